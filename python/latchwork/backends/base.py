@@ -1,0 +1,238 @@
+"""What a backend is: keys, sessions and watches, as futures; everything else is built once, above it.
+
+A backend never knows of locks, elections or jobs. Keys here are absolute below the URL's root and already validated
+by the store, except that first segments starting with ``@`` are the backend's own: it hides them in lists and watches.
+
+Rules for every method that returns a future:
+
+- it does not block on the network (the embedded backend may do its local work in the calling thread);
+- the future ends within ``call_timeout_s``, with a value or with an error of ``latchwork.errors``, never a foreign one;
+- an error raised for a write is exact: ``Unavailable`` was not applied and never will be, ``OutcomeUnknown`` may have
+  been, or may be yet;
+- callbacks added to it may run on a client library's thread and must not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, Union
+
+from latchwork.errors import LatchworkError
+from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
+
+#: Portable limits of the contract; every backend carries at least these.
+MAX_CHECKS = 100
+MAX_OPS = 100
+MAX_TXN_BYTES = 1_000_000
+MAX_VALUE_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a backend can do; a conformance test may be skipped only where one of these is False.
+
+    Attributes:
+        name: the scheme, for messages.
+        multi_process: several processes (and machines, unless embedded) share the data.
+        durable: acknowledged writes survive a restart of the server, or of all processes.
+        verifies_password: a wrong password is refused when connecting.
+        max_txn_checks: checks in one transaction.
+        max_txn_ops: operations in one transaction.
+        max_txn_bytes: keys and values of one transaction, in bytes.
+    """
+
+    name: str
+    multi_process: bool = True
+    durable: bool = True
+    verifies_password: bool = True
+    max_txn_checks: int = MAX_CHECKS
+    max_txn_ops: int = MAX_OPS
+    max_txn_bytes: int = MAX_TXN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Watch event: the complete current state of the watched prefix. First event of every watch, and after any gap.
+
+    Attributes:
+        entries: every key at or below the prefix, in any order.
+        as_of: local clock time at or before which the state was current (when the read was sent).
+    """
+
+    entries: tuple[Entry, ...]
+    as_of: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Watch event: changes since the event before; latest state per key, states in between may be merged.
+
+    Attributes:
+        changes: at most one per key; an entry of None is a deletion.
+        as_of: local clock time at or before which this was the newest state; None when unknown.
+    """
+
+    changes: tuple[Change, ...]
+    as_of: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """Watch event: nothing changed, and the state reported so far is known to be current as of this local time."""
+
+    as_of: float
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Watch event, the last one: the watch ended for good (a permission was lost, the backend was closed)."""
+
+    error: LatchworkError
+
+
+WatchEvent = Union[Snapshot, Delta, Current, Broken]
+#: Called by one thread at a time for each watch, in order. Never blocks and never raises; does not call the backend.
+Sink = Callable[[WatchEvent], None]
+
+
+class BackendWatch(Protocol):
+    """A running watch."""
+
+    def close(self) -> None:
+        """Stop; no event is delivered after this returns, except when called from inside the sink. Twice is fine."""
+        ...
+
+
+class BackendSession(Protocol):
+    """A session on the server. The store's session thread drives it; it renews nothing by itself.
+
+    Attributes:
+        id: unique for ever, never reused; what ``Entry.owner`` and ``SessionAlive`` name.
+        ttl_s: as granted.
+        opened_at: local clock time when the request that opened it was sent.
+        token: a store token of the opening.
+        renew_every_s: how often ``renew`` should be called.
+        confirm_gap_s: a renewal counts only when another confirmed one was sent at least so much later; 0 when each
+            counts by itself.
+    """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def ttl_s(self) -> float: ...
+    @property
+    def opened_at(self) -> float: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def renew_every_s(self) -> float: ...
+    @property
+    def confirm_gap_s(self) -> float: ...
+
+    def renew(self) -> Future[float]:
+        """Ask an authority that can expire the session to keep it.
+
+        The future gives the local clock time at which the confirmed renewal was sent. ``SessionLost`` means that the
+        server says it is gone; any other error says nothing and extends nothing.
+        """
+        ...
+
+    def close(self) -> Future[None]:
+        """End it now: its keys vanish at once when the server is reachable. Nothing asked of it lands afterwards.
+
+        From the moment this is called every later use of it fails with ``SessionLost``. Twice is fine.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """One connection to one root on one kind of server. Safe to share between threads."""
+
+    @property
+    def capabilities(self) -> Capability: ...
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
+        """The entry, or None. Linearizable unless ``stale_ok``."""
+        ...
+
+    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        """One answer per key, in order; each linearizable, together no snapshot."""
+        ...
+
+    def list(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+    ) -> Future[list[Entry]]:
+        """Keys directly below the prefix (or its whole subtree), not the prefix itself; "" is the root.
+
+        Sorted by plain string order of the full key; ``start_after`` is a full key, exclusive. Reserved keys hidden.
+        Each entry linearizable, the list no snapshot.
+        """
+        ...
+
+    def children(self, prefix: str) -> Future[list[str]]:
+        """Names directly below, sorted, unique: keys and implied parents that have at least one descendant key."""
+        ...
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """All or nothing. Single writes are commits of one operation; a backend may have a fast path for them.
+
+        The store has checked limits, duplicates and key syntax. With no ops it only checks (linearizable); then
+        ``Committed.token`` is 0. Errors: ``Conflict`` naming at least one failed check (a ``Create`` of an existing key
+        counts), ``InvalidKey`` for a key below a session-bound key or a session-bound key above others, ``SessionLost``
+        when an operation's session has ended on the server or was closed here.
+        """
+        ...
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """Create ``key`` + a suffix of fixed width, greater (in string order too) than every suffix committed before
+        under that key's parent. Never removed parents keep their counter, also when all children are gone."""
+        ...
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """Delete the key at the prefix and all below it; how many keys were there. Not atomic. "" is the whole root."""
+        ...
+
+    def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
+        """Open a session; a ``ttl_s`` below the server's least is raised to it (the granted one is in ``ttl_s``).
+
+        ``on_gone`` may be called, from any thread, at most once, when the backend learns by itself that the server
+        ended the session; it must not block. It is a shortcut, not a duty: ``renew`` tells too.
+        """
+        ...
+
+    def watch(self, prefix: str, sink: Sink) -> BackendWatch:
+        """Watch the key equal to the prefix and all below it (``ab`` never for ``a``); "" is the root.
+
+        The first event is a ``Snapshot``. Then every committed change is reported (states in between may be merged);
+        after any gap (disconnect, restart, compaction) either the missed changes or a new ``Snapshot`` follow, as soon
+        as the server is back, by itself. A key never moves backwards. While connected, ``Current`` (or other events
+        with ``as_of``) arrive at least every 2 s. No thread per watch.
+        """
+        ...
+
+    def close(self) -> None:
+        """End every watch (no ``Broken`` needed), close every session it opened, join its threads. Twice is fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VersionKey:
+    """A ready-made opaque version for backends whose writes have unique numbers."""
+
+    token: int
+
+    def __repr__(self) -> str:
+        return f"<version {self.token}>"
+
+
+def check_version(version: Hashable, kind: type) -> None:
+    """Refuse a version that another backend made.
+
+    Raises:
+        ValueError: the version did not come from this kind of backend.
+    """
+    if not isinstance(version, kind):
+        msg = f"version {version!r} did not come from this store; read the key again with the store you write with"
+        raise ValueError(msg)  # noqa: TRY004 - a wrong value, not a wrong type, for the caller

@@ -1,0 +1,135 @@
+"""Every error latchwork raises: one root, families by what the caller can do about them.
+
+No exception of a client library ever reaches a caller; the original stays as ``__cause__``.
+A message says what happened, to which key, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class LatchworkError(Exception):
+    """Root of every error that latchwork raises on purpose."""
+
+
+# Fix the call.
+
+
+class InvalidURL(LatchworkError, ValueError):
+    """A connection URL has an unknown scheme or option, or a malformed host."""
+
+
+class InvalidKey(LatchworkError, ValueError):
+    """A key is malformed, reserved, or lies below a session-bound key."""
+
+
+class ValueTooLarge(LatchworkError, ValueError):
+    """A value with its key exceeds 1,000,000 bytes."""
+
+
+class TransactionTooLarge(LatchworkError, ValueError):
+    """A transaction exceeds the limits of the contract or of its backend."""
+
+
+class BackendNotInstalled(LatchworkError, ImportError):
+    """The client library of a backend is missing; the message has the install line."""
+
+
+# Fix the account.
+
+
+class AuthenticationFailed(LatchworkError):
+    """The server refused the user or the password."""
+
+
+class PermissionDenied(LatchworkError):
+    """The account may not do this to this key."""
+
+
+# Read again, try again.
+
+
+class KeyExists(LatchworkError):
+    """A key to be created is there already."""
+
+
+class Conflict(LatchworkError):
+    """A transaction's check did not hold; nothing was written.
+
+    Attributes:
+        failed: at least one of the checks (or ``Create`` operations) that did not hold.
+    """
+
+    def __init__(self, message: str, failed: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.failed: tuple[object, ...] = tuple(failed)
+
+
+# Not applied; retry is safe.
+
+
+class Unavailable(LatchworkError):
+    """The server could not serve the call in time; it was not applied."""
+
+
+class ConnectFailed(Unavailable):
+    """No server could be reached within ``connect_timeout_s``."""
+
+
+# May have been applied, or be yet.
+
+
+class OutcomeUnknown(LatchworkError):
+    """A write was cut off: it may have been applied, or may be applied yet."""
+
+
+# Free or grow the server.
+
+
+class QuotaExceeded(LatchworkError):
+    """The server or the disk is out of space."""
+
+
+# Stop the work it protected.
+
+
+class OwnershipLost(LatchworkError):
+    """What protected this work is no longer ours: stop it."""
+
+
+class SessionLost(OwnershipLost):
+    """The session ended; its keys are gone or will be."""
+
+
+class LockLost(OwnershipLost):
+    """The lock ran out or was taken over."""
+
+
+class NotLeader(OwnershipLost):
+    """Leadership is not held, or is held no longer."""
+
+
+# The condition did not come true.
+
+
+class WaitTimeout(LatchworkError, TimeoutError):
+    """A wait ended without its condition; nothing of it is left behind."""
+
+
+# The object cannot be used here.
+
+
+class Closed(LatchworkError):
+    """The object was closed."""
+
+
+class ForkedProcess(LatchworkError):
+    """The store was opened before a fork; open a new one in the child."""
+
+
+class NodeIdInUse(LatchworkError):
+    """Another live node uses this node id."""
