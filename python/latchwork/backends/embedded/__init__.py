@@ -1,0 +1,30 @@
+"""The embedded store: one machine, SQLite, no server.
+
+``sqlite:///file.db`` is shared by every process of the machine and survives them; ``memory://name`` is shared by the
+stores of one process and gone with the last of them. Both run the same code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latchwork.backends.url import SchemeSpec, StoreURL, one_of
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend
+    from latchwork.clock import Clock
+
+SPEC = SchemeSpec(schemes=("sqlite",), options={"sync": one_of("normal", "full")}, location="file")
+SPECS = (SPEC, SchemeSpec(schemes=("memory",), location="name"))
+
+
+def open_backend(url: StoreURL, clock: Clock) -> Backend:
+    """Open the file, or the named store of this process, making it when it is not there.
+
+    Raises:
+        ConnectFailed: the file's directory is missing, or the file is no database or a damaged one.
+        PermissionDenied: the file or its directory cannot be written.
+    """
+    from latchwork.backends.embedded.backend import EmbeddedBackend
+
+    return EmbeddedBackend(url, clock)

@@ -1,0 +1,375 @@
+"""Connection URLs: from text to an open backend. The URL alone picks the backend.
+
+    etcd://[user[:password]@]host:port[,host:port...][/root]?option=value&...      zk:// likewise
+    sqlite:///relative.db?root=app     sqlite:////absolute.db?root=app
+    memory://name[/root]
+
+Nothing here touches the network, and no client library is imported before its backend is opened. Messages never echo
+a part of a URL that may hold a password.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import quote, unquote
+
+from latchwork.errors import BackendNotInstalled, InvalidURL
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend
+    from latchwork.clock import Clock
+
+DEFAULT_ROOT = "latchwork"
+ENTRY_POINT_GROUP = "latchwork.backends"
+
+#: Gets an option's text; raises ValueError saying what would be right ("must be normal or full").
+Validator = Callable[[str], object]
+
+_MODULES = {
+    "memory": "latchwork.backends.embedded",
+    "sqlite": "latchwork.backends.embedded",
+    "zk": "latchwork.backends.zookeeper",
+    "zookeeper": "latchwork.backends.zookeeper",
+    "etcd": "latchwork.backends.etcd",
+}
+_DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 10.0}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SEGMENT = re.compile(r"[A-Za-z0-9._~%@:+=,-]{1,120}")
+_HOST = re.compile(r"(\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class StoreURL:
+    """A parsed connection URL. Its repr and ``redacted()`` never show the password.
+
+    Attributes:
+        scheme: canonical: memory, sqlite, zk, etcd or one that another package added.
+        hosts: in the order given, unique; empty for embedded stores.
+        user: None when the URL names none.
+        password: from the URL, an override or the file named by ``password_file``.
+        root: segments joined by ``/``, no leading slash.
+        path: the file of an embedded store, or its name in memory; else None.
+        options: what else was given, checked by the scheme's own validators.
+        session_ttl_s: TTL asked for the primary session.
+        connect_timeout_s: an unreachable server is ``ConnectFailed`` within this time.
+        call_timeout_s: every call ends within this time.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    user: str | None
+    password: str | None = field(repr=False)
+    root: str
+    path: str | None
+    options: Mapping[str, str] = field(hash=False)
+    session_ttl_s: float = _DURATIONS["session_ttl_s"]
+    connect_timeout_s: float = _DURATIONS["connect_timeout_s"]
+    call_timeout_s: float = _DURATIONS["call_timeout_s"]
+
+    def redacted(self) -> str:
+        """The URL for logs and messages: without the password, with the durations that are not the default."""
+        options = dict(self.options)
+        options.update(
+            (name, f"{getattr(self, name):g}") for name, usual in _DURATIONS.items() if getattr(self, name) != usual
+        )
+        root = quote(self.root, safe="/~:+=,")
+        location = find_spec(self.scheme).location
+        if location == "file":
+            place = "/" + quote(self.path or "")
+            options = {"root": self.root, **options}
+        elif location == "name":
+            place = f"{quote(self.path or '')}/{root}"
+        else:
+            place = f"{_credentials(self.user, self.password)}{_join_hosts(self.hosts)}/{root}"
+        query = "&".join(f"{name}={quote(value, safe='/~:+=,')}" for name, value in options.items())
+        return f"{self.scheme}://{place}" + (f"?{query}" if query else "")
+
+
+@dataclass(frozen=True)
+class SchemeSpec:
+    """What a backend's URLs look like. Importable without the client library.
+
+    Attributes:
+        schemes: the canonical one first, then its aliases.
+        default_port: where a host names no port; None: a port must be given.
+        options: each option that only this scheme knows, with its validator.
+        location: what follows ``//``: hosts, a file path or a name in this process.
+        extra: the extra of latchwork that installs the client library; None when there is nothing to install.
+    """
+
+    schemes: tuple[str, ...]
+    default_port: int | None = None
+    options: Mapping[str, Validator] = field(default_factory=dict, hash=False)
+    location: Literal["hosts", "file", "name"] = "hosts"
+    extra: str | None = None
+
+    def known_options(self) -> list[str]:
+        """Every option a URL of this scheme may have, sorted."""
+        place = {"hosts": ["password_file"], "file": ["root"], "name": []}[self.location]
+        return sorted([*self.options, *_DURATIONS, *place])
+
+
+def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreURL:
+    """Take a connection URL apart and check every piece of it.
+
+    Args:
+        url: as in the module's head; user, password, root and option values may be percent-encoded.
+        overrides: options that win over the URL's, plus ``root``, ``user`` and ``password``; None is "not given".
+    Raises:
+        InvalidURL: unknown scheme or option, malformed host, root or value; the message lists what is known.
+        BackendNotInstalled: the scheme belongs to another package that cannot be imported.
+    """
+    match = _SCHEME.match(url)
+    if match is None:
+        raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {_listed(known_schemes())}")
+    spec = find_spec(match.group(1))
+    authority, path, query = _split(url[match.end() :])
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    own = {name: given.pop(name) for name in ("root", "user", "password") if name in given}
+    options = {**_parse_query(query), **{name: str(value) for name, value in given.items()}}
+    _refuse_unknown(spec, options)
+    if spec.location == "hosts" and "@" in path + query and "@" not in authority:
+        raise InvalidURL(
+            "an '@' comes after the hosts; write / ? @ inside a user or password as %2F %3F %40, "
+            "and an '@' inside a root or an option as %40"
+        )
+    hosts, user, password, where, root = _locate(spec, authority, path, options)
+    if "password" not in own and "password_file" in options:
+        password = _password_from_file(options, password)
+    options.pop("password_file", None)
+    durations = {name: _seconds(name, options.pop(name)) for name in _DURATIONS if name in options}
+    for name, value in options.items():
+        _validate(name, value, spec.options[name])
+    return StoreURL(
+        scheme=spec.schemes[0],
+        hosts=hosts,
+        user=_text(own.get("user", user)),
+        password=_text(own.get("password", password)),
+        root=_check_root(str(own.get("root", root)).removeprefix("/")),
+        path=where,
+        options=options,
+        **durations,
+    )
+
+
+def open_backend(url: StoreURL, clock: Clock) -> Backend:
+    """Open the backend that the URL names. Blocks until connected.
+
+    Raises:
+        BackendNotInstalled: its client library is missing; the message has the install line.
+        ConnectFailed: nothing answered within ``connect_timeout_s``.
+        AuthenticationFailed: the server refused the account, where it verifies.
+    """
+    spec = find_spec(url.scheme)
+    try:
+        return cast("Backend", _module(url.scheme).open_backend(url, clock))
+    except ImportError as error:
+        if isinstance(error, BackendNotInstalled):
+            raise
+        raise _not_installed(spec.schemes[0], spec.extra, error) from error
+
+
+def known_schemes() -> list[str]:
+    """Every scheme that can be written, sorted: our own with their aliases, and those of installed packages."""
+    return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def find_spec(scheme: str) -> SchemeSpec:
+    """The spec of a scheme or alias.
+
+    Raises:
+        InvalidURL: nobody knows the scheme.
+        BackendNotInstalled: the package that added it cannot be imported.
+    """
+    module = _module(scheme.lower())
+    specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
+    return next((spec for spec in specs if scheme.lower() in spec.schemes), specs[0])
+
+
+def one_of(*allowed: str) -> Validator:
+    """A validator for options with a few allowed values."""
+
+    def check(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be {' or '.join(allowed)}")
+        return text
+
+    return check
+
+
+def readable_file(text: str) -> Path:
+    """A validator for options that name a file."""
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError("must name an existing file")
+    return path
+
+
+# Private.
+
+
+def _module(scheme: str) -> Any:
+    if scheme in _MODULES:
+        return importlib.import_module(_MODULES[scheme])
+    added: EntryPoint | None = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=scheme)), None)
+    if added is None:
+        raise InvalidURL(f"unknown scheme {scheme!r}; known schemes are {_listed(known_schemes())}")
+    try:
+        return added.load()
+    except ImportError as error:
+        raise _not_installed(scheme, None, error) from error
+
+
+def _not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
+    remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
+    return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")
+
+
+def _split(rest: str) -> tuple[str, str, str]:
+    """Authority, path and query of what follows ``scheme://``."""
+    if "#" in rest:
+        raise InvalidURL("a connection URL has no '#' part; write %23 for a '#' inside a name or a password")
+    place, _, query = rest.partition("?")
+    authority, slash, path = place.partition("/")
+    return authority, slash + path, query
+
+
+def _parse_query(query: str) -> dict[str, str]:
+    """Options by name; an empty value counts as not given."""
+    options: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        name = unquote(name)
+        if name in options:
+            raise InvalidURL(f"option {name!r} is given twice; give it once")
+        options[name] = unquote(value)
+    return {name: value for name, value in options.items() if value}
+
+
+def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
+    for name in options:
+        if name not in spec.known_options():
+            raise InvalidURL(
+                f"unknown option {name!r} for {spec.schemes[0]}://; known options are {_listed(spec.known_options())}"
+            )
+
+
+_Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | None", str]
+
+
+def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
+    """Hosts, user, password, path and root of a URL."""
+    if spec.location == "file":
+        return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT)
+    root = unquote(path[1:]) or DEFAULT_ROOT
+    if spec.location == "name":
+        return (), None, None, _memory_name(spec, authority), root
+    user, password, hosts = _parse_authority(spec, authority)
+    return hosts, user, password, None, root
+
+
+def _file_path(spec: SchemeSpec, authority: str, path: str) -> str:
+    scheme = spec.schemes[0]
+    file = unquote(path[1:])
+    if authority or not file or file.endswith("/"):
+        raise InvalidURL(
+            f"{scheme}:// needs a file after three slashes: {scheme}:///relative.db, or four: {scheme}:////absolute.db"
+        )
+    if file == ":memory:" or "\0" in file:
+        raise InvalidURL(f"{scheme}:// needs a real file; write memory://name for a store in this process")
+    return file
+
+
+def _memory_name(spec: SchemeSpec, authority: str) -> str:
+    name = unquote(authority)
+    if not _SEGMENT.fullmatch(name):
+        raise InvalidURL(
+            f"{spec.schemes[0]}:// needs a name of 1-120 characters of A-Za-z0-9._-~%@:+=, and not {name!r}; "
+            f"write {spec.schemes[0]}://name or {spec.schemes[0]}://name/root"
+        )
+    return name
+
+
+def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str | None, tuple[tuple[str, int], ...]]:
+    credentials, _, hosts = authority.rpartition("@")
+    user, colon, password = credentials.partition(":")
+    parsed = tuple(dict.fromkeys(_parse_host(spec, host) for host in hosts.split(",")))
+    return unquote(user) or None, unquote(password) if colon else None, parsed
+
+
+def _parse_host(spec: SchemeSpec, text: str) -> tuple[str, int]:
+    match = _HOST.fullmatch(text)
+    port = int(match.group("port") or spec.default_port or 0) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        usual = spec.default_port or 1234
+        name, colon, after = text.partition(":")  # what follows the colon may be a password whose host was forgotten
+        raise InvalidURL(
+            f"malformed host {text if after.isdigit() else name + colon!r} for {spec.schemes[0]}://; "
+            f"write host:port with a port of 1-65535, several joined by commas, such as 127.0.0.1:{usual},[::1]:{usual}"
+        )
+    return match.group("v6") or match.group("name"), port
+
+
+def _check_root(root: str) -> str:
+    segments = root.split("/")
+    if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} for part in segments) or root.startswith("@"):
+        raise InvalidURL(
+            f"malformed root {root!r}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
+            "slashes, none of them . or .., the first not starting with @"
+        )
+    return root
+
+
+def _password_from_file(options: Mapping[str, str], password: str | None) -> str:
+    if password is not None:
+        raise InvalidURL("the URL has a password and a password_file; give one of them")
+    path = options["password_file"]
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InvalidURL(f"password_file {path!r} cannot be read: {reason}; name a readable text file") from error
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidURL(
+            f"{name}={text!r} is no time; give seconds greater than 0, such as {name}={_DURATIONS[name]:g}"
+        )
+    return value
+
+
+def _validate(name: str, value: str, validator: Validator) -> None:
+    try:
+        validator(value)
+    except ValueError as error:
+        raise InvalidURL(f"option {name}={value!r} {error}") from error
+
+
+def _credentials(user: str | None, password: str | None) -> str:
+    if user is None and password is None:
+        return ""
+    return quote(user or "", safe="") + (":***@" if password is not None else "@")
+
+
+def _join_hosts(hosts: tuple[tuple[str, int], ...]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)
