@@ -1,0 +1,93 @@
+# latchwork: build, demonstrate, test. `make help` explains the targets.
+#
+# Everything is installed into .venv; nothing outside this directory changes, but for the test servers, which
+# `make test` installs from Debian's packages when run as root. pip's and cargo's own settings apply.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.made
+CORE  := python/latchwork/_core.abi3.so
+
+# maturin takes the virtual environment from here; a conda environment around us would confuse it.
+IN_VENV := env -u CONDA_PREFIX -u PYTHONHOME VIRTUAL_ENV="$(CURDIR)/$(VENV)"
+
+RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+LOCKED       := $(if $(wildcard Cargo.lock),--locked)
+
+# Test processes side by side; each starts its own servers.
+WORKERS ?= 2
+# More arguments for `latchwork demo`, pytest or the benchmark.
+ARGS ?=
+
+export PYTHON
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint format bench-assignment wheel clean prerequisites
+
+help:
+	@echo 'latchwork: what make can do'
+	@echo
+	@echo '  make build             check what must be there, then install everything into .venv'
+	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
+	@echo '  make test              build, get the test servers, run every test (takes minutes)'
+	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
+	@echo '  make format            let ruff and cargo fmt rewrite the sources'
+	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
+	@echo '  make wheel             build an abi3 wheel for Python 3.10+ into dist/'
+	@echo '  make clean             remove .venv and everything built'
+	@echo
+	@echo 'ARGS adds arguments:     make demo ARGS="--url etcd://127.0.0.1:2379/demo"'
+	@echo '                         make test ARGS="-k layering"'
+	@echo 'WORKERS sets how many test processes run side by side (now $(WORKERS); 0 for one, in the foreground).'
+	@echo 'PYTHON chooses the interpreter of a new .venv: make build PYTHON=python3.12'
+	@echo 'After a build, the command line is $(BIN)/latchwork; try $(BIN)/latchwork --help'
+
+prerequisites:
+	@sh scripts/check_prerequisites
+
+build: prerequisites $(CORE)
+
+$(STAMP)/venv: | prerequisites
+	"$$(sh scripts/find_python)" -m venv $(VENV)
+	@mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/dependencies: requirements-dev.txt $(STAMP)/venv
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+$(CORE): pyproject.toml $(STAMP)/dependencies $(RUST_SOURCES)
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras all
+	@touch $@
+
+demo: build
+	$(BIN)/latchwork demo $(ARGS)
+
+test: build
+	sh scripts/install_test_servers
+	cargo test --quiet $(LOCKED) --no-default-features
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
+
+lint: build
+	@sh scripts/check_prerequisites --lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest latchwork._core
+	cargo fmt --check
+	cargo clippy --quiet $(LOCKED) --all-targets -- -D warnings
+
+format: build
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	cargo fmt
+
+bench-assignment: build
+	$(BIN)/python benches/bench_assignment.py $(ARGS)
+
+wheel: build
+	$(IN_VENV) $(BIN)/maturin build --release $(LOCKED) --out dist
+
+clean:
+	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)
+	find python tests scripts benches -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
