@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, Union
+from typing import Protocol
 
 
 class HasId(Protocol):
@@ -80,7 +80,7 @@ class SessionAlive:
     session_id: str
 
 
-SimpleCheck = Union[At, Absent, Exists, SessionAlive]
+SimpleCheck = At | Absent | Exists | SessionAlive
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Fence:
     checks: tuple[SimpleCheck, ...]
 
 
-Check = Union[SimpleCheck, Fence]
+Check = SimpleCheck | Fence
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Operation: create or overwrite. Without a session an existing key keeps its owner, with it the key is bound to it."""
+    """Operation: create or overwrite. Without a session an existing key keeps its owner, with one it is bound to it."""
 
     key: str
     value: bytes
@@ -124,7 +124,7 @@ class Delete:
     key: str
 
 
-Op = Union[Put, Create, Delete]
+Op = Put | Create | Delete
 
 
 @dataclass(frozen=True, slots=True)

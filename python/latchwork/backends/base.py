@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, Union
+from typing import Protocol
 
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
@@ -92,7 +92,7 @@ class Broken:
     error: LatchworkError
 
 
-WatchEvent = Union[Snapshot, Delta, Current, Broken]
+WatchEvent = Snapshot | Delta | Current | Broken
 #: Called by one thread at a time for each watch, in order. Never blocks and never raises; does not call the backend.
 Sink = Callable[[WatchEvent], None]
 
@@ -119,17 +119,34 @@ class BackendSession(Protocol):
     """
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Unique for ever."""
+        ...
+
     @property
-    def ttl_s(self) -> float: ...
+    def ttl_s(self) -> float:
+        """Seconds, as granted."""
+        ...
+
     @property
-    def opened_at(self) -> float: ...
+    def opened_at(self) -> float:
+        """Local clock time when the opening request was sent."""
+        ...
+
     @property
-    def token(self) -> int: ...
+    def token(self) -> int:
+        """A store token of the opening."""
+        ...
+
     @property
-    def renew_every_s(self) -> float: ...
+    def renew_every_s(self) -> float:
+        """Seconds between renewals."""
+        ...
+
     @property
-    def confirm_gap_s(self) -> float: ...
+    def confirm_gap_s(self) -> float:
+        """Seconds by which a later confirmed renewal must follow; 0 for none."""
+        ...
 
     def renew(self) -> Future[float]:
         """Ask an authority that can expire the session to keep it.
@@ -151,7 +168,9 @@ class Backend(Protocol):
     """One connection to one root on one kind of server. Safe to share between threads."""
 
     @property
-    def capabilities(self) -> Capability: ...
+    def capabilities(self) -> Capability:
+        """What it can do, and its limits."""
+        ...
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """The entry, or None. Linearizable unless ``stale_ok``."""
@@ -161,9 +180,7 @@ class Backend(Protocol):
         """One answer per key, in order; each linearizable, together no snapshot."""
         ...
 
-    def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
-    ) -> Future[list[Entry]]:
+    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
         """Keys directly below the prefix (or its whole subtree), not the prefix itself; "" is the root.
 
         Sorted by plain string order of the full key; ``start_after`` is a full key, exclusive. Reserved keys hidden.
@@ -187,7 +204,8 @@ class Backend(Protocol):
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create ``key`` + a suffix of fixed width, greater (in string order too) than every suffix committed before
-        under that key's parent. Never removed parents keep their counter, also when all children are gone."""
+        under that key's parent. Never removed parents keep their counter, also when all children are gone.
+        """
         ...
 
     def delete_tree(self, prefix: str) -> Future[int]:

@@ -50,7 +50,7 @@ def attempt(call: Callable[[], T]) -> Future[T]:
     """Run the call now, in this thread; its value or error as a future."""
     try:
         return completed(call())
-    except Exception as error:  # noqa: BLE001 - it is handed to whoever waits on the future
+    except Exception as error:
         return failed(error)
 
 
@@ -81,7 +81,7 @@ def _advance(steps: Steps[T], outcome: Future[T], ready: Future[Any] | None) -> 
         except StopIteration as stop:
             resolve(outcome, stop.value)
             return
-        except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits on the outcome
+        except BaseException as error:
             reject(outcome, error)
             return
         if not ready.done():

@@ -1,0 +1,75 @@
+"""latchwork: coordination for Python over etcd, ZooKeeper and an embedded store.
+
+Connect with a URL, then use the store, one primitive, or the whole job manager.
+"""
+
+from latchwork.errors import (
+    AuthenticationFailed,
+    BackendNotInstalled,
+    Closed,
+    Conflict,
+    ConnectFailed,
+    ForkedProcess,
+    InvalidKey,
+    InvalidURL,
+    KeyExists,
+    LatchworkError,
+    LockLost,
+    NodeIdInUse,
+    NotLeader,
+    OutcomeUnknown,
+    OwnershipLost,
+    PermissionDenied,
+    QuotaExceeded,
+    SessionLost,
+    TransactionTooLarge,
+    Unavailable,
+    ValueTooLarge,
+    WaitTimeout,
+)
+from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
+from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Absent",
+    "At",
+    "AuthenticationFailed",
+    "BackendNotInstalled",
+    "Change",
+    "Closed",
+    "Committed",
+    "Conflict",
+    "ConnectFailed",
+    "Create",
+    "Delete",
+    "Entry",
+    "Exists",
+    "Fence",
+    "ForkedProcess",
+    "InvalidKey",
+    "InvalidURL",
+    "KeyExists",
+    "LatchworkError",
+    "LockLost",
+    "Mirror",
+    "NodeIdInUse",
+    "NotLeader",
+    "OutcomeUnknown",
+    "OwnershipLost",
+    "PermissionDenied",
+    "Pipeline",
+    "Put",
+    "QuotaExceeded",
+    "Session",
+    "SessionLost",
+    "Store",
+    "TransactionTooLarge",
+    "Tx",
+    "Unavailable",
+    "ValueTooLarge",
+    "WaitTimeout",
+    "Watch",
+    "connect",
+]

@@ -1,0 +1,195 @@
+"""The store's calls as futures: what ``Store`` waits for and ``Pipeline`` hands out.
+
+Everything a call can be refused for without asking the server is refused here, before any I/O.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from latchwork.backends.futures import Steps, drive, then
+from latchwork.errors import Closed, Conflict, ForkedProcess, KeyExists
+from latchwork.store.keys import Scope, validate_key, validate_prefix
+from latchwork.store.limits import check_transaction, check_value
+from latchwork.store.session import Session
+from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from latchwork.backends.base import Backend
+
+
+Entries = list[Entry]
+Names = list[str]
+
+
+class Gate:
+    """Refuses calls on a closed store and in a forked child. Safe to share."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pid = os.getpid()
+        self.closed = False
+
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process that opened the store."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            Closed: the store was closed.
+            ForkedProcess: this process is a fork of the one that opened it.
+        """
+        if self.closed:
+            msg = f"the store {self._url} was closed; connect again"
+            raise Closed(msg)
+        if self.forked:
+            msg = f"the store {self._url} was opened by process {self._pid} before a fork; connect again in the child"
+            raise ForkedProcess(msg)
+
+
+class Calls:
+    """One future per call. Safe to share between threads."""
+
+    def __init__(self, backend: Backend, scope: Scope, gate: Gate) -> None:
+        self._backend = backend
+        self._scope = scope
+        self._gate = gate
+
+    def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
+        """The entry of the key, or None."""
+        absolute = self._key(key)
+        future = self._backend.get(absolute, stale_ok=stale_ok)
+        return then(future, self._scope.maybe) if self._scope.prefix else future
+
+    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        """The entries of the keys, in order."""
+        self._gate.check()
+        absolute = [self._scope.absolute(validate_key(key)) for key in keys]
+        return then(self._backend.get_many(absolute), lambda found: [self._scope.maybe(entry) for entry in found])
+
+    def list(
+        self, prefix: str, *, recursive: bool = False, limit: int | None = None, start_after: str | None = None
+    ) -> Future[Entries]:
+        """The entries below the prefix."""
+        absolute = self._prefix(prefix)
+        if limit is not None and limit < 0:
+            msg = f"limit must be 0 or more, not {limit}"
+            raise ValueError(msg)
+        after = None if start_after is None else self._scope.absolute(validate_key(start_after))
+        future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after)
+        return then(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
+
+    def children(self, prefix: str) -> Future[Names]:
+        """The names directly below the prefix."""
+        return self._backend.children(self._prefix(prefix))
+
+    def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
+        """Create or overwrite."""
+        return then(self._write(Put(key, value, session)), lambda done: self._scope.entry(done.entries[0]))
+
+    def create(
+        self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
+    ) -> Future[Entry]:
+        """Create, or ``KeyExists``."""
+        if not sequential:
+            return drive(self._create(key, self._write(Create(key, value, session))))
+        absolute = self._key(key)
+        check_value(absolute, value)
+        self._usable(session)
+        return then(self._backend.create_sequential(absolute, value, session), self._scope.entry)
+
+    def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
+        """Delete; was it there?"""
+        if version is None:
+            return then(self._write(Delete(key)), lambda done: bool(done.deleted))
+        return then(self.commit([At.of(key, version)], [Delete(key)]), lambda done: bool(done.deleted))
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """Delete the prefix and all below; how many keys."""
+        return self._backend.delete_tree(self._prefix(prefix))
+
+    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
+        """All or nothing."""
+        self._gate.check()
+        parts = self._scope.checks(checks)
+        sent = [self._scope.op(op) for op in ops]
+        check_transaction(list(parts), sent, self._backend.capabilities)
+        for op in sent:
+            if not isinstance(op, Delete):
+                self._usable(op.session)
+        future = self._backend.commit(list(parts), sent)
+        return drive(self._committed(future, parts, dict(zip([op.key for op in sent], ops, strict=True))))
+
+    def _write(self, op: Op) -> Future[Committed]:
+        """One operation, no checks: the short way, same rules."""
+        self._gate.check()
+        sent = self._scope.op(op)
+        if not isinstance(sent, Delete):
+            check_value(sent.key, sent.value)
+            self._usable(sent.session)
+        return self._backend.commit((), (sent,))
+
+    def _create(self, key: str, future: Future[Committed]) -> Steps[Entry]:
+        try:
+            done = yield future
+        except Conflict as error:
+            msg = f"key {key!r} exists already; read it, or use put to overwrite"
+            raise KeyExists(msg) from error
+        entry: Entry = self._scope.entry(done.entries[0])
+        return entry
+
+    def _committed(
+        self, future: Future[Committed], parts: dict[SimpleCheck, Check], ops: dict[str, Op]
+    ) -> Steps[Committed]:
+        try:
+            done: Committed = yield future
+        except Conflict as error:
+            raise self._conflict(error, parts, ops) from error.__cause__
+        if not self._scope.prefix:
+            return done
+        entries = tuple(self._scope.entry(entry) for entry in done.entries)
+        return Committed(done.token, entries, tuple(self._scope.relative(key) for key in done.deleted))
+
+    def _conflict(self, error: Conflict, parts: dict[SimpleCheck, Check], ops: dict[str, Op]) -> Conflict:
+        """The backend's conflict in the words and objects of the caller."""
+        originals = (ops.get(one.key) if isinstance(one, Create) else parts.get(one) for one in error.failed)  # type: ignore[call-overload]
+        failed: list[object] = [one for one in dict.fromkeys(originals) if one is not None]
+        told = "; ".join(_tell(one) for one in failed[:3]) or str(error)
+        more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+        return Conflict(f"nothing was written: {told}{more}; read again and try again", failed)
+
+    def _key(self, key: str) -> str:
+        self._gate.check()
+        return self._scope.absolute(validate_key(key))
+
+    def _prefix(self, prefix: str) -> str:
+        self._gate.check()
+        return self._scope.absolute(validate_prefix(prefix))
+
+    def _usable(self, session: object) -> None:
+        if session is None:
+            return
+        if not isinstance(session, Session):
+            msg = f"session must be a Session of this store, not {type(session).__name__}; use store.open_session()"
+            raise TypeError(msg)
+        session.ensure_usable()
+
+
+def _tell(failed: object) -> str:
+    if isinstance(failed, At):
+        return f"key {failed.key!r} was written since it was read"
+    if isinstance(failed, (Absent, Create)):
+        return f"key {failed.key!r} exists"
+    if isinstance(failed, Exists):
+        return f"key {failed.key!r} does not exist"
+    if isinstance(failed, Fence):
+        return f"the fence with token {failed.token} is broken (its ownership has ended)"
+    return f"{failed!r} does not hold"

@@ -1,0 +1,45 @@
+"""From a URL to a store."""
+
+from __future__ import annotations
+
+import os
+
+from latchwork.backends.url import open_backend, parse_url
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.errors import InvalidURL
+from latchwork.store.store import Core, Store
+
+URL_VARIABLE = "LATCHWORK_URL"
+
+
+def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: object) -> Store:
+    """Open a store.
+
+    Args:
+        url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment's ``LATCHWORK_URL``.
+        clock: the clock by which sessions live; None for the machine's.
+        overrides: options of the URL by name, which win over those in it (``session_ttl_s=5``, ``root="app"``).
+    Returns:
+        A store, connected.
+    Raises:
+        InvalidURL: an unknown scheme or option, or a malformed host; the message lists what is known.
+        BackendNotInstalled: the client library is missing; the message has the install line.
+        ConnectFailed: no server answered within ``connect_timeout_s``.
+        AuthenticationFailed: the server refused the account.
+    """
+    if url is None:
+        url = os.environ.get(URL_VARIABLE)
+    if not url:
+        msg = f"no URL was given and {URL_VARIABLE} is not set; pass one, for example sqlite:///latchwork.db"
+        raise InvalidURL(msg)
+    parsed = parse_url(url, overrides)
+    used = clock if clock is not None else SYSTEM_CLOCK
+    backend = open_backend(parsed, used)
+    core = Core(
+        backend,
+        used,
+        parsed.redacted(),
+        session_ttl_s=parsed.session_ttl_s,
+        call_timeout_s=parsed.call_timeout_s,
+    )
+    return Store(core)

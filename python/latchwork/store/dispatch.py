@@ -1,0 +1,86 @@
+"""Where user callbacks run: in order per lane, on a bounded named pool, never on a client library's thread.
+
+A lane is one listener's place in the pool. It is told "look again" and runs its drain function in the pool, one at a
+time; signals that come while it runs are merged into one more run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+_log = logging.getLogger(__name__)
+
+#: Slow callbacks of more listeners than this delay the others.
+POOL_SIZE = 16
+
+
+class Dispatcher:
+    """A bounded pool of callback threads. Safe to share."""
+
+    def __init__(self, name: str, size: int = POOL_SIZE) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
+
+    def lane(self, drain: Callable[[], None], label: str) -> Lane:
+        """A new lane that runs ``drain`` after each signal."""
+        return Lane(self._pool, drain, label)
+
+    def close(self) -> None:
+        """Start nothing more; callbacks that run now go on to their end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Lane:
+    """One listener's turn in the pool. Safe to share."""
+
+    def __init__(self, pool: ThreadPoolExecutor, drain: Callable[[], None], label: str) -> None:
+        self._pool = pool
+        self._drain = drain
+        self._label = label
+        self._lock = threading.Lock()
+        self._queued = False
+        self._running = False
+        self._again = False
+        self._closed = False
+
+    def signal(self) -> None:
+        """See to it that ``drain`` runs at least once after this moment."""
+        with self._lock:
+            if self._closed or self._queued:
+                return
+            if self._running:
+                self._again = True
+                return
+            self._queued = True
+        self._submit()
+
+    def close(self) -> None:
+        """Run nothing more, except what runs now."""
+        with self._lock:
+            self._closed = True
+
+    def _submit(self) -> None:
+        try:
+            self._pool.submit(self._run)
+        except RuntimeError:  # the pool was closed: nobody listens any more
+            self.close()
+
+    def _run(self) -> None:
+        with self._lock:
+            self._queued = False
+            if self._closed:
+                return
+            self._running = True
+        try:
+            self._drain()
+        except Exception:
+            _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
+        with self._lock:
+            self._running = False
+            self._queued = self._again and not self._closed
+            self._again = False
+            queued = self._queued
+        if queued:
+            self._submit()

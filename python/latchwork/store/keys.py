@@ -1,0 +1,110 @@
+"""Keys: their syntax, and the scope of a namespace. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from latchwork.errors import InvalidKey
+from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
+
+_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{1,120}"
+_KEY = re.compile(rf"(?!@){_SEGMENT}(?:/{_SEGMENT})*\Z")
+_ONE_SEGMENT = re.compile(rf"{_SEGMENT}\Z")
+_RULE = "a key is segments joined by single slashes, each 1-120 characters of A-Z a-z 0-9 . _ - ~ % @ : + = ,"
+
+
+def validate_key(key: str) -> str:
+    """The key itself, if it is well formed and not reserved.
+
+    Raises:
+        InvalidKey: it is not; the message names the segment at fault and the rule.
+    """
+    given: object = key  # callers without a type checker pass anything
+    if not isinstance(given, str) or not _KEY.match(given):
+        raise InvalidKey(_fault(key))
+    return key
+
+
+def validate_prefix(prefix: str) -> str:
+    """The prefix itself: a valid key, or "" for the root."""
+    return prefix if prefix == "" else validate_key(prefix)
+
+
+def _fault(key: object) -> str:
+    if not isinstance(key, str):
+        return f"a key must be str, not {type(key).__name__}: {key!r}"
+    if key == "":
+        return "the empty key names the root, which holds no value; give a key below it"
+    if key.startswith("@"):
+        return f"key {key!r} is reserved: first segments that start with '@' are latchwork's own; choose another name"
+    for segment in key.split("/"):
+        if segment == "":
+            return f"key {key!r} has a slash too many (an empty segment); {_RULE}"
+        if not _ONE_SEGMENT.match(segment):
+            shown = segment if len(segment) <= 130 else f"{segment[:60]}... ({len(segment)} characters)"
+            return f"segment {shown!r} of key {key[:200]!r} is not allowed; {_RULE}, never . or .."
+    return f"key {key!r} is malformed; {_RULE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Translates between keys of a namespace and keys below the URL's root."""
+
+    prefix: str = ""
+
+    def below(self, prefix: str) -> Scope:
+        """The scope of a namespace inside this one."""
+        return Scope(self.absolute(prefix))
+
+    def absolute(self, key: str) -> str:
+        """The key below the root; "" becomes the namespace itself."""
+        if not self.prefix:
+            return key
+        return f"{self.prefix}/{key}" if key else self.prefix
+
+    def relative(self, key: str) -> str:
+        """The key inside the namespace; the namespace's own key becomes ""."""
+        return key[len(self.prefix) + 1 :] if self.prefix else key
+
+    def entry(self, entry: Entry) -> Entry:
+        """The entry as seen inside the namespace."""
+        return replace(entry, key=self.relative(entry.key)) if self.prefix else entry
+
+    def maybe(self, entry: Entry | None) -> Entry | None:
+        """The entry as seen inside the namespace, or None."""
+        return None if entry is None else self.entry(entry)
+
+    def change(self, change: Change) -> Change:
+        """The change as seen inside the namespace."""
+        return Change(self.relative(change.key), self.maybe(change.entry)) if self.prefix else change
+
+    def check(self, check: SimpleCheck) -> SimpleCheck:
+        """The check with its key below the root, validated."""
+        if isinstance(check, (At, Absent, Exists)):
+            key = self.absolute(validate_key(check.key))
+            if key == check.key:
+                return check
+            return At.of(key, check.version) if isinstance(check, At) else type(check)(key)
+        return check
+
+    def checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
+        """Each check below the root with the check it came from; fences are opened, duplicates removed."""
+        out: dict[SimpleCheck, Check] = {}
+        for check in checks:
+            if isinstance(check, Fence):
+                for part in check.checks:
+                    out.setdefault(part, check)
+            else:
+                out.setdefault(self.check(check), check)
+        return out
+
+    def op(self, op: Op) -> Op:
+        """The operation with its key below the root, validated."""
+        key = self.absolute(validate_key(op.key))
+        if key == op.key:
+            return op
+        if isinstance(op, Delete):
+            return Delete(key)
+        return (Put if isinstance(op, Put) else Create)(key, op.value, op.session)

@@ -1,0 +1,65 @@
+"""What a call may carry, refused before any I/O. Nothing here touches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latchwork.backends.base import MAX_VALUE_BYTES, Capability
+from latchwork.errors import TransactionTooLarge, ValueTooLarge
+from latchwork.types import Delete, Op, SimpleCheck
+
+
+def check_value(key: str, value: bytes) -> None:
+    """Refuse a value that is no ``bytes`` or, with its key, too large.
+
+    Raises:
+        TypeError: the value is not ``bytes``.
+        ValueTooLarge: value and key exceed 1,000,000 bytes.
+    """
+    given: object = value  # callers without a type checker pass anything
+    if not isinstance(given, bytes):
+        msg = f"the value of key {key!r} must be bytes, not {type(given).__name__}; encode it first"
+        raise TypeError(msg)
+    size = len(value) + len(key)
+    if size > MAX_VALUE_BYTES:
+        msg = f"the value of key {key!r} has {size:,} bytes with its key, the limit is {MAX_VALUE_BYTES:,}; split it"
+        raise ValueTooLarge(msg)
+
+
+def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> None:
+    """Refuse a transaction that is contradictory or beyond the backend's limits.
+
+    Raises:
+        ValueError: a key is written twice, or two sessions are used.
+        ValueTooLarge: one value is too large.
+        TransactionTooLarge: too many checks, operations or bytes.
+    """
+    keys: set[str] = set()
+    sessions: set[str] = set()
+    size = 0
+    for op in ops:
+        if op.key in keys:
+            msg = f"key {op.key!r} is written twice in one transaction; write it once"
+            raise ValueError(msg)
+        keys.add(op.key)
+        size += len(op.key)
+        if not isinstance(op, Delete):
+            check_value(op.key, op.value)
+            size += len(op.value)
+            if op.session is not None:
+                sessions.add(op.session.id)
+    if len(sessions) > 1:
+        msg = f"two sessions in one transaction ({', '.join(sorted(sessions))}); use one transaction for each"
+        raise ValueError(msg)
+    _check_counts(len(checks), len(ops), size, capability)
+
+
+def _check_counts(checks: int, ops: int, size: int, capability: Capability) -> None:
+    for count, limit, what in (
+        (checks, capability.max_txn_checks, "checks"),
+        (ops, capability.max_txn_ops, "operations"),
+        (size, capability.max_txn_bytes, "bytes"),
+    ):
+        if count > limit:
+            msg = f"the transaction has {count:,} {what}, the limit of {capability.name} is {limit:,}; split it"
+            raise TransactionTooLarge(msg)

@@ -1,0 +1,149 @@
+"""A mirror: a local read-only mapping kept current by a watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from latchwork.store.watch import Batch, Feed, Inbox
+from latchwork.types import Change, Entry
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.store.dispatch import Dispatcher, Lane
+    from latchwork.store.keys import Scope
+
+
+class Mirror(Feed, Mapping[str, Entry]):
+    """Every key at and below a prefix, by full key, as last reported; iterates sorted by key.
+
+    It may be behind the server: ``stale_s()`` says by how much at most. Safe to share between threads; a read takes no
+    I/O. Entries of different keys may be from different moments.
+    """
+
+    def __init__(self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher) -> None:
+        super().__init__(prefix, scope, clock, keep_values=True)
+        self._dispatcher = dispatcher
+        self._listeners: list[_Listener] = []
+        self._version = 0
+        self._announced = False
+
+    def __getitem__(self, key: str) -> Entry:
+        return self._scope.entry(self._tracker.known[self._scope.absolute(key)])
+
+    def __iter__(self) -> Iterator[str]:
+        with self._changed:
+            keys = sorted(self._tracker.known)
+        return iter([self._scope.relative(key) for key in keys])
+
+    def __len__(self) -> int:
+        return len(self._tracker.known)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._scope.absolute(key) in self._tracker.known
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def snapshot(self) -> dict[str, Entry]:
+        """A copy of the whole state, sorted by key."""
+        with self._changed:
+            known = sorted(self._tracker.known.items())
+        return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
+
+    def ready(self, timeout_s: float | None = None) -> Mirror:
+        """Wait for the first state; the mirror itself.
+
+        Raises:
+            WaitTimeout: it did not come in time.
+            Closed: the mirror or its store was closed.
+        """
+        with self._changed:
+            self._await(lambda: self._tracker.ready, timeout_s, "the first state")
+        return self
+
+    def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
+        """Wait until the predicate, asked after each change in this thread, is true.
+
+        Raises:
+            WaitTimeout: it did not come true in time.
+            Closed: the mirror or its store was closed.
+        """
+        deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        while True:
+            with self._changed:
+                seen = self._version
+            if self._tracker.ready and predicate(self):
+                return
+            left = None if deadline is None else max(0.0, deadline - self._clock.now())
+            with self._changed:
+                self._await(lambda seen=seen: self._version != seen, left, "the awaited state")  # type: ignore[misc]
+
+    def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
+        """Call ``fn`` with each batch of changes, in order, on the store's callback pool; the first is the state now.
+
+        Returns:
+            A function that ends it.
+        """
+        listener = _Listener(self, fn)
+        listener.lane = self._dispatcher.lane(listener.drain, f"the mirror of {self.prefix!r}")
+        with self._changed:
+            state = [self._scope.change(Change(key, entry)) for key, entry in self._tracker.known.items()]
+            listener.inbox.add(state, ready=self._tracker.ready)
+            self._listeners.append(listener)
+        listener.lane.signal()
+        return lambda: self._remove(listener)
+
+    def close(self) -> None:
+        """Stop; the mapping keeps its last state. Twice is fine."""
+        super().close()
+        for listener in list(self._listeners):
+            self._remove(listener)
+
+    def _deliver(self, changes: list[Change]) -> None:
+        if changes or not self._announced:
+            self._announced = self._tracker.ready
+            self._version += 1
+        for listener in self._listeners:
+            listener.inbox.add(changes, ready=self._tracker.ready)
+
+    def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
+        for listener in list(self._listeners):
+            if listener.inbox.filled and listener.lane is not None:
+                listener.lane.signal()
+
+    def _remove(self, listener: _Listener) -> None:
+        with self._changed:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+        if listener.lane is not None:
+            listener.lane.close()
+
+    def take(self, inbox: Inbox) -> Batch | None:
+        """What waits in a listener's inbox, or None."""
+        with self._changed:
+            return inbox.take() if inbox.filled else None
+
+
+class _Listener:
+    """One subscriber of a mirror: its inbox and its lane."""
+
+    def __init__(self, mirror: Mirror, fn: Callable[[Batch], None]) -> None:
+        self._mirror = mirror
+        self._fn = fn
+        self.inbox = Inbox()
+        self.lane: Lane | None = None
+
+    def drain(self) -> None:
+        """Deliver one batch; a batch whose call raises is logged and not repeated."""
+        batch = self._mirror.take(self.inbox)
+        if batch is not None:
+            self._fn(batch)

@@ -1,0 +1,239 @@
+"""Sessions: a deadline on the local clock, renewed by a thread of its own.
+
+``lost`` is seen here before anybody else can see the keys vanish: the deadline counts from the moment the last
+confirmed renewal was *sent*. A lost session never becomes active again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Literal
+
+from latchwork.errors import Closed, LatchworkError, SessionLost
+from latchwork.types import Fence, SessionAlive
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import BackendSession
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+SessionState = Literal["active", "suspect", "lost", "closed"]
+#: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
+_MAX_OUTSTANDING = 4
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class Deadline:
+    """When a session ends on the local clock. Pure; one thread at a time.
+
+    A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
+    much later (see the design note on ZooKeeper sessions).
+    """
+
+    def __init__(self, opened_at: float, ttl_s: float, confirm_gap_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._gap_s = confirm_gap_s
+        self._counted = opened_at
+        self._waiting: list[float] = []
+        self.last_sent = opened_at
+
+    @property
+    def expires_at(self) -> float:
+        """Local clock time at which the session is lost unless a renewal is confirmed before."""
+        return self._counted + self._ttl_s
+
+    def confirm(self, sent_at: float) -> None:
+        """A renewal sent at this local time was confirmed."""
+        self.last_sent = max(self.last_sent, sent_at)
+        self._waiting.append(sent_at)
+        counted = [sent for sent in self._waiting if sent + self._gap_s <= self.last_sent]
+        self._counted = max([self._counted, *counted])
+        self._waiting = [sent for sent in self._waiting if sent > self._counted]
+
+
+class Session:
+    """What binds keys to this process: they vanish when it closes, or within its TTL once the process dies.
+
+    Safe to share between threads. Get one from ``store.session`` or ``store.open_session``.
+
+    Attributes:
+        id: unique for ever; what ``Entry.owner`` names.
+        ttl_s: seconds, as granted by the server.
+        lost: set once when the session is lost; never by ``close()``.
+    """
+
+    def __init__(self, backend: BackendSession, clock: Clock, on_end: Callable[[Session], None]) -> None:
+        self.id = backend.id
+        self.ttl_s = backend.ttl_s
+        self.token = backend.token
+        self.lost = threading.Event()
+        self._backend = backend
+        self._clock = clock
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._deadline = Deadline(backend.opened_at, backend.ttl_s, backend.confirm_gap_s)
+        self._closed = False
+        self._gone = False
+        self._failing = False
+        self._outstanding = 0
+        self._listeners: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
+        self._thread.start()
+        _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id} {self.state} {self.remaining_s():.2f}s of {self.ttl_s:.3g}s>"
+
+    @property
+    def state(self) -> SessionState:
+        """``active``; ``suspect`` while renewals fail; ``lost`` for good; ``closed`` by us."""
+        with self._lock:
+            if self._closed:
+                return "closed"
+            if self._is_over():
+                return "lost"
+            silent_s = self._clock.now() - self._deadline.last_sent
+            late = silent_s > 2.5 * self._backend.renew_every_s + 0.05
+            return "suspect" if self._failing or late else "active"
+
+    def remaining_s(self) -> float:
+        """Seconds the session is still ours for certain, 0 when it has ended."""
+        with self._lock:
+            if self._closed or self._is_over():
+                return 0.0
+            return max(0.0, self._deadline.expires_at - self._clock.now())
+
+    @property
+    def fence(self) -> Fence:
+        """The check that this session has not ended on the server; for the transactions that depend on it."""
+        return Fence(self.token, (SessionAlive(self.id),))
+
+    def on_lost(self, fn: Callable[[], None]) -> None:
+        """Call ``fn`` once when the session is lost (at once if it is already), in a thread for such calls.
+
+        Listeners of one session are called in the order of their registration; one that raises stops no other.
+        """
+        with self._lock:
+            if not self.lost.is_set():
+                self._listeners.append(fn)
+                return
+        self._call([fn])
+
+    def ensure_usable(self) -> None:
+        """Refuse to use a session that has ended.
+
+        Raises:
+            SessionLost: it was lost, or its deadline has passed just now.
+            Closed: it was closed here.
+        """
+        with self._lock:
+            if self._closed:
+                msg = f"session {self.id} was closed; open another with store.open_session()"
+                raise Closed(msg)
+            if self._is_over():
+                msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
+                raise SessionLost(msg)
+
+    def close(self) -> None:
+        """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            was_lost = self.lost.is_set()
+            self._closed = True
+        self._wake.set()
+        if not was_lost:
+            self._end()
+            _log.info("session %s closed", self.id)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
+
+    def notice_gone(self) -> None:
+        """The backend learned that the server ended the session; any thread may say so."""
+        with self._lock:
+            self._gone = True
+        self._wake.set()
+
+    def _is_over(self) -> bool:
+        return self._gone or self.lost.is_set() or self._clock.now() >= self._deadline.expires_at
+
+    def _run(self) -> None:
+        next_renewal = self._clock.now() + self._backend.renew_every_s
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                over = self._is_over()
+                until = min(next_renewal, self._deadline.expires_at)
+            if over:
+                self._lose()
+                return
+            now = self._clock.now()
+            if now >= next_renewal:
+                next_renewal = now + self._backend.renew_every_s
+                self._renew()
+            elif self._clock.wait(self._wake, until - now):
+                self._wake.clear()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._outstanding >= _MAX_OUTSTANDING:
+                self._failing = True
+                return
+            self._outstanding += 1
+        self._backend.renew().add_done_callback(self._renewed)
+
+    def _renewed(self, future: Future[float]) -> None:
+        error = future.exception()
+        with self._lock:
+            self._outstanding -= 1
+            if error is None and not self._is_over():
+                recovered = self._failing
+                self._failing = False
+                self._deadline.confirm(future.result())
+            else:
+                recovered = False
+                self._gone = self._gone or isinstance(error, SessionLost)
+                self._failing = True
+        if recovered:
+            _log.warning("session %s is active again", self.id)
+        elif error is not None:
+            _log.info("session %s: renewal failed: %s", self.id, error)
+        self._wake.set()
+
+    def _lose(self) -> None:
+        with self._lock:
+            self.lost.set()
+            listeners, self._listeners = self._listeners, []
+        _log.warning("session %s is lost; what it protected must stop", self.id)
+        self._call(listeners)
+        self._end()
+
+    def _end(self) -> None:
+        """Close it actively, so that nothing asked of it lands later; errors mean that the server is out of reach."""
+        try:
+            self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
+        except (LatchworkError, FutureTimeoutError) as error:
+            _log.info("session %s could not be ended on the server, it will run out there: %s", self.id, error)
+        except Exception:
+            _log.exception("session %s: closing raised", self.id)
+        self._on_end(self)
+
+    def _call(self, listeners: list[Callable[[], None]]) -> None:
+        if listeners:
+            name = f"latchwork-session-lost-{self.id[:8]}"
+            threading.Thread(target=_call_each, args=(self.id, listeners), name=name, daemon=True).start()
+
+
+def _call_each(session_id: str, listeners: list[Callable[[], None]]) -> None:
+    for listener in listeners:
+        try:
+            listener()
+        except Exception:
+            _log.exception("an on_lost listener of session %s raised", session_id)

@@ -1,0 +1,367 @@
+"""The store: one contract over every backend.
+
+A ``Store`` checks what it is asked before any I/O, waits for the backend's futures, and owns the sessions, watches and
+mirrors opened through it. Namespaces are views that share all of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.store.calls import Calls, Entries, Gate, Names
+from latchwork.store.dispatch import Dispatcher
+from latchwork.store.keys import Scope, validate_key, validate_prefix
+from latchwork.store.mirror import Mirror
+from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
+from latchwork.store.session import Session
+from latchwork.store.transaction import Tx, transact
+from latchwork.store.watch import Feed, Watch
+from latchwork.types import Check, Committed, Entry, Fence, Op
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend, Capability
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Backends end their futures in time; this much later the store stops believing it.
+_GRACE_S = 2.0
+
+
+class Core:
+    """What a store and its namespaces share. Safe to share between threads."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, url: str, *, session_ttl_s: float, call_timeout_s: float
+    ) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.url = url
+        self.session_ttl_s = session_ttl_s
+        self.call_timeout_s = call_timeout_s
+        self.gate = Gate(url)
+        self.dispatcher = Dispatcher(backend.capabilities.name)
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._primary: Session | None = None
+        self._sessions: set[Session] = set()
+        self._feeds: set[Feed] = set()
+
+    def primary(self) -> Session:
+        """The primary session; a new one when the last was lost or closed."""
+        with self._opening:  # one opener; the lock that guards the fields is not held during I/O
+            session = self._primary
+            if session is None or session.state in ("lost", "closed"):
+                session = self._primary = self.open_session(self.session_ttl_s)
+            return session
+
+    def open_session(self, ttl_s: float) -> Session:
+        """A session of its own."""
+        if not ttl_s > 0:
+            msg = f"ttl_s must be more than 0 seconds, not {ttl_s!r}"
+            raise ValueError(msg)
+        self.gate.check()
+        opened: list[Session] = []
+        gone = threading.Event()
+
+        def on_gone() -> None:
+            gone.set()
+            for session in opened:
+                session.notice_gone()
+
+        handle = self.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
+        session = Session(handle, self.clock, self._forget_session)
+        opened.append(session)
+        if gone.is_set():
+            session.notice_gone()
+        if session.ttl_s > ttl_s * 1.001:
+            _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
+        with self._lock:
+            self._sessions.add(session)
+        if self.gate.closed:
+            session.close()
+            self.gate.check()
+        return session
+
+    def add_feed(self, feed: Feed, prefix: str) -> None:
+        """Start a watch of the absolute prefix and own it until it is closed."""
+        self.gate.check()
+        with self._lock:
+            self._feeds.add(feed)
+        feed.attach(self.backend.watch(prefix, feed), self._forget_feed)
+
+    def read(self, future: Future[T], what: str) -> T:
+        """Wait for a call that changes nothing."""
+        try:
+            return future.result(self.call_timeout_s + _GRACE_S)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            msg = f"{what}: no answer from {self.url} within {self.call_timeout_s:.3g} s; try again"
+            raise Unavailable(msg) from error
+
+    def write(self, future: Future[T], what: str) -> T:
+        """Wait for a call that writes."""
+        try:
+            return future.result(self.call_timeout_s + _GRACE_S)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            msg = f"{what}: no answer from {self.url} within {self.call_timeout_s:.3g} s; it may have been applied"
+            raise OutcomeUnknown(msg) from error
+
+    def close(self) -> None:
+        """End sessions, watches and the backend, in that order."""
+        with self._lock:
+            if self.gate.closed:
+                return
+            self.gate.closed = True
+            sessions, feeds = list(self._sessions), list(self._feeds)
+        if self.gate.forked:  # the parent's connections are not ours to close
+            return
+        for session in sessions:
+            session.close()
+        for feed in feeds:
+            feed.close()
+        self.dispatcher.close()
+        self.backend.close()
+
+    def _forget_session(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+
+    def _forget_feed(self, feed: Feed) -> None:
+        with self._lock:
+            self._feeds.discard(feed)
+
+
+class Store:
+    """Keys, transactions, sessions and watches on one root. Safe to share between threads; open it with ``connect``.
+
+    Every call raises ``Closed`` after ``close()``, ``ForkedProcess`` in a forked child, ``InvalidKey`` for a malformed
+    or reserved key before any I/O, ``Unavailable`` when the server did not serve it in time, ``PermissionDenied`` when
+    the account may not, and, if it writes, ``OutcomeUnknown`` when it may or may not have been applied.
+    """
+
+    def __init__(self, core: Core, scope: Scope = Scope()) -> None:  # noqa: B008 - frozen
+        self._core = core
+        self._scope = scope
+        self._calls = Calls(core.backend, scope, core.gate)
+
+    def __repr__(self) -> str:
+        below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
+        return f"<Store {self._core.url}{below}>"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The URL it was opened with, without any password."""
+        return self._core.url
+
+    @property
+    def clock(self) -> Clock:
+        """The clock by which its sessions live."""
+        return self._core.clock
+
+    @property
+    def capabilities(self) -> Capability:
+        """What the backend can do, and its limits."""
+        return self._core.backend.capabilities
+
+    # Reading
+
+    def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
+        """The entry of a key, or None; linearizable, unless ``stale_ok`` allows an older state for less work."""
+        return self._core.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
+
+    def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        """One answer per key, in order; each linearizable, together no snapshot."""
+        return self._core.read(self._calls.get_many(keys), f"get_many of {len(keys)} keys")
+
+    def list(
+        self, prefix: str, *, recursive: bool = False, limit: int | None = None, start_after: str | None = None
+    ) -> Entries:
+        """The keys directly below a prefix, or its whole subtree; not the prefix itself.
+
+        Args:
+            prefix: a key, or "" for the root.
+            recursive: the whole subtree instead of one level.
+            limit: at most so many; None for all.
+            start_after: a full key; only keys after it.
+        Returns:
+            Sorted by plain string order of the full key, unique. Each entry linearizable, the list no snapshot.
+        """
+        future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after)
+        return self._core.read(future, f"list {prefix!r}")
+
+    def children(self, prefix: str) -> Names:
+        """The names directly below a prefix, of keys and implied parents; sorted, unique."""
+        return self._core.read(self._calls.children(prefix), f"children of {prefix!r}")
+
+    # Writing
+
+    def put(self, key: str, value: bytes, *, session: Session | None = None) -> Entry:
+        """Create or overwrite a key.
+
+        Args:
+            key: the key.
+            value: up to 1,000,000 bytes with the key. Writing the bytes that are there already is a write.
+            session: bind the key to this session; without it an existing key keeps its owner.
+        Raises:
+            ValueTooLarge: before any I/O.
+            InvalidKey: malformed; or below a session-bound key; or bound to a session with keys below it.
+            SessionLost: the session has ended.
+        """
+        return self._core.write(self._calls.put(key, value, session=session), f"put {key!r}")
+
+    def create(self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False) -> Entry:
+        """Create a key.
+
+        Args:
+            key: the key; with ``sequential``, what the suffix is appended to.
+            value: up to 1,000,000 bytes with the key.
+            session: bind the key to this session.
+            sequential: append a suffix of fixed width, greater than every suffix committed before under that parent.
+        Returns:
+            The entry; its key has the suffix.
+        Raises:
+            KeyExists: it is there already.
+            ValueTooLarge, InvalidKey, SessionLost: as for ``put``.
+        """
+        future = self._calls.create(key, value, session=session, sequential=sequential)
+        return self._core.write(future, f"create {key!r}")
+
+    def delete(self, key: str, *, version: Hashable | None = None) -> bool:
+        """Delete a key; its descendants stay.
+
+        Args:
+            key: the key.
+            version: delete it only if it was not written since it was read with this version.
+        Returns:
+            False if it was not there.
+        Raises:
+            Conflict: the version is another, or the key is gone.
+        """
+        return self._core.write(self._calls.delete(key, version=version), f"delete {key!r}")
+
+    def delete_tree(self, prefix: str) -> int:
+        """Delete the key at a prefix and every key below it; how many there were. Not atomic. "" is the whole root."""
+        return self._core.write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
+
+    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
+        """Write several keys, all or nothing, if every check holds.
+
+        Args:
+            checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` and every ``Fence``; at most 100 after fences are
+                opened. They hold at one moment, the moment of the write.
+            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once, 1,000,000 bytes in all.
+        Returns:
+            The token of the commit, the entries written in order, the keys really deleted.
+        Raises:
+            Conflict: a check did not hold, or a key to be created exists; ``failed`` names at least one.
+            TransactionTooLarge, ValueTooLarge: before any I/O.
+            ValueError: a key is written twice, or two sessions are used.
+        """
+        return self._core.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
+
+    def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
+        """Read and write in one transaction, tried again when others were faster.
+
+        ``fn(tx)`` may run several times and should do nothing but read and write through ``tx``. The commit checks all
+        that it read; nothing is committed when it wrote nothing.
+
+        Args:
+            fn: called with a ``Tx``; its result is returned.
+            guard: a key that is read first, checked and bumped: makes ``tx.list`` safe among transactions that name
+                the same guard (not against others, nor against expiring keys).
+            attempts: how often to try; between tries it backs off with jitter.
+        Raises:
+            Conflict: refused that many times.
+            OutcomeUnknown: as for any write; it is not tried again.
+        """
+        return transact(self, fn, guard, attempts)
+
+    def fence(self, token: int, *checks: Check) -> Fence:
+        """A fence of these checks, valid in every namespace of this URL."""
+        return Fence(token, tuple(self._scope.checks(checks)))
+
+    def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
+        """The same calls returning futures, many in flight."""
+        return Pipeline(self._calls, max_in_flight)
+
+    # Following
+
+    def watch(self, prefix: str) -> Watch:
+        """Batches of changes at and below a prefix; the first is the current state. Close it when done."""
+        absolute = self._scope.absolute(validate_prefix(prefix))
+        watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
+        self._core.add_feed(watch, absolute)
+        return watch
+
+    def mirror(self, prefix: str, *, wait: bool = True) -> Mirror:
+        """A local read-only mapping of all keys at and below a prefix, kept current. Close it when done.
+
+        Args:
+            prefix: a key, or "" for the root.
+            wait: return once the first state is there; else call ``ready`` yourself.
+        Raises:
+            Unavailable: the first state did not come within the call timeout.
+        """
+        absolute = self._scope.absolute(validate_prefix(prefix))
+        mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher)
+        self._core.add_feed(mirror, absolute)
+        return self._ready(mirror) if wait else mirror
+
+    def _ready(self, mirror: Mirror) -> Mirror:
+        timeout_s = self._core.call_timeout_s
+        try:
+            return mirror.ready(timeout_s)
+        except BaseException as error:
+            mirror.close()
+            if isinstance(error, TimeoutError):
+                msg = f"mirror {mirror.prefix!r}: no state from {self.url} within {timeout_s:.3g} s; try again"
+                raise Unavailable(msg) from error
+            raise
+
+    # Sessions and the rest
+
+    @property
+    def session(self) -> Session:
+        """The primary session, opened on first use, and anew on the next use after it was lost."""
+        self._core.gate.check()
+        return self._core.primary()
+
+    def open_session(self, ttl_s: float) -> Session:
+        """A session of its own.
+
+        Args:
+            ttl_s: seconds; raised to the server's least, with a logged warning. ``session.ttl_s`` is what was granted.
+        """
+        return self._core.open_session(ttl_s)
+
+    def namespace(self, prefix: str) -> Store:
+        """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
+        return _Namespace(self._core, self._scope.below(validate_key(prefix)))
+
+    def close(self) -> None:
+        """End its sessions at once, then its watches and the connection. Twice is fine."""
+        self._core.close()
+
+
+class _Namespace(Store):
+    """A view; closing it leaves the store it came from open."""
+
+    def close(self) -> None:
+        """Do nothing: the store it came from owns the connection."""

@@ -1,0 +1,165 @@
+"""Read, decide, write, in one transaction that is tried again when somebody else was faster.
+
+The recorder ``Tx`` is pure but for its reads; ``transact`` is the loop around it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import Conflict, KeyExists
+from latchwork.store.keys import validate_key, validate_prefix
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store.calls import Entries
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+
+T = TypeVar("T")
+Plan = tuple[list[Check], list[Op]]
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.5
+
+
+class Tx:
+    """What a transaction function reads and writes through. One thread only, valid during the call only.
+
+    Reads are remembered: the same key gives the same entry again, and the commit checks each key read. Own writes are
+    seen by later reads; such entries have the version None and the token 0.
+    """
+
+    def __init__(self, store: Store, guard: str | None = None) -> None:
+        self._store = store
+        self._guard = guard
+        self._read: dict[str, Entry | None] = {}
+        self._written: dict[str, Op] = {}
+        if guard is not None:
+            self._fetch(validate_key(guard))
+
+    def get(self, key: str) -> Entry | None:
+        """The entry, or None; linearizable, and checked at the commit."""
+        op = self._written.get(validate_key(key))
+        if op is None:
+            return self._fetch(key)
+        return self._pending(op)
+
+    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
+        """Keys below the prefix, own writes included, sorted by key.
+
+        Safe among transactions that name the same guard; not against others, nor against expiring keys.
+
+        Raises:
+            ValueError: the transaction has no guard, so nothing would notice a key that is added meanwhile.
+        """
+        if self._guard is None:
+            msg = f"tx.list({prefix!r}) needs transact(..., guard=key): without it an added key would go unnoticed"
+            raise ValueError(msg)
+        found = {entry.key: entry for entry in self._store.list(prefix, recursive=recursive)}
+        below = f"{validate_prefix(prefix)}/" if prefix else ""
+        for op in self._written.values():
+            if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
+                found.pop(op.key, None)
+                pending = self._pending(op)
+                if pending is not None:
+                    found[op.key] = pending
+        return [found[key] for key in sorted(found)]
+
+    def put(self, key: str, value: bytes, *, session: Session | None = None) -> None:
+        """Create or overwrite at the commit."""
+        before = self._written.get(validate_key(key))
+        op: Op = Put(key, value, session)
+        if isinstance(before, Delete) and session is None:
+            self._refuse_unbinding(key)
+        if isinstance(before, Create):
+            op = replace(before, value=value, session=session or before.session)
+        self._written[key] = op
+
+    def create(self, key: str, value: bytes, *, session: Session | None = None) -> None:
+        """Create at the commit.
+
+        Raises:
+            KeyExists: it is there already.
+        """
+        if self.get(key) is not None:
+            msg = f"key {key!r} exists already; read it, or use put to overwrite"
+            raise KeyExists(msg)
+        if isinstance(self._written.get(key), Delete):
+            self.put(key, value, session=session)
+        else:
+            self._written[key] = Create(key, value, session)
+
+    def delete(self, key: str) -> None:
+        """Delete at the commit; of an absent key nothing happens."""
+        if isinstance(self._written.get(validate_key(key)), Create):
+            del self._written[key]  # it was absent, and its absence stays checked
+        else:
+            self._written[key] = Delete(key)
+
+    def plan(self) -> Plan:
+        """The checks and operations of the commit; no operations when nothing was written."""
+        if not self._written:
+            return [], []
+        ops = list(self._written.values())
+        if self._guard is not None and self._guard not in self._written:
+            before = self._read[self._guard]
+            ops.append(Put(self._guard, before.value if before is not None else b""))
+        created = {op.key for op in ops if isinstance(op, Create)}
+        checks: list[Check] = []
+        for key, entry in self._read.items():
+            if entry is not None:
+                checks.append(At(entry))
+            elif key not in created:  # Create checks it by itself
+                checks.append(Absent(key))
+        return checks, ops
+
+    def _refuse_unbinding(self, key: str) -> None:
+        """Delete and put is one put, and a put without a session keeps the owner: say so instead of doing it."""
+        before = self._fetch(key)
+        if before is not None and before.owner is not None:
+            msg = f"key {key!r} is bound to session {before.owner}: delete it in one transaction, write it in the next"
+            raise ValueError(msg)
+
+    def _fetch(self, key: str) -> Entry | None:
+        if key not in self._read:
+            self._read[key] = self._store.get(key)
+        return self._read[key]
+
+    def _pending(self, op: Op) -> Entry | None:
+        if isinstance(op, Delete):
+            return None
+        return Entry(op.key, op.value, None, 0, 0, op.session.id if op.session is not None else None)
+
+
+def transact(store: Store, fn: Callable[[Tx], T], guard: str | None, attempts: int) -> T:
+    """The loop behind ``Store.transact``; see there."""
+    if attempts < 1:
+        msg = f"attempts must be at least 1, not {attempts}"
+        raise ValueError(msg)
+    for attempt in range(1, attempts + 1):
+        tx = Tx(store, guard)
+        result = fn(tx)
+        checks, ops = tx.plan()
+        if not ops:
+            return result
+        try:
+            store.commit(checks, ops)
+        except Conflict as error:
+            if attempt == attempts:
+                msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
+                raise Conflict(msg, error.failed) from error
+            _pause(store, attempt)
+        else:
+            return result
+    raise AssertionError
+
+
+def _pause(store: Store, attempt: int) -> None:
+    """Back off with full jitter, so that contenders spread out."""
+    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+    store.clock.wait(threading.Event(), random.uniform(0, longest_s))

@@ -1,0 +1,224 @@
+"""A watch: batches of changes, the first being the current state.
+
+Changes that wait to be read are merged per key, so a slow reader costs one change per key and no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from latchwork.backends.base import Broken, WatchEvent
+from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.store.feed import Tracker
+from latchwork.types import Change
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import BackendWatch
+    from latchwork.clock import Clock
+    from latchwork.store.dispatch import Dispatcher, Lane
+    from latchwork.store.keys import Scope
+
+_log = logging.getLogger(__name__)
+
+Batch = tuple[Change, ...]
+
+
+class Inbox:
+    """Merged changes on their way to one reader. Not safe by itself: its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Change] = {}
+        self._first = True
+        self.filled = False
+
+    def add(self, changes: list[Change], *, ready: bool) -> None:
+        """Take changes in. The first batch waits for the first snapshot, and may be empty."""
+        for change in changes:
+            self._pending.pop(change.key, None)
+            self._pending[change.key] = change
+        self.filled = ready and (self._first or bool(self._pending))
+
+    def take(self) -> Batch:
+        """Everything that waits, sorted by key in the first batch, in order of change later."""
+        batch = tuple(self._pending.values())
+        if self._first:
+            batch = tuple(sorted(batch, key=lambda change: change.key))
+        self._pending = {}
+        self._first = False
+        self.filled = False
+        return batch
+
+
+class Feed:
+    """A backend watch with the state folded from it; what ``Watch`` and ``Mirror`` have in common.
+
+    Safe to share between threads. ``close()`` may be called from anywhere, also from a callback.
+    """
+
+    def __init__(self, prefix: str, scope: Scope, clock: Clock, *, keep_values: bool) -> None:
+        self.prefix = prefix
+        self._scope = scope
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._tracker = Tracker(keep_values=keep_values)
+        self._error: LatchworkError | None = None
+        self._closed = False
+        self._backend: BackendWatch | None = None
+        self._on_close: Callable[[Feed], None] = lambda _feed: None
+
+    def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
+        """Own the backend's watch; ``on_close`` is told once when this feed is closed."""
+        self._on_close = on_close
+        self._backend = watch
+        if self._closed:
+            watch.close()
+
+    def __call__(self, event: WatchEvent) -> None:
+        """Take an event of the backend; never blocks, never raises."""
+        with self._changed:
+            if self._closed:
+                return
+            if isinstance(event, Broken):
+                self._error = event.error
+            changes = self._tracker.fold(event)
+            if self._scope.prefix:
+                changes = [self._scope.change(change) for change in changes]
+            self._deliver(changes)
+            self._changed.notify_all()
+        self._after(changes)
+        if isinstance(event, Broken):
+            _log.error("the watch of %r has ended: %s", self.prefix, event.error)
+
+    def close(self) -> None:
+        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if self._backend is not None:
+            self._backend.close()
+        self._on_close(self)
+
+    def stale_s(self) -> float:
+        """Seconds since the state was last known to be current; infinite before the first state."""
+        return max(0.0, self._clock.now() - self._tracker.as_of)
+
+    def _deliver(self, changes: list[Change]) -> None:
+        """Hand the changes to readers; called with the lock held."""
+
+    def _after(self, changes: list[Change]) -> None:
+        """Signal listeners; called without the lock."""
+
+    def _await(self, is_true: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        """Wait, with the lock held, until the condition is true.
+
+        Raises:
+            WaitTimeout: it did not come true in time.
+            Closed: the feed was closed, or the error that ended the watch.
+        """
+        deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        while not is_true():
+            self._refuse_ended()
+            left = None if deadline is None else deadline - self._clock.now()
+            if left is not None and left <= 0:
+                msg = f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s"
+                raise WaitTimeout(msg)
+            self._clock.wait_condition(self._changed, left)
+
+    def _refuse_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            msg = f"the watch of {self.prefix!r} was closed"
+            raise Closed(msg)
+
+
+class Watch(Feed):
+    """Iterator of batches of changes below one prefix, the prefix itself included.
+
+    The first batch is the current state, sorted by key, possibly empty. After that, every change that commits is
+    reported, at most one per key in a batch: states in between may be merged. Batches are not atomic across keys. The
+    watch resumes by itself after any trouble. Iteration ends after ``close()``; a permission found lost raises.
+    """
+
+    def __init__(self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher) -> None:
+        super().__init__(prefix, scope, clock, keep_values=False)
+        self._dispatcher = dispatcher
+        self._inbox = Inbox()
+        self._lane: Lane | None = None
+        self._reported = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            return self.next()
+        except Closed:
+            raise StopIteration from None
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def next(self, timeout_s: float | None = None) -> Batch:
+        """The next batch; waits for it.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            WaitTimeout: nothing changed in that time.
+            Closed: the watch or its store was closed.
+            PermissionDenied: the account may not read here any more.
+        """
+        with self._changed:
+            self._await(lambda: self._inbox.filled, timeout_s, "a change")
+            return self._inbox.take()
+
+    def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
+        """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.
+
+        A batch whose call raises is logged and not repeated. ``on_error`` is told once if the watch ends for good.
+
+        Raises:
+            ValueError: the watch has a subscriber already.
+        """
+        with self._changed:
+            if self._lane is not None:
+                msg = f"the watch of {self.prefix!r} has a subscriber already; open another watch"
+                raise ValueError(msg)
+            self._lane = self._dispatcher.lane(lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}")
+        self._lane.signal()
+
+    def close(self) -> None:
+        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        super().close()
+        if self._lane is not None:
+            self._lane.close()
+
+    def _deliver(self, changes: list[Change]) -> None:
+        self._inbox.add(changes, ready=self._tracker.ready)
+
+    def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
+        if self._lane is not None:
+            self._lane.signal()
+
+    def _drain(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None) -> None:
+        with self._changed:
+            batch = self._inbox.take() if self._inbox.filled else None
+            error = self._error if batch is None and not self._reported else None
+            self._reported = self._reported or error is not None
+        if batch is not None:
+            try:
+                fn(batch)
+            finally:
+                if self._lane is not None:
+                    self._lane.signal()  # more may have come, or the end
+        elif error is not None and on_error is not None:
+            on_error(error)
