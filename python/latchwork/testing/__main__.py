@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from latchwork.testing._binaries import (
     ETCD_VERSIONS,
@@ -12,11 +14,14 @@ from latchwork.testing._binaries import (
     find_zookeeper_classpath,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def main() -> int:
     """Print one line per program, errors on standard error; returns the number of missing ones, at most 1."""
-    searches = {f"etcd {version}": lambda version=version: str(find_etcd(version)) for version in ETCD_VERSIONS}
-    searches |= {"java": lambda: str(find_java()), "zookeeper": find_zookeeper_classpath}
+    searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
+    searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
     missing = 0
     for name, search in searches.items():
         try:

@@ -105,7 +105,8 @@ class EtcdServer(Server):
             status = _http(self._port("client"), "POST", "/v3/maintenance/status", body="{}")
         except OSError:
             return False
-        return "leader" in status and status.get("leader") == status["header"].get("member_id")
+        header = status.get("header")
+        return isinstance(header, dict) and status.get("leader") == header.get("member_id")
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
         """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
@@ -320,7 +321,8 @@ class _Group(Launcher, Generic[_Member]):
             member._await_ready(deadline)
 
     def _renew_ports(self) -> bool:
-        return all([member._renew_ports() for member in self.members])
+        renewed = [member._renew_ports() for member in self.members]
+        return all(renewed)
 
     def _pin_ports(self) -> None:
         for member in self.members:

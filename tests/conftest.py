@@ -1,0 +1,65 @@
+"""Servers and stores for every test.
+
+One process per kind of server and test run, started when the first test wants it; a fresh root per test. A missing
+server is a failure, never a skip. Tests that hurt servers start their own, from `latchwork.testing.servers`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import latchwork
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BACKENDS = ("memory", "sqlite", "zookeeper", "etcd34", "etcd35")
+
+
+@pytest.fixture(scope="session")
+def etcd34() -> Iterator[EtcdServer]:
+    """An etcd 3.4 server shared by the whole run; leave it running and unhurt."""
+    with EtcdServer("3.4") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd35() -> Iterator[EtcdServer]:
+    """An etcd 3.5 server shared by the whole run; leave it running and unhurt."""
+    with EtcdServer("3.5") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper server shared by the whole run; leave it running and unhurt."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture(params=BACKENDS)
+def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of each backend in turn, with a root that no other test uses.
+
+    Several stores connected to it see each other; with memory, those of this process only.
+    """
+    kind: str = request.param
+    name = f"test-{uuid.uuid4().hex}"
+    if kind == "memory":
+        return f"memory://{name}/test"
+    if kind == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}?root=test"
+    server: EtcdServer | ZooKeeperServer = request.getfixturevalue(kind)
+    return server.url(name)
+
+
+@pytest.fixture
+def store(backend_url: str) -> Iterator[latchwork.Store]:
+    """A store on each backend in turn, empty at first, closed after the test."""
+    with latchwork.connect(backend_url) as opened:
+        yield opened

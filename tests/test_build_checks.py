@@ -1,0 +1,155 @@
+"""Building starts by naming everything that this machine lacks; proved with a PATH of made-up tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD_TOOLS = {
+    "python3": f'exec {sys.executable} "$@"',
+    "rustc": "echo 'rustc 1.95.0 (59807616e 2026-04-14)'",
+    "cargo": "echo 'cargo 1.95.0 (f2d3ce0bd 2026-03-21)'",
+    "cc": "exit 0",
+    "make": "echo 'GNU Make 4.3'",
+}
+
+
+def check(tmp_path, *arguments, tools=None, without=(), **environment):
+    """Run the check where only these tools are on the PATH; returns the finished process."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name, script in {**GOOD_TOOLS, **(tools or {})}.items():
+        if name not in without:
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+    return subprocess.run(
+        ["/bin/sh", "scripts/check_prerequisites", *arguments],
+        cwd=ROOT,
+        env={"PATH": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_nothing_is_said_when_everything_is_there(tmp_path):
+    result = check(tmp_path, "--lint")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_this_machine_can_build():
+    result = subprocess.run(
+        ["scripts/check_prerequisites", "--lint"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        ("python3", ["Python 3.10 or newer", "no python3 on the PATH", "python3-venv"]),
+        ("rustc", ["rustc 1.85 or newer", "no rustc on the PATH", "apt-get install cargo rustc", "rustup"]),
+        ("cargo", ["cargo 1.85 or newer", "no cargo on the PATH", "apt-get install cargo rustc"]),
+        ("cc", ["C compiler", "no cc on the PATH", "apt-get install gcc libc6-dev"]),
+        ("make", ["GNU make 4.0 or newer", "no make on the PATH", "apt-get install make"]),
+    ],
+)
+def test_missing_tool_is_named_with_least_version_and_package(tmp_path, tool, expected):
+    result = check(tmp_path, without=[tool])
+    assert result.returncode == 1
+    assert "one thing that is missing" in result.stderr
+    for text in expected:
+        assert text in result.stderr
+
+
+def test_everything_missing_is_named_at_once(tmp_path):
+    result = check(tmp_path, without=list(GOOD_TOOLS))
+    assert result.returncode == 1
+    assert "needs 5 things" in result.stderr
+    for name in ("Python 3.10", "rustc 1.85", "cargo 1.85", "C compiler", "GNU make 4.0"):
+        assert f"- {name}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("tool", "script", "expected"),
+    [
+        ("rustc", "echo 'rustc 1.63.0 (4b91a6ea7 2022-08-08)'", "rustc 1.85 or newer: found 1.63.0"),
+        ("rustc", "echo 'rustc 1.84.1'", "rustc 1.85 or newer: found 1.84.1"),
+        ("rustc", "echo 'error: no default toolchain' >&2; exit 1", "rustc 1.85 or newer: found one that does not run"),
+        ("cargo", "echo 'cargo 0.66.0'", "cargo 1.85 or newer: found 0.66.0"),
+        ("make", "echo 'GNU Make 3.81'", "GNU make 4.0 or newer: found 3.81"),
+        ("make", "echo 'bmake: usage' >&2; exit 2", "GNU make 4.0 or newer: found another make"),
+        ("cc", "echo 'cannot find crt1.o' >&2; exit 1", "cc cannot compile and link a program"),
+        (
+            "python3",
+            'case "$2" in *ensurepip*) exit 1;; *) echo 3.9.18;; esac',
+            "Python 3.10 or newer: python3 is 3.9.18",
+        ),
+        (
+            "python3",
+            'case "$2" in *ensurepip*) exit 1;; *) echo 3.11.2;; esac',
+            "venv and ensurepip, 3.10 or newer: python3 3.11.2 cannot import them",
+        ),
+    ],
+)
+def test_unfit_tool_is_named_with_what_was_found(tmp_path, tool, script, expected):
+    result = check(tmp_path, tools={tool: script})
+    assert result.returncode == 1
+    assert "one thing that is missing" in result.stderr
+    assert expected in result.stderr
+
+
+@pytest.mark.parametrize("version", ["1.85.0", "1.85.0-nightly", "1.100.2", "2.0.0"])
+def test_rust_from_the_least_version_on_is_accepted(tmp_path, version):
+    tools = {"rustc": f"echo 'rustc {version} (x)'", "cargo": f"echo 'cargo {version} (x)'"}
+    assert check(tmp_path, tools=tools).returncode == 0
+
+
+def test_newer_versioned_python_is_taken_when_python3_is_too_old(tmp_path):
+    tools = {"python3": "exit 1", "python3.12": GOOD_TOOLS["python3"]}
+    assert check(tmp_path, tools=tools).returncode == 0
+
+
+def test_chosen_python_is_the_only_one_considered(tmp_path):
+    result = check(tmp_path, PYTHON="python3.99")
+    assert result.returncode == 1
+    assert "no python3.99 on the PATH" in result.stderr
+
+
+def test_linters_of_cargo_are_asked_for_only_with_lint(tmp_path):
+    cargo = 'case $1 in --version) echo "cargo 1.95.0 (x)";; *) exit 101;; esac'
+    plain = check(tmp_path, tools={"cargo": cargo})
+    assert plain.returncode == 0
+    (tmp_path / "lint").mkdir()
+    result = check(tmp_path / "lint", "--lint", tools={"cargo": cargo})
+    assert result.returncode == 1
+    assert "cargo fmt (for make lint)" in result.stderr
+    assert "rustup component add clippy" in result.stderr
+
+
+def test_make_build_stops_before_anything_is_installed(tmp_path):
+    """A copy of the Makefile and the scripts is enough: nothing else may be touched."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "scripts", checkout / "scripts")
+    for name in ("Makefile", "Cargo.toml", "pyproject.toml", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, checkout / name)
+    before = sorted(checkout.rglob("*"))
+    result = subprocess.run(
+        ["make", "build"],
+        cwd=checkout,
+        env={**os.environ, "PYTHON": "/nowhere/python"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "no /nowhere/python on the PATH" in result.stderr
+    assert sorted(checkout.rglob("*")) == before

@@ -1,0 +1,212 @@
+"""Imports go one way, downwards only: the table of docs/design read off the source, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
+
+VOCABULARY = {"errors", "types", "clock"}
+# Which parts of latchwork a part may import, besides itself.
+MAY_IMPORT = {
+    "errors": set(),
+    "types": set(),
+    "clock": set(),
+    "_core": set(),
+    "backends": VOCABULARY,
+    "store": VOCABULARY | {"backends"},
+    "assignment": VOCABULARY | {"_core"},
+    "primitives": VOCABULARY | {"backends", "store"},
+    "jobs": VOCABULARY | {"backends", "store", "assignment", "primitives"},
+    "": VOCABULARY | {"backends", "store", "assignment", "primitives", "jobs"},  # latchwork/__init__.py
+    "cli": VOCABULARY | {"", "backends", "store", "assignment", "primitives", "jobs", "apps"},
+    "apps": VOCABULARY | {"", "backends", "store", "assignment", "primitives", "jobs"},
+    "testing": VOCABULARY | {"", "_core", "backends", "store", "assignment", "primitives", "jobs"},
+}
+# Client libraries and the only places that may import them, as the beginnings of module names.
+LIBRARIES = {
+    "kazoo": ("backends.zookeeper",),
+    "etcd3": ("backends.etcd",),
+    "grpc": ("backends.etcd",),
+    "google": ("backends.etcd",),
+    "sqlite3": ("backends.embedded",),
+    "cronsim": ("jobs",),
+    "typer": ("cli", "apps"),
+    "click": ("cli", "apps"),
+    "rich": ("cli", "apps"),
+}
+# One backend each; the other modules of `backends` are shared by them all.
+BACKENDS = ("embedded", "etcd", "zookeeper")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`target` is a module name; of latchwork's own the part after "latchwork.", "" being the package itself."""
+
+    importer: str
+    line: int
+    target: str
+    own: bool
+
+
+def module_name(path, package):
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path, package):
+    importer = module_name(path, package)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield classified(importer, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(node, path, package)
+            for name in targets(base, [alias.name for alias in node.names], package):
+                yield classified(importer, node.lineno, name)
+
+
+def absolute_base(node, path, package):
+    if not node.level:
+        return node.module
+    here = ["latchwork", *path.relative_to(package).parent.parts]
+    return ".".join([*here[: len(here) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def targets(base, names, package):
+    """`from a import b` imports module a.b where there is one, else only a."""
+    if base != "latchwork" and not base.startswith("latchwork."):
+        return [base]
+    folder = package.joinpath(*base.split(".")[1:])
+    submodules = [name for name in names if (folder / f"{name}.py").exists() or (folder / name).is_dir()]
+    if base == "latchwork" and "_core" in names:
+        submodules.append("_core")
+    rest = [] if len(submodules) == len(names) else [base]
+    return rest + [f"{base}.{name}" for name in submodules]
+
+
+def classified(importer, line, name):
+    own = name == "latchwork" or name.startswith("latchwork.")
+    return Import(importer, line, name.partition(".")[2] if own else name, own)
+
+
+def part(module):
+    return module.split(".")[0]
+
+
+def backend_of(module):
+    parts = module.split(".")
+    if parts[0] != "backends" or len(parts) < 2:
+        return None
+    return next((name for name in BACKENDS if parts[1].startswith(name)), None)
+
+
+def complaint(found):
+    """Why this import is against the table; None when it is not."""
+    importer, target = found.importer, found.target
+    if part(importer) not in MAY_IMPORT:
+        return f"{part(importer)} has no layer: add it to MAY_IMPORT, and to the architecture"
+    if not found.own:
+        homes = LIBRARIES.get(part(target))
+        allowed = homes is None or importer.startswith(homes) or part(importer) == "testing"
+        return None if allowed else f"only {' and '.join(homes)} may import {part(target)}"
+    if part(importer) == part(target):
+        return sibling_complaint(importer, target)
+    if part(target) in MAY_IMPORT[part(importer)]:
+        return None
+    return f"layer of {part(importer) or 'latchwork/__init__'} may not import {part(target) or 'latchwork itself'}"
+
+
+def sibling_complaint(importer, target):
+    ours, theirs = backend_of(importer), backend_of(target)
+    if ours != theirs and ours and theirs:
+        return f"backend {ours} may not import backend {theirs}"
+    if part(importer) == "apps" and len(importer.split(".")) > 1 and len(target.split(".")) > 1:
+        our_app, their_app = importer.split(".")[1], target.split(".")[1]
+        return None if our_app == their_app else f"app {our_app} may not import app {their_app}"
+    return None
+
+
+def complaints(package):
+    found = [each for path in sorted(package.rglob("*.py")) for each in imports_of(path, package)]
+    judged = [(each, complaint(each)) for each in found]
+    return [f"{each.importer or '__init__'}:{each.line}: {why}" for each, why in judged if why]
+
+
+def test_imports_go_downwards_only():
+    assert complaints(PACKAGE) == []
+
+
+def test_there_are_imports_to_judge():
+    found = [each for path in PACKAGE.rglob("*.py") for each in imports_of(path, PACKAGE)]
+    assert sum(each.own for each in found) > 50
+    assert {part(each.importer) for each in found} >= {"backends", "store", "assignment", "primitives", "jobs", "cli"}
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "why"),
+    [
+        ("errors.py", "import latchwork.store", "errors may not import store"),
+        ("errors.py", "from latchwork import types", "errors may not import types"),
+        ("backends/base.py", "from latchwork.store import Store", "backends may not import store"),
+        ("backends/etcd/client.py", "from ...store.session import Session", "backends may not import store"),
+        ("store/store.py", "from latchwork.primitives.latch import LeaderLatch", "store may not import primitives"),
+        ("store/store.py", "def f():\n    from latchwork.jobs import Job", "store may not import jobs"),
+        ("store/store.py", "import latchwork", "store may not import latchwork itself"),
+        ("store/store.py", "from latchwork import Store", "store may not import latchwork itself"),
+        ("assignment/model.py", "from latchwork.store import Store", "assignment may not import store"),
+        ("primitives/latch.py", "from latchwork.assignment import Plan", "primitives may not import assignment"),
+        ("jobs/job.py", "from latchwork import _core", "jobs may not import _core"),
+        ("jobs/job.py", "from latchwork.cli.main import main", "jobs may not import cli"),
+        ("jobs/job.py", "from latchwork.testing import servers", "jobs may not import testing"),
+        ("cli/main.py", "from latchwork.testing.servers import EtcdServer", "cli may not import testing"),
+        ("__init__.py", "from latchwork.testing import servers", "latchwork/__init__ may not import testing"),
+        ("__init__.py", "from .cli import main", "latchwork/__init__ may not import cli"),
+        ("apps/one/a.py", "from latchwork.apps.two import b", "app one may not import app two"),
+        ("apps/one/a.py", "from ..two import b", "app one may not import app two"),
+        ("backends/etcd/client.py", "from latchwork.backends.zookeeper import x", "etcd may not import backend zoo"),
+        ("backends/etcd/client.py", "import kazoo.client", r"only backends\.zookeeper may import kazoo"),
+        ("backends/zookeeper/client.py", "import grpc", r"only backends\.etcd may import grpc"),
+        ("backends/etcd/client.py", "import sqlite3", r"only backends\.embedded may import sqlite3"),
+        ("store/store.py", "from kazoo.client import KazooClient", r"only backends\.zookeeper may import kazoo"),
+        ("jobs/job.py", "import typer", "only cli and apps may import typer"),
+        ("novelty/x.py", "import os", "novelty has no layer"),
+    ],
+)
+def test_import_against_the_table_is_found(tmp_path, file, code, why):
+    package = make_package(tmp_path, file, code)
+    (found,) = complaints(package)
+    assert why.replace("\\", "") in found
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("backends/etcd/client.py", "import grpc\nfrom latchwork.backends.base import Backend"),
+        ("backends/etcd/client.py", "from ..base import Backend\nfrom ...errors import Conflict\nfrom . import rpc"),
+        ("backends/url.py", "from latchwork.backends.etcd import open"),
+        ("assignment/strategies.py", "from latchwork import _core\nfrom latchwork._core import fast"),
+        ("jobs/job.py", "from latchwork.assignment import Plan\nfrom latchwork.jobs.keys import x\nimport cronsim"),
+        ("apps/one/a.py", "from latchwork.apps.one import b\nfrom . import c\nfrom latchwork import Store"),
+        ("cli/main.py", "import latchwork\nfrom latchwork.apps import one\nimport rich.table"),
+        ("testing/faults.py", "import kazoo\nfrom latchwork.backends.base import Backend"),
+    ],
+)
+def test_import_within_the_table_is_left_alone(tmp_path, file, code):
+    assert complaints(make_package(tmp_path, file, code)) == []
+
+
+def make_package(tmp_path, file, code):
+    package = tmp_path / "latchwork"
+    for folder in ("apps/one", "apps/two", "backends/etcd", "backends/zookeeper", "store", "primitives", "jobs"):
+        (package / folder).mkdir(parents=True, exist_ok=True)
+    for folder in ("assignment", "cli", "testing", "novelty"):
+        (package / folder).mkdir(exist_ok=True)
+    for module in ("errors", "types", "store/session", "testing/servers", "apps/two/b"):
+        (package / f"{module}.py").touch()
+    (package / file).write_text(code)
+    return package
