@@ -12,7 +12,8 @@ CORE  := python/latchwork/_core.abi3.so
 IN_VENV := env -u CONDA_PREFIX -u PYTHONHOME VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
-LOCKED       := $(if $(wildcard Cargo.lock),--locked)
+# In CI a Cargo.lock that lags behind Cargo.toml is an error; at home cargo updates it.
+LOCKED       := $(if $(CI),--locked)
 
 # Test processes side by side; each starts its own servers.
 WORKERS ?= 2
@@ -57,7 +58,7 @@ $(STAMP)/dependencies: requirements-dev.txt $(STAMP)/venv
 	@touch $@
 
 $(CORE): pyproject.toml $(STAMP)/dependencies $(RUST_SOURCES)
-	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras all
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras etcd,metrics,zookeeper
 	@touch $@
 
 demo: build
@@ -86,7 +87,7 @@ bench-assignment: build
 	$(BIN)/python benches/bench_assignment.py $(ARGS)
 
 wheel: build
-	$(IN_VENV) $(BIN)/maturin build --release $(LOCKED) --out dist
+	$(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist
 
 clean:
 	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)
