@@ -1,0 +1,35 @@
+//! A first placement of the seats: near the least sum of squares, and with most of the gains.
+
+use crate::input::Job;
+use crate::quota::{Loads, Share};
+use crate::spread::seat_job;
+
+/// Seats and the loads they make. O(sum of able workers, each job sorted).
+///
+/// A first pass looks only at loads. A second gives seats with a gain first, as long as they lead no worker more than
+/// one above what the first pass gave it: in a cluster at rest this is the placement that is there.
+pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> (Vec<Vec<bool>>, Loads) {
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by_key(|&job| (jobs[job].able.len(), job));
+    let bare = Loads::new(workers, jobs, shares);
+    let (seated, level) = pass(&order, jobs, shares, bare.clone(), |_, _| false);
+    if shares.iter().all(|share| !share.gain.contains(&true)) {
+        return (seated, level);
+    }
+    let below = |loads: &Loads, worker: u32| loads.load[worker as usize] <= level.load[worker as usize];
+    pass(&order, jobs, shares, bare, below)
+}
+
+fn pass(
+    order: &[usize],
+    jobs: &[Job<'_>],
+    shares: &[Share],
+    mut loads: Loads,
+    keeps: impl Fn(&Loads, u32) -> bool,
+) -> (Vec<Vec<bool>>, Loads) {
+    let mut seated = vec![Vec::new(); jobs.len()];
+    for &job in order {
+        seated[job] = seat_job(&jobs[job], &shares[job], &mut loads, &keeps);
+    }
+    (seated, loads)
+}

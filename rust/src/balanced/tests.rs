@@ -1,0 +1,112 @@
+//! Exactness against brute force, in pure Rust; `tests/assignment` repeats it from Python on whole items.
+
+use super::*;
+use crate::input::NOBODY;
+use crate::quota::Loads;
+use crate::testing::Random;
+
+const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+
+fn random_job(random: &mut Random, workers: usize, weight: &[f64]) -> Job<'static> {
+    let able: Vec<u32> = (0..workers as u32).filter(|_| random.below(10) < 7).collect();
+    let items = NAMES[..random.below(NAMES.len() + 1)].to_vec();
+    let owner = |random: &mut Random| {
+        if able.is_empty() || random.below(5) == 0 {
+            NOBODY
+        } else {
+            random.below(able.len().min(3)) as u32
+        }
+    };
+    let previous = items.iter().map(|_| owner(random)).collect();
+    let weights = able.iter().map(|&w| weight[w as usize]).collect();
+    Job { id: "j", items, able, weights, previous }
+}
+
+/// All ways to give the seats of one job.
+fn choices(share: &Share) -> Vec<Vec<bool>> {
+    let candidates: Vec<u32> = share.candidates().collect();
+    let seats = if share.gain.is_empty() { 0 } else { share.quota.seats };
+    let subsets = (0u32..1 << candidates.len()).filter(|set| set.count_ones() == seats);
+    let seated = |set: u32| {
+        let mut seated = vec![false; share.gain.len()];
+        let chosen = candidates.iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
+        chosen.for_each(|(_, &at)| seated[at as usize] = true);
+        seated
+    };
+    subsets.map(seated).collect()
+}
+
+/// Cost and gains of a placement, as something to minimise.
+fn value(jobs: &[Job<'_>], shares: &[Share], seated: &[&Vec<bool>], bare: &Loads) -> (i128, i64) {
+    let (mut loads, mut gains) = (bare.clone(), 0);
+    for ((job, share), seated) in jobs.iter().zip(shares).zip(seated) {
+        for at in (0..seated.len()).filter(|&at| seated[at]) {
+            loads.load[job.able[at] as usize] += 1;
+            gains += i64::from(share.gain[at]);
+        }
+    }
+    (loads.cost(), -gains)
+}
+
+fn brute(jobs: &[Job<'_>], shares: &[Share], bare: &Loads) -> (i128, i64) {
+    let options: Vec<Vec<Vec<bool>>> = shares.iter().map(choices).collect();
+    let mut least = (i128::MAX, 0);
+    let mut at = vec![0; jobs.len()];
+    loop {
+        let seated: Vec<&Vec<bool>> = at.iter().zip(&options).map(|(&i, o)| &o[i]).collect();
+        least = least.min(value(jobs, shares, &seated, bare));
+        let Some(turn) = (0..at.len()).find(|&j| at[j] + 1 < options[j].len()) else { return least };
+        at[..turn].fill(0);
+        at[turn] += 1;
+    }
+}
+
+fn check(seed: u64, rounds: usize, workers: usize, weights: &[f64]) -> usize {
+    let mut random = Random::new(seed);
+    let mut gains = 0;
+    for round in 0..rounds {
+        let count = 1 + round % 4;
+        let jobs: Vec<Job<'_>> = (0..count).map(|_| random_job(&mut random, workers, weights)).collect();
+        let shares: Vec<Share> = jobs.iter().map(Share::new).collect();
+        let bare = Loads::new(workers, &jobs, &shares);
+        let seated = seats(workers, &jobs, &shares);
+        for (seated, share) in seated.iter().zip(&shares) {
+            assert!(choices(share).contains(seated), "round {round}: not one of the choices");
+        }
+        let found = value(&jobs, &shares, &seated.iter().collect::<Vec<_>>(), &bare);
+        assert_eq!(found, brute(&jobs, &shares, &bare), "round {round}: {jobs:?}");
+        gains += usize::from(found.1 < 0);
+    }
+    gains
+}
+
+#[test]
+fn seats_are_optimal_for_equal_weights() {
+    assert!(check(7, 1500, 5, &[1.0; 5]) > 500);
+    check(8, 600, 3, &[1.0; 3]);
+}
+
+#[test]
+fn seats_are_optimal_for_unequal_weights() {
+    assert!(check(9, 1000, 5, &[1.0, 2.0, 3.0, 1.0, 0.5]) > 200);
+    check(10, 500, 4, &[0.7, 0.1, 0.9, 1e-9]);
+}
+
+#[test]
+fn a_hundred_workers_and_jobs_in_upheaval_are_levelled() {
+    let mut random = Random::new(11);
+    let weights = [1.0; 100];
+    let mut jobs = Vec::new();
+    for _ in 0..100 {
+        let mut job = random_job(&mut random, 100, &weights);
+        job.previous.iter_mut().for_each(|p| *p = 0);
+        jobs.push(job);
+    }
+    let shares: Vec<Share> = jobs.iter().map(Share::new).collect();
+    let mut loads = Loads::new(100, &jobs, &shares);
+    for (job, seated) in jobs.iter().zip(seats(100, &jobs, &shares)) {
+        let seated = (0..seated.len()).filter(|&at| seated[at]);
+        seated.for_each(|at| loads.load[job.able[at] as usize] += 1);
+    }
+    assert!(loads.load.iter().max().unwrap() - loads.load.iter().min().unwrap() <= 1);
+}

@@ -1,0 +1,22 @@
+//! Hashing and balancing for latchwork: who runs which work item.
+//!
+//! Everything here is a pure function of its input: no I/O, no clock, no randomness, no global state. The modules
+//! know nothing of Python; `py` holds the bindings, and nothing but bindings.
+
+pub mod balanced;
+pub mod even;
+pub mod flow;
+pub mod hash;
+pub mod input;
+pub mod place;
+pub mod quota;
+pub mod rendezvous;
+pub mod score;
+pub mod spread;
+pub mod strategy;
+
+#[cfg(feature = "python")]
+mod py;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,147 @@
+//! `place`: from Python's jobs to the strategies' input, and back.
+
+use std::collections::{BTreeSet, HashMap};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::text::{string, strings, utf8};
+use crate::input::{check_weights, InputError, Job, NOBODY};
+use crate::rendezvous::Mode;
+use crate::strategy::Strategy;
+
+/// Positions are u32, and `NOBODY` is taken.
+const MOST_ITEMS: usize = u32::MAX as usize - 1;
+
+/// A job as Python gives it: id, items, able workers with their weights, previous owners.
+type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, Bound<'py, PyDict>);
+
+#[pyfunction]
+#[pyo3(signature = (strategy, jobs, mode = "fast"))]
+pub fn place<'py>(
+    py: Python<'py>,
+    strategy: &str,
+    jobs: Vec<Given<'py>>,
+    mode: &str,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let (strategy, mode) = (Strategy::parse(strategy)?, Mode::parse(mode)?);
+    let read: Vec<Read<'py>> = jobs.into_iter().map(Read::new).collect::<PyResult<_>>()?;
+    let texts: Vec<Texts<'_>> = read.iter().map(Texts::new).collect::<PyResult<_>>()?;
+    let names: BTreeSet<&str> = texts.iter().flat_map(|text| text.workers.iter().copied()).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let index: HashMap<&str, u32> = names.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
+    let mut order: Vec<usize> = (0..texts.len()).collect();
+    order.sort_by_key(|&at| texts[at].id);
+    check_distinct("job", order.iter().map(|&at| texts[at].id))?;
+    let jobs: Vec<Job<'_>> = order.iter().map(|&at| texts[at].job(&read[at], &index)).collect::<PyResult<_>>()?;
+    let placed = py.detach(|| strategy.place(&names, &jobs, mode))?;
+    let mut results = vec![None; read.len()];
+    for (&at, owners) in order.iter().zip(placed) {
+        results[at] = Some(read[at].owners(py, &owners)?);
+    }
+    Ok(results.into_iter().flatten().collect())
+}
+
+/// One job with its Python strings in name order.
+struct Read<'py> {
+    id: Bound<'py, PyString>,
+    items: Vec<Bound<'py, PyString>>,
+    workers: Vec<Bound<'py, PyString>>,
+    weights: Vec<f64>,
+    previous: Bound<'py, PyDict>,
+}
+
+impl<'py> Read<'py> {
+    fn new((id, items, able, previous): Given<'py>) -> PyResult<Self> {
+        let items = sorted("work item", strings("work item", &items)?)?;
+        let workers = sorted("worker", strings("worker", &able.keys().into_any())?)?;
+        let weight = |worker: &Bound<'py, PyString>| match able.get_item(worker)? {
+            Some(weight) => weight.extract(),
+            None => Err(PyValueError::new_err(format!("worker '{worker}' left the mapping while it was read"))),
+        };
+        let weights = workers.iter().map(weight).collect::<PyResult<_>>()?;
+        Ok(Self { id, items, workers, weights, previous })
+    }
+
+    /// Item to worker, in name order, without the items that nobody can run.
+    fn owners(&self, py: Python<'py>, owners: &[u32]) -> PyResult<Bound<'py, PyDict>> {
+        let result = PyDict::new(py);
+        for (item, &owner) in self.items.iter().zip(owners).filter(|(_, owner)| **owner != NOBODY) {
+            result.set_item(item, &self.workers[owner as usize])?;
+        }
+        Ok(result)
+    }
+}
+
+/// The same job as borrowed text.
+struct Texts<'a> {
+    id: &'a str,
+    items: Vec<&'a str>,
+    workers: Vec<&'a str>,
+}
+
+impl<'a> Texts<'a> {
+    fn new(read: &'a Read<'_>) -> PyResult<Self> {
+        let all = |what, strings: &'a [Bound<'_, PyString>]| -> PyResult<Vec<&'a str>> {
+            strings.iter().map(|string| utf8(what, string)).collect()
+        };
+        let id = utf8("job id", &read.id)?;
+        let (items, workers) = (all("work item", &read.items)?, all("worker", &read.workers)?);
+        check_distinct(&format!("job '{id}': work item"), items.iter().copied())?;
+        check_weights(&workers, &read.weights)?;
+        if items.len() > MOST_ITEMS {
+            return Err(PyValueError::new_err(format!("job '{id}' has {} work items; split it", items.len())));
+        }
+        Ok(Self { id, items, workers })
+    }
+
+    fn job(&self, read: &Read<'_>, index: &HashMap<&str, u32>) -> PyResult<Job<'a>> {
+        let position: HashMap<&str, u32> = self.workers.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
+        Ok(Job {
+            id: self.id,
+            items: self.items.clone(),
+            able: self.workers.iter().map(|name| index[name]).collect(),
+            weights: read.weights.clone(),
+            previous: previous(read, &position)?,
+        })
+    }
+}
+
+/// Per item the position of its previous owner, if that one is still able.
+fn previous(read: &Read<'_>, position: &HashMap<&str, u32>) -> PyResult<Vec<u32>> {
+    let mut owners = vec![NOBODY; read.items.len()];
+    if read.previous.is_empty() {
+        return Ok(owners);
+    }
+    for (owner, item) in owners.iter_mut().zip(&read.items) {
+        if let Some(worker) = read.previous.get_item(item)? {
+            let worker = string("previous owner", worker)?;
+            *owner = *position.get(utf8("previous owner", &worker)?).unwrap_or(&NOBODY);
+        }
+    }
+    Ok(owners)
+}
+
+/// Strings in name order, which for valid text is that of Python.
+fn sorted<'py>(what: &str, strings: Vec<Bound<'py, PyString>>) -> PyResult<Vec<Bound<'py, PyString>>> {
+    let texts: Vec<&str> = strings.iter().map(|string| utf8(what, string)).collect::<PyResult<_>>()?;
+    if texts.is_sorted() {
+        return Ok(strings);
+    }
+    let mut order: Vec<usize> = (0..texts.len()).collect();
+    order.sort_by_key(|&at| texts[at]);
+    Ok(order.into_iter().map(|at| strings[at].clone()).collect())
+}
+
+/// Checks that an ascending sequence has no value twice.
+fn check_distinct<'a>(what: &str, ascending: impl Iterator<Item = &'a str>) -> Result<(), InputError> {
+    let mut last = None;
+    for value in ascending {
+        if last == Some(value) {
+            return Err(InputError(format!("{what} '{value}' is given twice; give it once")));
+        }
+        last = Some(value);
+    }
+    Ok(())
+}

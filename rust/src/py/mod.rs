@@ -1,0 +1,54 @@
+//! The Python module `latchwork._core`: bindings, and nothing but bindings. Its documentation is `_core.pyi`.
+
+mod hasher;
+mod jobs;
+mod text;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::hash::murmur3_x64_128;
+use crate::input::InputError;
+use crate::score;
+
+impl From<InputError> for PyErr {
+    fn from(error: InputError) -> Self {
+        PyValueError::new_err(error.0)
+    }
+}
+
+/// Bytes, or text as UTF-8.
+#[derive(FromPyObject)]
+enum Data<'py> {
+    Text(Bound<'py, pyo3::types::PyString>),
+    Bytes(Bound<'py, pyo3::types::PyBytes>),
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, seed = 0))]
+fn hash128(data: Data<'_>, seed: u32) -> PyResult<(u64, u64)> {
+    Ok(match data {
+        Data::Text(string) => murmur3_x64_128(text::utf8("data", &string)?.as_bytes(), seed),
+        Data::Bytes(bytes) => murmur3_x64_128(bytes.as_bytes(), seed),
+    })
+}
+
+#[pyfunction]
+fn fast_score(key: &str, worker: &str) -> u32 {
+    score::fast_score(score::fast_key(key.as_bytes()), score::fast_worker(worker.as_bytes()))
+}
+
+#[pyfunction]
+fn compat_score(key: &str, worker: &str) -> i64 {
+    score::compat_score(key.as_bytes(), worker.as_bytes(), &mut Vec::new())
+}
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<hasher::RendezvousHasher>()?;
+    module.add_function(wrap_pyfunction!(hash128, module)?)?;
+    module.add_function(wrap_pyfunction!(fast_score, module)?)?;
+    module.add_function(wrap_pyfunction!(compat_score, module)?)?;
+    module.add_function(wrap_pyfunction!(jobs::place, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! How many items of one job each worker may hold: its whole share, and who may hold one more.
+//!
+//! A worker's quota is `items * weight / sum of weights`. It gets the whole part for certain; the items that the whole
+//! parts leave over are *seats*, at most one per worker, and only for workers whose quota has a fraction. So loads stay
+//! within one of the quota, and with equal weights within one of each other. Who gets the seats is the strategies' choice.
+
+use crate::input::Job;
+
+/// Weights are compared as multiples of the largest times this.
+const WEIGHT_SCALE: f64 = 9_007_199_254_740_992.0; // 2^53
+/// A quota nearer than this to a whole number counts as whole: 0.1, 0.2 and 0.3 of 6 items are 1, 2 and 3.
+const WHOLE_WITHIN: u128 = 1_000_000_000;
+
+/// The shares of one job, by position in its `able`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    /// What each worker gets for certain.
+    pub floor: Vec<u32>,
+    /// Who may get one more.
+    pub eligible: Vec<bool>,
+    /// How many get one more; never more than are eligible.
+    pub seats: u32,
+}
+
+impl Quota {
+    /// The quota of `items` among workers of these weights (finite, greater than zero). O(workers).
+    pub fn new(items: u32, weights: &[f64]) -> Self {
+        let largest = weights.iter().fold(0.0, |a: f64, b| a.max(*b));
+        let whole: Vec<u128> = weights.iter().map(|w| (w / largest * WEIGHT_SCALE).round() as u128).collect();
+        let sum: u128 = whole.iter().sum();
+        let (mut floor, mut eligible) = (Vec::new(), Vec::new());
+        for weight in whole {
+            let (share, fraction) = split(u128::from(items) * weight, sum);
+            floor.push(share);
+            eligible.push(fraction);
+        }
+        let seats = u64::from(items) - floor.iter().map(|f| u64::from(*f)).sum::<u64>().min(u64::from(items));
+        let quota = Self { floor, eligible, seats: seats as u32 };
+        debug_assert!(quota.is_whole(items), "{quota:?} does not add up to {items}");
+        quota
+    }
+
+    fn is_whole(&self, items: u32) -> bool {
+        let open = self.eligible.iter().filter(|e| **e).count();
+        let floors: u64 = self.floor.iter().map(|f| u64::from(*f)).sum();
+        self.floor.is_empty() || (self.seats as usize <= open && floors + u64::from(self.seats) == u64::from(items))
+    }
+}
+
+/// The whole part of numerator / denominator, and whether a fraction worth speaking of is left.
+fn split(numerator: u128, denominator: u128) -> (u32, bool) {
+    let (whole, rest) = (numerator / denominator, numerator % denominator);
+    if rest * WHOLE_WITHIN < denominator {
+        (whole as u32, false)
+    } else if (denominator - rest) * WHOLE_WITHIN < denominator {
+        (whole as u32 + 1, false)
+    } else {
+        (whole as u32, true)
+    }
+}
+
+/// One job as the even strategies see it: its quota, and whom a seat would spare a move.
+#[derive(Debug, Clone)]
+pub struct Share {
+    /// The job's quota.
+    pub quota: Quota,
+    /// By position in `able`: a seat here keeps an item where it was.
+    pub gain: Vec<bool>,
+}
+
+impl Share {
+    /// The share of a job. O(items + workers).
+    pub fn new(job: &Job<'_>) -> Self {
+        let quota = Quota::new(job.items.len() as u32, &job.weights);
+        let held = job.held();
+        let spares = |at: usize| quota.eligible[at] && held[at] > quota.floor[at];
+        let gain = (0..held.len()).map(spares).collect();
+        Self { quota, gain }
+    }
+
+    /// Positions that may get a seat, in name order.
+    pub fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
+        let open = if self.quota.seats == 0 { 0 } else { self.gain.len() };
+        (0..open as u32).filter(|&at| self.quota.eligible[at as usize])
+    }
+}
+
+/// What one more item costs each worker: the balance between workers, over all jobs.
+///
+/// A worker of rate k holding l items costs k l^2. Equal weights have rate 1; otherwise the rate is inverse to the
+/// worker's largest weight, to one part in 4096 of the strongest worker's.
+#[derive(Debug, Clone)]
+pub struct Loads {
+    /// Items held by each worker, over all jobs.
+    pub load: Vec<u64>,
+    rate: Vec<i64>,
+}
+
+const RATE_OF_STRONGEST: f64 = 4096.0;
+const GREATEST_RATE: f64 = 268_435_456.0; // 2^28: with fewer than 2^33 items, costs stay below 2^62
+
+impl Loads {
+    /// Loads of the whole shares alone, before any seat is given. O(sum of able workers).
+    pub fn new(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> Self {
+        let (mut load, mut weight) = (vec![0; workers], vec![0.0f64; workers]);
+        for (job, share) in jobs.iter().zip(shares) {
+            for (at, &worker) in job.able.iter().enumerate() {
+                load[worker as usize] += u64::from(share.quota.floor[at]);
+                weight[worker as usize] = weight[worker as usize].max(job.weights[at]);
+            }
+        }
+        let strongest = weight.iter().fold(0.0, |a: f64, b| a.max(*b));
+        let rate = |w: &f64| (RATE_OF_STRONGEST * strongest / w).round().min(GREATEST_RATE) as i64;
+        let rate = weight.iter().map(rate).collect();
+        Self { load, rate }
+    }
+
+    /// The cost of one more item.
+    pub fn taking(&self, worker: u32) -> i64 {
+        (2 * self.load[worker as usize] as i64 + 1) * self.rate[worker as usize]
+    }
+
+    /// What one item fewer would save.
+    pub fn giving(&self, worker: u32) -> i64 {
+        (2 * self.load[worker as usize] as i64 - 1) * self.rate[worker as usize]
+    }
+
+    /// The cost of everything.
+    pub fn cost(&self) -> i128 {
+        let each = |(l, r): (&u64, &i64)| i128::from(*l) * i128::from(*l) * i128::from(*r);
+        self.load.iter().zip(&self.rate).map(each).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    #[test]
+    fn equal_weights_leave_the_remainder_as_seats() {
+        for weight in [1.0, 0.1, 1e300, 5e-324] {
+            let quota = Quota::new(11, &[weight; 3]);
+            assert_eq!(quota, Quota { floor: vec![3; 3], eligible: vec![true; 3], seats: 2 });
+        }
+        assert_eq!(Quota::new(12, &[1.0; 3]).seats, 0);
+    }
+
+    #[test]
+    fn decimal_weights_that_divide_evenly_leave_no_seat() {
+        let quota = Quota::new(6, &[0.1, 0.2, 0.3]);
+        assert_eq!((quota.floor, quota.seats), (vec![1, 2, 3], 0));
+    }
+
+    #[test]
+    fn a_worker_next_to_nothing_gets_next_to_nothing() {
+        let quota = Quota::new(1000, &[1.0, 1e-300]);
+        assert_eq!((quota.floor, quota.seats), (vec![1000, 0], 0));
+    }
+
+    #[test]
+    fn random_quotas_always_add_up() {
+        let mut random = Random::new(5);
+        for _ in 0..20_000 {
+            let workers = 1 + random.below(9);
+            let items = random.below(200) as u32;
+            let weight = |random: &mut Random| 10f64.powi(random.below(26) as i32 - 13) * (1 + random.below(9)) as f64;
+            let weights: Vec<f64> = (0..workers).map(|_| weight(&mut random)).collect();
+            let quota = Quota::new(items, &weights);
+            assert!(quota.is_whole(items), "{items} {weights:?} {quota:?}");
+        }
+    }
+
+    #[test]
+    fn no_workers_have_no_quota() {
+        let quota = Quota::new(5, &[]);
+        assert!(quota.floor.is_empty());
+    }
+}
