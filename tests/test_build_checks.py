@@ -46,7 +46,7 @@ def test_nothing_is_said_when_everything_is_there(tmp_path):
 
 def test_this_machine_can_build():
     result = subprocess.run(
-        ["scripts/check_prerequisites", "--lint"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        ["scripts/check_prerequisites"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -153,3 +153,34 @@ def test_make_build_stops_before_anything_is_installed(tmp_path):
     assert result.returncode == 2
     assert "no /nowhere/python on the PATH" in result.stderr
     assert sorted(checkout.rglob("*")) == before
+
+
+def install_servers(tmp_path, tools, **environment):
+    """Run the installer with these tools first on the PATH; returns the finished process."""
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run(
+        ["/bin/sh", "scripts/install_test_servers"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_installed_servers_are_left_as_they_are(tmp_path):
+    result = install_servers(tmp_path, {"apt-get": f"touch {tmp_path}/called"})
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert not (tmp_path / "called").exists()
+
+
+def test_ordinary_user_is_told_what_is_missing_and_what_to_run(tmp_path):
+    tools = {"apt-get": f"touch {tmp_path}/called", "id": "echo 1000"}
+    result = install_servers(tmp_path, tools, LATCHWORK_ETCD34="/nowhere/etcd")
+    assert result.returncode == 1
+    assert "etcd 3.4 is not installed" in result.stderr
+    assert "sudo apt-get install --no-install-recommends libzookeeper-java default-jre-headless etcd-s" in result.stderr
+    assert not (tmp_path / "called").exists()

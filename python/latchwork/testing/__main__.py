@@ -1,4 +1,4 @@
-"""`python -m latchwork.testing` says which test servers are installed; exit status 1 when one is missing."""
+"""`python -m latchwork.testing` says which test servers are installed; exit status 3 when one is missing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from latchwork.testing._binaries import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MISSING_STATUS = 3  # not 1, which Python gives when it cannot even begin
+
 
 def main() -> int:
-    """Print one line per program, errors on standard error; returns the number of missing ones, at most 1."""
+    """Print one line per program found, on standard error one per missing program; returns the exit status."""
     searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
     searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
-    missing = 0
+    status = 0
     for name, search in searches.items():
         try:
             sys.stdout.write(f"{name}: {search()}\n")
         except ServerMissing as error:
             sys.stderr.write(f"{error}\n")
-            missing = 1
-    return missing
+            status = MISSING_STATUS
+    return status
 
 
 if __name__ == "__main__":
