@@ -1,0 +1,19 @@
+"""Stores of the conformance suite: every test runs unchanged on every backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import latchwork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def other(backend_url: str, store: latchwork.Store) -> Iterator[latchwork.Store]:
+    """A second client of the same root, with connections and sessions of its own."""
+    with latchwork.connect(backend_url) as opened:
+        yield opened

@@ -1,0 +1,169 @@
+"""Data model: keys, implied parents, order, values."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+
+import latchwork
+from latchwork import InvalidKey, Put, ValueTooLarge
+
+BAD_KEYS = [
+    "",
+    "/a",
+    "a/",
+    "a//b",
+    "a b",
+    "a/b c",
+    ".",
+    "..",
+    "a/../b",
+    "a/.",
+    "é",
+    "a\n",
+    "x" * 121,
+    "a*",
+    "@w/x",
+    "@",
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
+    calls = [
+        lambda: store.get(key),
+        lambda: store.get_many(["ok", key]),
+        lambda: store.put(key, b""),
+        lambda: store.create(key, b""),
+        lambda: store.create(key, b"", sequential=True),
+        lambda: store.delete(key),
+        lambda: store.commit([latchwork.Absent(key)], []),
+        lambda: store.commit([], [Put(key, b"")]),
+        lambda: store.transact(lambda tx: tx.get(key)),
+        lambda: store.namespace(key),
+        lambda: store.pipeline().get(key),
+    ]
+    if key:
+        calls += [
+            lambda: store.list(key),
+            lambda: store.children(key),
+            lambda: store.delete_tree(key),
+            lambda: store.watch(key),
+            lambda: store.mirror(key),
+        ]
+    for call in calls:
+        with pytest.raises(InvalidKey):
+            call()
+
+
+def test_error_for_a_slash_too_many_names_the_key_and_the_rule(store):
+    with pytest.raises(InvalidKey, match=r"'jobs//x' has a slash too many.*1-120 characters"):
+        store.put("jobs//x", b"")
+
+
+def test_every_allowed_character_and_length_can_be_stored_and_listed(store):
+    alphabet = string.ascii_letters + string.digits + "._-~%@:+=,"
+    keys = sorted({f"k{char}" for char in alphabet} | {"x" * 120, "...", "a@b", "%2F", "a/@inner"})
+    for key in keys:
+        store.put(key, key.encode())
+    assert [entry.key for entry in store.list("", recursive=True)] == keys
+    assert [entry.value for entry in store.get_many(keys)] == [key.encode() for key in keys]
+
+
+def test_a_key_may_hold_a_value_above_others_and_parents_are_no_keys(store):
+    store.put("a/b/c", b"deep")
+    assert store.get("a") is None
+    assert store.get("a/b") is None
+    assert store.children("") == ["a"]
+    assert store.children("a") == ["b"]
+    assert store.list("a") == []
+    store.put("a/b", b"middle")
+    assert store.get("a/b").value == b"middle"
+    assert [entry.key for entry in store.list("a")] == ["a/b"]
+    assert [entry.key for entry in store.list("a", recursive=True)] == ["a/b", "a/b/c"]
+
+
+def test_an_implied_parent_goes_away_with_its_last_descendant(store):
+    store.put("a/b/c", b"")
+    store.put("a/b/d", b"")
+    store.delete("a/b/c")
+    assert store.children("a") == ["b"]
+    store.delete("a/b/d")
+    assert store.children("a") == []
+    assert store.children("") == []
+
+
+def test_an_implied_parent_goes_away_with_its_last_session_bound_descendant(store):
+    session = store.open_session(2.0)
+    store.put("a/b/c", b"", session=session)
+    assert store.children("a") == ["b"]
+    session.close()
+    assert store.children("a") == []
+    assert store.children("") == []
+
+
+def test_deleting_a_key_leaves_its_descendants(store):
+    store.put("a", b"1")
+    store.put("a/b", b"2")
+    assert store.delete("a") is True
+    assert store.get("a") is None
+    assert store.get("a/b").value == b"2"
+    assert store.children("") == ["a"]
+
+
+def test_an_empty_value_is_a_value(store):
+    store.put("empty", b"")
+    assert store.get("empty").value == b""
+    assert [entry.key for entry in store.list("")] == ["empty"]
+
+
+def test_every_byte_survives(store):
+    value = bytes(range(256)) * 3
+    store.put("bytes", value)
+    assert store.get("bytes").value == value
+
+
+def test_a_value_may_have_a_million_bytes_with_its_key_and_no_more(store):
+    largest = b"x" * (1_000_000 - len("big"))
+    store.put("big", largest)
+    assert store.get("big").value == largest
+    with pytest.raises(ValueTooLarge, match=r"'big'.*1,000,001 bytes.*1,000,000"):
+        store.put("big", largest + b"x")
+    with pytest.raises(ValueTooLarge):
+        store.create("bigger", largest, sequential=True)
+    assert store.get("big").value == largest
+
+
+def test_a_value_that_is_not_bytes_is_refused(store):
+    with pytest.raises(TypeError, match="'k' must be bytes, not str"):
+        store.put("k", "text")
+
+
+def test_order_is_plain_string_order_of_the_full_key_everywhere(store):
+    keys = ["a-b", "a", "a/x", "a/x-1", "a/x/y", "a.b", "a0", "B", "a~", "a%"]
+    for key in keys:
+        store.put(key, b"")
+    assert [entry.key for entry in store.list("", recursive=True)] == sorted(keys)
+    assert [entry.key for entry in store.list("")] == sorted(key for key in keys if "/" not in key)
+    assert store.children("") == sorted({key.split("/")[0] for key in keys})
+
+
+def test_a_prefix_is_whole_segments(store):
+    for key in ("a", "a/1", "ab", "ab/1", "a-1"):
+        store.put(key, b"")
+    assert [entry.key for entry in store.list("a", recursive=True)] == ["a/1"]
+    assert store.children("a") == ["1"]
+    assert store.delete_tree("a") == 2
+    assert [entry.key for entry in store.list("", recursive=True)] == ["a-1", "ab", "ab/1"]
+
+
+def test_roots_do_not_see_each_other(backend_url, store):
+    store.put("mine", b"1")
+    with latchwork.connect(backend_url, root="elsewhere/deep") as elsewhere:
+        assert elsewhere.get("mine") is None
+        assert elsewhere.list("", recursive=True) == []
+        elsewhere.put("theirs", b"2")
+        assert [entry.key for entry in store.list("", recursive=True)] == ["mine"]
+        assert elsewhere.delete_tree("") == 1
+    assert store.get("mine").value == b"1"

@@ -1,0 +1,114 @@
+"""The session's thread against a backend session that does what the test tells it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.errors import SessionLost, Unavailable
+from latchwork.store.session import Session
+
+
+class Scripted:
+    """A backend session whose renewals end as the test says."""
+
+    id = "abcdef0123"
+    token = 7
+    confirm_gap_s = 0.0
+
+    def __init__(self, ttl_s=0.6, answer="ok"):
+        self.ttl_s = ttl_s
+        self.renew_every_s = ttl_s / 6
+        self.opened_at = SYSTEM_CLOCK.now()
+        self.answer = answer
+        self.renewals = 0
+        self.closed = threading.Event()
+        self.hanging: list[tuple[float, Future[float]]] = []
+
+    def renew(self):
+        self.renewals += 1
+        future: Future[float] = Future()
+        if self.answer == "ok":
+            future.set_result(SYSTEM_CLOCK.now())
+        elif self.answer == "hang":
+            self.hanging.append((SYSTEM_CLOCK.now(), future))
+        else:
+            future.set_exception(SessionLost("gone") if self.answer == "gone" else Unavailable("down"))
+        return future
+
+    def close(self):
+        self.closed.set()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+
+def opened(scripted):
+    return Session(scripted, SYSTEM_CLOCK, lambda _session: None)
+
+
+def test_it_is_lost_at_its_deadline_when_renewals_fail_and_is_closed_actively():
+    scripted = Scripted(answer="down")
+    begun = SYSTEM_CLOCK.now()
+    session = opened(scripted)
+    assert session.lost.wait(2)
+    assert 0.55 <= SYSTEM_CLOCK.now() - begun < 0.9
+    assert session.state == "lost"
+    assert scripted.closed.wait(1)
+    assert scripted.renewals >= 3, "failed renewals are tried again"
+
+
+def test_it_is_suspect_while_renewals_fail_and_active_again_after():
+    scripted = Scripted(ttl_s=2.0)
+    session = opened(scripted)
+    scripted.answer = "down"
+    tick = threading.Event()
+    tick.wait(0.6)
+    assert session.state == "suspect"
+    scripted.answer = "ok"
+    tick.wait(0.5)
+    assert session.state == "active"
+    session.close()
+
+
+def test_a_renewal_that_hangs_keeps_no_later_one_from_being_sent():
+    scripted = Scripted(answer="hang")
+    session = opened(scripted)
+    tick = threading.Event()
+    tick.wait(0.25)
+    scripted.answer = "ok"
+    assert not session.lost.wait(1)
+    session.close()
+
+
+def test_an_answer_that_comes_after_the_deadline_does_not_bring_it_back():
+    scripted = Scripted(answer="hang")
+    session = opened(scripted)
+    assert session.lost.wait(2)
+    for sent, future in scripted.hanging:
+        future.set_result(sent + 10)
+    assert session.state == "lost"
+    assert session.remaining_s() == 0
+
+
+def test_the_server_saying_it_is_gone_loses_it_at_once():
+    scripted = Scripted(ttl_s=6.0, answer="gone")
+    session = opened(scripted)
+    assert session.lost.wait(2)
+
+
+def test_a_backend_that_learns_of_the_end_loses_it_at_once():
+    scripted = Scripted(ttl_s=30.0)
+    session = opened(scripted)
+    session.notice_gone()
+    assert session.lost.wait(1)
+
+
+def test_the_state_is_lost_from_the_deadline_on_even_before_its_thread_has_run():
+    scripted = Scripted(ttl_s=30.0)
+    session = opened(scripted)
+    session._deadline._counted -= 31
+    assert session.state == "lost"
+    assert session.remaining_s() == 0
+    session.close()
