@@ -152,7 +152,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         hosts=hosts,
         user=_text(own.get("user", user)),
         password=_text(own.get("password", password)),
-        root=_check_root(str(own.get("root", root)).removeprefix("/")),
+        root=_check_root(str(own["root"]).removeprefix("/") if "root" in own else root),
         path=where,
         options=options,
         **durations,
@@ -267,7 +267,7 @@ _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | N
 def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
     """Hosts, user, password, path and root of a URL."""
     if spec.location == "file":
-        return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT)
+        return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT).removeprefix("/")
     root = unquote(path[1:]) or DEFAULT_ROOT
     if spec.location == "name":
         return (), None, None, _memory_name(spec, authority), root

@@ -1,0 +1,338 @@
+"""The embedded backend: the contract's operations as transactions on one SQLite database.
+
+The work is done in the calling thread; the futures it returns have ended already.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.backends.base import BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.embedded import leases, rows, writes
+from latchwork.backends.embedded.database import FileDatabase, Work
+from latchwork.backends.embedded.memory import join_memory, leave_memory
+from latchwork.backends.embedded.poller import Poller, View, Watcher
+from latchwork.backends.embedded.session import LEAST_TTL_S, EmbeddedSession
+from latchwork.backends.futures import attempt
+from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
+from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from latchwork.backends.url import StoreURL
+    from latchwork.clock import Clock
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_TREE_BATCH = 500  # keys deleted in one transaction: others get their turn in between
+_SWEEP_PATIENCE_S = 0.0
+_LAST_PATIENCE_S = 1.0
+
+
+class EmbeddedBackend:
+    """One open store. Safe to share between threads."""
+
+    def __init__(self, url: StoreURL, clock: Clock) -> None:
+        """Open the file or join the memory; see ``open_backend`` for what it raises."""
+        self._root = url.root
+        self._clock = clock
+        self._call_timeout_s = url.call_timeout_s
+        self._boot = leases.boot_id()
+        self._lock = threading.Lock()
+        self._sessions: dict[str, EmbeddedSession] = {}
+        self._ended: set[str] = set()  # closed here: refused even while their rows are still there
+        self._closed = False
+        self._memory = join_memory(url.path or "") if url.scheme == "memory" else None
+        self._db = self._memory.database if self._memory else _open_file(url)
+        self._file = self._db if isinstance(self._db, FileDatabase) else None
+        self.polled = self._file is not None
+        self._poller = Poller(self, clock, Path(url.path or "").name)
+        try:
+            self._remove_dead(url.connect_timeout_s)
+        except BaseException:
+            self._release()
+            raise
+        if self._memory is not None:
+            self._memory.add(self._poller)
+        self._poller.start()
+
+    @property
+    def capabilities(self) -> Capability:
+        """Several processes and durable in a file, neither in memory; there are no passwords."""
+        is_file = self._file is not None
+        return Capability(
+            "sqlite" if is_file else "memory", multi_process=is_file, durable=is_file, verifies_password=False
+        )
+
+    # Reads.
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - reads here are never stale
+        """The entry, or None. Linearizable."""
+        return self._read(lambda conn: rows.get(conn, self._root, key))
+
+    def get_many(self, keys: Sequence[str]) -> Future[builtins.list[Entry | None]]:
+        """One answer per key, in order, all of one moment."""
+
+        def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
+            found = rows.get_many(conn, self._root, keys)
+            return [found.get(key) for key in keys]
+
+        return self._read(work)
+
+    def list(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+    ) -> Future[builtins.list[Entry]]:
+        """Entries directly below the prefix or its whole subtree, in order of their keys, all of one moment."""
+        return self._read(
+            lambda conn: rows.list_below(
+                conn, self._root, prefix, recursive=recursive, limit=limit, start_after=start_after
+            )
+        )
+
+    def children(self, prefix: str) -> Future[builtins.list[str]]:
+        """Names directly below, sorted, each once."""
+        return self._read(lambda conn: rows.children(conn, self._root, prefix))
+
+    # Writes.
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """All or nothing; see ``Backend.commit``."""
+        return attempt(lambda: self._commit(checks, ops))
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """Create the key with a suffix of ten digits; numbers of a parent are never used twice."""
+
+        def work(conn: sqlite3.Connection) -> Entry:
+            alive = self._sweep_and_judge(conn)
+            return writes.create_sequential(conn, self._root, key, value, session, alive=alive)
+
+        return attempt(lambda: self._write(work))
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """Delete the key at the prefix and all below it, a batch at a time; how many keys were there."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            keys = rows.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
+            writes.delete_keys(conn, self._root, keys)
+            return len(keys)
+
+        def all_batches() -> int:
+            total = 0
+            while count := self._write(work):
+                total += count
+            return total
+
+        return attempt(all_batches)
+
+    # Sessions.
+
+    def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
+        """Open a session of this boot; the least TTL is 0.25 s."""
+        return attempt(lambda: self._open_session(max(float(ttl_s), LEAST_TTL_S), on_gone))
+
+    def renew_session(self, session: EmbeddedSession) -> Future[float]:
+        """For ``EmbeddedSession.renew``."""
+
+        def work(conn: sqlite3.Connection) -> bool:
+            return session.id not in self._ended and leases.renew(
+                conn, self._root, session.id, self._boot, self._clock.now()
+            )
+
+        def renew() -> float:
+            sent_at = self._clock.now()
+            if not self._write(work, session.ttl_s / 8):
+                raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
+            return sent_at
+
+        return attempt(renew)
+
+    def end_session(self, session: EmbeddedSession) -> Future[None]:
+        """For ``EmbeddedSession.close``."""
+        with self._lock:
+            self._ended.add(session.id)
+            known = self._sessions.pop(session.id, None)
+        if known is None:
+            return attempt(lambda: None)
+        return attempt(lambda: self._end_in_database(session.id))
+
+    # Watches.
+
+    def watch(self, prefix: str, sink: Sink) -> Watcher:
+        """Watch the key equal to the prefix and all below it; see ``Backend.watch``."""
+        self._require_open()
+        return self._poller.watch(prefix, sink)
+
+    def close(self) -> None:
+        """End the watches and the sessions, join the thread, close the connections. Twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._ended.update(self._sessions)
+        self._poller.close()
+        if self._memory is not None:
+            self._memory.remove(self._poller)
+        try:
+            self._remove_dead(min(_LAST_PATIENCE_S, self._call_timeout_s))
+        except LatchworkError as error:
+            _log.warning(
+                "sessions %s end at their deadlines only: %s", ", ".join(sorted(self._ended)) or "of others", error
+            )
+        finally:
+            self._release()
+
+    # What the poller asks for.
+
+    def changed(self) -> bool:
+        """Whether anybody may have committed since the last call."""
+        return self._file.changed() if self._file is not None else False
+
+    def look(self, watches: Sequence[Watcher], since: int, as_of: float) -> View:
+        """One consistent view of what the watches have to be told."""
+        with self._lock:
+            own = list(self._sessions.values())
+
+        def work(conn: sqlite3.Connection) -> tuple[View, builtins.list[EmbeddedSession]]:
+            alive = self._judge(conn)
+            gone = [session for session in own if not alive(session.id)]
+            events = self._events(conn, watches, since, as_of)
+            return View(rows.newest_token(conn), leases.next_deadline(conn), events), gone
+
+        view, gone = self._db.read(work, self._call_timeout_s)
+        for session in gone:
+            session.tell_gone()
+        return view
+
+    def sweep(self) -> bool:
+        """Remove sessions past their deadline and those closed here; False when another process was in the way."""
+        try:
+            self._remove_dead(_SWEEP_PATIENCE_S)
+        except Unavailable:
+            return False
+        return True
+
+    # Private.
+
+    def _release(self) -> None:
+        if self._memory is not None:
+            leave_memory(self._memory)
+        else:
+            self._db.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._db.where} was closed; connect again")
+
+    def _read(self, work: Work[T]) -> Future[T]:
+        def run() -> T:
+            self._require_open()
+            return self._db.read(work, self._call_timeout_s)
+
+        return attempt(run)
+
+    def _write(self, work: Work[T], limit_s: float | None = None) -> T:
+        self._require_open()
+        result = self._db.write(work, self._call_timeout_s if limit_s is None else limit_s)
+        self._notify()
+        return result
+
+    def _notify(self) -> None:
+        if self._memory is not None:
+            self._memory.notice_commit()
+        else:
+            self._poller.notice_commit()
+
+    def _commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Committed:
+        def work(conn: sqlite3.Connection) -> Committed | Conflict:
+            return writes.commit(conn, self._root, checks, ops, self._sweep_and_judge(conn))
+
+        def only_checks(conn: sqlite3.Connection) -> Committed | Conflict:
+            failed = writes.failed_checks(conn, self._root, checks, self._judge(conn))
+            return writes.conflict(failed) if failed else Committed(0)
+
+        self._require_open()
+        outcome = self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s)
+        if isinstance(outcome, Conflict):
+            raise outcome
+        return outcome
+
+    def _judge(self, conn: sqlite3.Connection) -> writes.Alive:
+        """Tells which sessions are alive at this moment, which must lie within the transaction."""
+        now = self._clock.now()
+        return lambda session_id: (
+            session_id not in self._ended and leases.is_alive(conn, self._root, session_id, self._boot, now)
+        )
+
+    def _sweep_and_judge(self, conn: sqlite3.Connection) -> writes.Alive:
+        """The same for a write, which must not see keys of sessions that are past their deadline."""
+        for session_id in leases.expired(conn, self._clock.now()):
+            leases.end(conn, session_id)
+        return self._judge(conn)
+
+    def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> EmbeddedSession:
+        opened_at = self._clock.now()
+
+        def work(conn: sqlite3.Connection) -> tuple[str, int]:
+            return leases.open_session(conn, self._root, self._boot, ttl_s, self._clock.now())
+
+        session_id, token = self._write(work)
+        session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
+        with self._lock:
+            if self._closed:
+                raise Closed(f"{self._db.where} was closed; connect again")  # the row goes at its deadline
+            self._sessions[session_id] = session
+        self._poller.nudge()  # it must know the new deadline
+        return session
+
+    def _end_in_database(self, session_id: str) -> None:
+        try:
+            self._write(lambda conn: leases.end(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s))
+        except LatchworkError:
+            self._poller.sweep_soon()
+            raise
+        with self._lock:
+            self._ended.discard(session_id)
+
+    def _remove_dead(self, limit_s: float) -> None:
+        """Remove the sessions that ended by time, by a reboot, or here without reaching the database."""
+        with self._lock:
+            ended = set(self._ended)
+
+        def work(conn: sqlite3.Connection) -> None:
+            now = self._clock.now()
+            dead = {*ended, *leases.expired(conn, now), *leases.of_other_boots(conn, self._boot, now)}
+            for session_id in sorted(dead):
+                leases.end(conn, session_id)
+
+        self._db.write(work, limit_s)
+        with self._lock:
+            self._ended -= ended
+        self._notify()
+
+    def _events(
+        self, conn: sqlite3.Connection, watches: Sequence[Watcher], since: int, as_of: float
+    ) -> builtins.list[WatchEvent | None]:
+        followed = [watch.prefix for watch in watches if not watch.is_new]
+        changes = rows.changed_since(conn, self._root, since, followed) if followed else None
+        events: builtins.list[WatchEvent | None] = []
+        for watch in watches:
+            if watch.is_new or changes is None:
+                events.append(Snapshot(tuple(rows.at_and_below(conn, self._root, watch.prefix)), as_of))
+                continue
+            own = tuple(change for change in changes if rows.is_under(change.key, watch.prefix))
+            events.append(Delta(own, as_of) if own else None)
+        return events
+
+
+def _open_file(url: StoreURL) -> FileDatabase:
+    path = Path(url.path or "").absolute()
+    return FileDatabase(path, sync=url.options.get("sync", "normal"), connect_timeout_s=url.connect_timeout_s)

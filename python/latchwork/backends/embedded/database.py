@@ -1,0 +1,310 @@
+"""Connections to one SQLite database, and transactions on it that end within a time limit.
+
+Threads take a connection out of a pool, use it alone and put it back: no lock is held during I/O. One connection of
+the pool writes, so that threads of one process queue up fairly and only processes compete for the file's lock.
+No error of sqlite3 leaves this file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from latchwork.backends.embedded import schema
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.errors import Closed, ConnectFailed, OutcomeUnknown, Unavailable
+
+T = TypeVar("T")
+#: A transaction: gets the connection, returns the result; what it raises rolls it back.
+Work = Callable[[sqlite3.Connection], T]
+
+_MAX_READERS = 8
+_FIRST_PAUSE_S = 0.0003
+_LONGEST_PAUSE_S = 0.004
+
+
+class Pool:
+    """Connections that one thread at a time uses. Safe to share between threads."""
+
+    def __init__(self, opener: Callable[[], sqlite3.Connection], limit: int, where: str) -> None:
+        self._opener = opener
+        self._where = where
+        self._left = limit
+        self._idle: deque[sqlite3.Connection] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        _pools.add(self)
+
+    def take(self, deadline: float) -> sqlite3.Connection:
+        """An idle or a new connection.
+
+        Raises:
+            Unavailable: every connection was in use until the deadline.
+            Closed: the pool is closed.
+        """
+        with self._changed:
+            while not self._idle and self._left == 0 and not self._closed:
+                if not SYSTEM_CLOCK.wait_condition(self._changed, deadline - SYSTEM_CLOCK.now()):
+                    break
+            if self._closed:
+                raise Closed(f"{self._where} was closed; connect again")
+            if self._idle:
+                return self._idle.pop()
+            if self._left == 0:
+                raise Unavailable(f"{self._where} was in use by other threads for the whole call timeout; try again")
+            self._left -= 1
+        try:
+            return patiently(self._opener, deadline, self._where)
+        except sqlite3.Error as error:
+            self._free()
+            raise schema.translate(error, self._where) from error
+        except BaseException:
+            self._free()
+            raise
+
+    def give(self, conn: sqlite3.Connection, *, broken: bool = False) -> None:
+        """Put a connection back; a broken one is closed."""
+        with self._changed:
+            kept = not self._closed and not broken
+            if kept:
+                self._idle.append(conn)
+                self._changed.notify()
+        if not kept:
+            conn.close()
+            self._free()
+
+    def close(self) -> None:
+        """Close the idle connections now, those in use when they come back."""
+        with self._changed:
+            self._closed = True
+            idle = list(self._idle)
+            self._idle.clear()
+            self._changed.notify_all()
+        for conn in idle:
+            conn.close()
+        _pools.discard(self)
+
+    def abandon(self) -> list[sqlite3.Connection]:
+        """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
+        self._changed = threading.Condition()
+        self._closed = True
+        idle = list(self._idle)
+        self._idle.clear()
+        return idle
+
+    def _free(self) -> None:
+        with self._changed:
+            self._left += 1
+            self._changed.notify()
+
+
+class Database:
+    """Transactions on one database, in a file or in memory. Safe to share between threads."""
+
+    def __init__(self, where: str, readers: Pool, writer: Pool) -> None:
+        self.where = where
+        self._readers = readers
+        self._writer = writer
+
+    def read(self, work: Work[T], limit_s: float) -> T:
+        """Run the work on one consistent state, the newest committed by any process. It may be run more than once.
+
+        Raises:
+            Unavailable: not possible within the limit.
+        """
+        deadline = SYSTEM_CLOCK.now() + limit_s
+        self.check()
+        conn = self._readers.take(deadline)
+        try:
+            return patiently(lambda: _read(conn, work), deadline, self.where)
+        except sqlite3.Error as error:
+            raise schema.translate(error, self.where) from error
+        finally:
+            self._readers.give(conn, broken=_still_open(conn))
+
+    def write(self, work: Work[T], limit_s: float) -> T:
+        """Run the work alone among all processes, and commit.
+
+        Raises:
+            Unavailable: others wrote for the whole limit; nothing was applied.
+            QuotaExceeded: the disk is full; nothing was applied.
+            OutcomeUnknown: the disk failed while committing.
+        """
+        deadline = SYSTEM_CLOCK.now() + limit_s
+        conn = self._writer.take(deadline)
+        try:
+            patiently(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
+            self.check()
+            result = work(conn)
+            self._commit(conn)
+            return result
+        except sqlite3.Error as error:
+            raise schema.translate(error, self.where) from error
+        finally:
+            self._writer.give(conn, broken=_still_open(conn))
+
+    def check(self) -> None:
+        """Refuse to go on when the database is not what it was."""
+
+    def close(self) -> None:
+        """Close the connections; those in use are closed when they come back."""
+        self._readers.close()
+        self._writer.close()
+
+    def _commit(self, conn: sqlite3.Connection) -> None:
+        try:
+            conn.execute("COMMIT")
+        except sqlite3.Error as error:
+            if "I/O" not in str(error):
+                raise
+            raise OutcomeUnknown(
+                f"{self.where} failed while committing ({error}); read back, then check its disk"
+            ) from error
+
+
+class FileDatabase(Database):
+    """A database in a file that other processes share."""
+
+    def __init__(self, path: Path, *, sync: str, connect_timeout_s: float) -> None:
+        """Open the file, making it and its tables when they are not there.
+
+        Raises:
+            ConnectFailed: no directory, no database, a newer format, or locked for the whole timeout.
+            PermissionDenied: this account cannot write there.
+        """
+        schema.check_place(path)
+        self.path = path
+
+        def opener() -> sqlite3.Connection:
+            return schema.open_file(path, sync)
+
+        where = f"store file {path}"
+        super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
+        self._versions = Pool(opener, 1, where)
+        self._version = -1
+        self._identity = (0, 0)
+        try:
+            self._prepare(connect_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def changed(self) -> bool:
+        """Whether any connection of any process committed since the last call. One thread only."""
+        self.check()
+        conn = self._versions.take(SYSTEM_CLOCK.now())
+        try:
+            (version,) = conn.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error as error:
+            if schema.is_busy(error):
+                return True
+            raise schema.translate(error, self.where) from error
+        finally:
+            self._versions.give(conn)
+        before, self._version = self._version, version
+        return bool(before != version)
+
+    def check(self) -> None:
+        """Refuse a file that was deleted or replaced: what others read and write is elsewhere."""
+        try:
+            found = self.path.stat()
+            same = (found.st_dev, found.st_ino) == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
+
+    def close(self) -> None:
+        """Close the connections; those in use are closed when they come back."""
+        super().close()
+        self._versions.close()
+
+    def _prepare(self, connect_timeout_s: float) -> None:
+        deadline = SYSTEM_CLOCK.now() + connect_timeout_s
+        try:
+            conn = self._writer.take(deadline)
+            try:
+                patiently(lambda: schema.prepare_file(conn, self.path), deadline, self.where)
+            finally:
+                self._writer.give(conn, broken=_still_open(conn))
+        except sqlite3.Error as error:
+            raise _as_connect_failure(schema.translate(error, self.where)) from error
+        except Unavailable as error:
+            raise _as_connect_failure(error) from error.__cause__
+        found = self.path.stat()
+        self._identity = (found.st_dev, found.st_ino)
+
+
+def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
+    """Call again while another process is in the way.
+
+    Raises:
+        Unavailable: it still was at the deadline.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except sqlite3.OperationalError as error:
+            left_s = deadline - SYSTEM_CLOCK.now()
+            if not schema.is_busy(error):
+                raise
+            if left_s <= 0:
+                raise Unavailable(
+                    f"{where} was locked by another process for the whole timeout; "
+                    "look for a stopped process that has it open"
+                ) from error
+        SYSTEM_CLOCK.wait(_never, min(left_s, pause_s * random.uniform(0.3, 1.0)))
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+
+
+def memory_database(name: str) -> Database:
+    """A new, empty database in memory: one connection for reads and writes."""
+    where = f"store memory://{name}"
+    pool = Pool(schema.open_memory, 1, where)
+    return Database(where, pool, pool)
+
+
+def _read(conn: sqlite3.Connection, work: Work[T]) -> T:
+    conn.execute("BEGIN")
+    try:
+        return work(conn)
+    finally:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+
+
+def _still_open(conn: sqlite3.Connection) -> bool:
+    """Roll back what is open; True if even that failed."""
+    if not conn.in_transaction:
+        return False
+    try:
+        conn.execute("ROLLBACK")
+    except sqlite3.Error:
+        return True
+    return False
+
+
+def _as_connect_failure(error: Exception) -> Exception:
+    return ConnectFailed(str(error)) if type(error) is Unavailable else error
+
+
+_never = threading.Event()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_of_the_parent: list[sqlite3.Connection] = []
+
+
+def _forget_parents_connections() -> None:
+    for pool in list(_pools):
+        _of_the_parent.extend(pool.abandon())
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents_connections)

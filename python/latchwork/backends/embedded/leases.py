@@ -1,0 +1,72 @@
+"""Sessions in the database: who lives until when, judged inside the transaction that asks.
+
+A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend; it
+means something only within the boot whose id the row carries. A session past its deadline is dead from that moment,
+whether or not anyone has removed its row, and is never renewed. Its keys leave as deletions with a token of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from pathlib import Path
+
+from latchwork.backends.embedded import writes
+
+_SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from every other; empty where the system has no such id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:
+    """A new session that lives until now plus its TTL: its id and the token of its opening."""
+    session_id = secrets.token_hex(8)
+    conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
+    return session_id, writes.next_token(conn)
+
+
+def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+    """Let it live for its TTL from now; False if it is dead already."""
+    if not is_alive(conn, root, session_id, boot, now):
+        return False
+    conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
+    return True
+
+
+def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+    """Whether it was opened in this boot, has not ended, and its deadline is still to come."""
+    query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
+    return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
+
+
+def end(conn: sqlite3.Connection, session_id: str) -> None:
+    """Remove a session, if it is still there, and its keys."""
+    (root,) = conn.execute("SELECT root FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
+    if root is None:
+        return
+    conn.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+    keys = [key for (key,) in conn.execute("SELECT key FROM entries WHERE owner = ?", (session_id,))]
+    writes.delete_keys(conn, root, keys)
+
+
+def expired(conn: sqlite3.Connection, now: float) -> list[str]:
+    """Ids of the sessions of this boot whose deadline has passed. Cheap: asked by every write."""
+    return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
+
+
+def of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
+    """Ids of sessions that another boot left behind; a deadline beyond any TTL from now gives those away as well."""
+    query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
+    return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
+
+
+def next_deadline(conn: sqlite3.Connection) -> float | None:
+    """When the next session ends unless renewed; None without sessions."""
+    deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
+    return None if deadline is None else float(deadline)

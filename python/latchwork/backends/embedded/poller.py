@@ -1,0 +1,237 @@
+"""One thread per open store that finds what changed, feeds the watches and removes expired sessions.
+
+Own commits wake it at once. Commits of other processes show in the file's data version, which it reads about every
+20 ms, faster for a moment after the root changed: hand-overs between processes come in bursts. A poll that finds
+nothing reads a number from shared memory and touches no disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from latchwork.backends.base import Current, Sink, WatchEvent
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.errors import LatchworkError
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+_POLL_UNWATCHED_S = 0.1
+_POLL_BUSY_S = 0.003
+_BUSY_FOR_S = 0.2
+_CURRENT_EVERY_S = 1.0
+_CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class View:
+    """What one look at the database showed.
+
+    Attributes:
+        token: the newest token then.
+        next_deadline: when the next session ends unless renewed; None without sessions.
+        events: per watch, in the order asked for, what it has to be told; None for nothing.
+    """
+
+    token: int
+    next_deadline: float | None
+    events: list[WatchEvent | None]
+
+
+class Source(Protocol):
+    """What the poller looks at; the backend is one."""
+
+    #: Whether commits of others must be found by polling; if not, they wake the poller.
+    polled: bool
+
+    def changed(self) -> bool:
+        """Whether anybody may have committed since the last call."""
+        ...
+
+    def look(self, watches: Sequence[Watcher], since: int, as_of: float) -> View:
+        """One consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for the others that missed something."""
+        ...
+
+    def sweep(self) -> bool:
+        """Remove sessions that ended; False when another process was in the way."""
+        ...
+
+
+class Watcher:
+    """One watch. Its sink is called by the poller's thread only."""
+
+    def __init__(self, prefix: str, sink: Sink, forget: Callable[[Watcher], None]) -> None:
+        self.prefix = prefix
+        self.is_new = True
+        self.told_at = 0.0
+        self._sink = sink
+        self._forget = forget
+        self._state = threading.Condition()
+        self._closed = False
+        self._teller: int | None = None
+
+    def tell(self, event: WatchEvent) -> None:
+        """Hand an event to the sink, unless closed."""
+        with self._state:
+            if self._closed:
+                return
+            self._teller = threading.get_ident()
+        try:
+            self._sink(event)
+        except Exception:
+            _log.exception("the sink of the watch on %r raised; the event is lost", self.prefix)
+        finally:
+            with self._state:
+                self._teller = None
+                self._state.notify_all()
+
+    def close(self) -> None:
+        """Stop; no event is delivered after this returns, except when called from inside the sink. Twice is fine."""
+        self._forget(self)
+        with self._state:
+            self._closed = True
+            while self._teller not in {None, threading.get_ident()}:
+                SYSTEM_CLOCK.wait_condition(self._state, _CLOSE_TIMEOUT_S)
+
+
+class Poller:
+    """The thread. Safe to share; ``close`` joins it."""
+
+    def __init__(self, source: Source, clock: Clock, name: str) -> None:
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watchers: list[Watcher] = []
+        self._wake = threading.Event()
+        self._closing = False
+        self._since = 0
+        self._deadline: float | None = None
+        self._look_again = True
+        self._sweep_again = False
+        self._busy_until = 0.0
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-poll-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def watch(self, prefix: str, sink: Sink) -> Watcher:
+        """Add a watch; its first event comes from the thread at once."""
+        watcher = Watcher(prefix, sink, self._forget)
+        with self._lock:
+            self._watchers.append(watcher)
+        self.nudge()
+        return watcher
+
+    def notice_commit(self) -> None:
+        """Something was committed in this process: tell the watches, if there are any."""
+        if self._watchers:
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Look at once, for watches or for a new session deadline."""
+        self._wake.set()
+
+    def sweep_soon(self) -> None:
+        """Call the source's sweep at once, and again until it succeeds."""
+        self._sweep_again = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """End every watch and join the thread. Twice is fine."""
+        self._closing = True
+        self._wake.set()
+        for watcher in list(self._watchers):
+            watcher.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _forget(self, watcher: Watcher) -> None:
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+    def _run(self) -> None:
+        woken = True
+        while not self._closing:
+            self._wake.clear()  # before looking: what wakes the thread from here on is looked at next time
+            try:
+                self._poll(woken)
+            except LatchworkError as error:
+                self._report(error)
+            except Exception as error:
+                _log.debug("the poller failed", exc_info=True)
+                self._report(error)
+            woken = self._wait()
+
+    def _poll(self, woken: bool) -> None:
+        as_of = self._clock.now()
+        changed = self._source.changed()
+        if changed or woken or self._look_again or self._is_due():
+            self._look_again = True  # until it worked
+            self._look(as_of)
+            self._look_again = False
+        else:
+            self._confirm(as_of)
+        if self._sweep_again or self._is_due():
+            self._sweep_again = not self._source.sweep()
+            self._look_again = True
+        if self._failing:
+            self._failing = False
+            _log.info("watches go on")
+
+    def _is_due(self) -> bool:
+        return self._deadline is not None and self._deadline <= self._clock.now()
+
+    def _look(self, as_of: float) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        view = self._source.look(watchers, self._since, as_of)
+        if view.token != self._since:
+            self._busy_until = as_of + _BUSY_FOR_S
+        self._since, self._deadline = view.token, view.next_deadline
+        for watcher, event in zip(watchers, view.events, strict=True):
+            watcher.is_new = False
+            if event is not None:
+                watcher.told_at = as_of
+                watcher.tell(event)
+        self._confirm(as_of)
+
+    def _confirm(self, as_of: float) -> None:
+        """Tell the watches that heard nothing for a while that their state is still the newest."""
+        for watcher in self._watchers.copy():
+            if not watcher.is_new and as_of - watcher.told_at >= _CURRENT_EVERY_S:
+                watcher.told_at = as_of
+                watcher.tell(Current(as_of))
+
+    def _report(self, error: Exception) -> None:
+        if not self._failing and not self._closing:
+            self._failing = True
+            _log.warning("watches are delayed and go on by themselves: %s", error)
+
+    def _wait(self) -> bool:
+        """Wait for the next look; True if somebody asked for it."""
+        now = self._clock.now()
+        pause_s = self._pause_s(now)
+        if self._deadline is not None and not self._sweep_again and not self._failing:
+            left_s = max(0.0, self._deadline - now)
+            pause_s = left_s if pause_s is None else min(pause_s, left_s)
+        # Real time even under a virtual clock while polling: other processes do not wait for that clock.
+        clock = SYSTEM_CLOCK if self._source.polled or self._failing else self._clock
+        return clock.wait(self._wake, pause_s)
+
+    def _pause_s(self, now: float) -> float | None:
+        if self._sweep_again or self._failing:
+            return _POLL_S
+        if self._look_again:
+            return 0.0
+        if not self._source.polled:
+            return _CURRENT_EVERY_S if self._watchers else None
+        if now < self._busy_until:
+            return _POLL_BUSY_S
+        return _POLL_S if self._watchers else _POLL_UNWATCHED_S

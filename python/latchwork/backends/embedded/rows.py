@@ -1,0 +1,154 @@
+"""Reading entries and what changed. Every function works inside the caller's transaction and touches one root.
+
+Keys are ASCII, so SQLite's binary order is the plain string order of the contract, and a subtree is one range of the
+index: what lies below ``a`` is everything from ``a/`` up to, not including, ``a0`` (the character after the slash).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from latchwork.backends.base import VersionKey
+from latchwork.types import Change, Entry
+
+_COLUMNS = "e.key, e.value, e.token, e.created, e.owner"
+_END = "\x7f"  # after every character of a key
+_BATCH = 500  # bound parameters; SQLite before 3.32 takes 999
+
+# Visits one key per name directly below: after a key directly below it goes on with the next one ("!" comes before
+# every character of a key), after one further down it jumps behind the whole subtree. So the cost is one index look-up
+# per name, however much lies below. :rest is the position of the name within the key.
+_NAMES = """
+WITH RECURSIVE visited (key) AS (
+  SELECT min(key) FROM entries WHERE root = :root AND key >= :low AND key < :high
+  UNION ALL
+  SELECT (
+    SELECT min(e.key) FROM entries AS e WHERE e.root = :root AND e.key < :high AND e.key >=
+      CASE instr(substr(v.key, :rest), '/')
+        WHEN 0 THEN v.key || '!'
+        ELSE substr(v.key, 1, :rest + instr(substr(v.key, :rest), '/') - 2) || '0'
+      END)
+  FROM visited AS v WHERE v.key IS NOT NULL)
+"""
+_VISITED_KEYS = _NAMES + "SELECT key FROM visited WHERE key IS NOT NULL"  # noqa: S608
+_DIRECTLY_BELOW = (
+    _NAMES + f"SELECT {_COLUMNS} FROM visited CROSS JOIN entries AS e ON e.root = :root AND e.key = visited.key"  # noqa: S608
+    " WHERE visited.key IS NOT NULL AND instr(substr(visited.key, :rest), '/') = 0"
+)
+_SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND key < ? ORDER BY key"  # noqa: S608
+
+
+def is_under(key: str, prefix: str) -> bool:
+    """Whether the key equals the prefix or lies below it; hidden keys lie below nothing."""
+    if not prefix:
+        return not key.startswith("@")
+    return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
+
+
+def newest_token(conn: sqlite3.Connection) -> int:
+    """The token of the newest write."""
+    return int(conn.execute("SELECT token FROM state").fetchone()[0])
+
+
+def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
+    """One entry, or None."""
+    row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
+    return _entry(row) if row else None
+
+
+def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
+    """The entries there are, by key."""
+    found: dict[str, Entry] = {}
+    rest = iter(keys)
+    while batch := list(islice(rest, _BATCH)):
+        marks = ",".join("?" * len(batch))
+        rows = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key IN ({marks})", (root, *batch))  # noqa: S608
+        found.update((row[0], _entry(row)) for row in rows)
+    return found
+
+
+def list_below(
+    conn: sqlite3.Connection, root: str, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+) -> list[Entry]:
+    """Entries directly below the prefix, or its whole subtree, in order of their keys."""
+    walk = _subtree(conn, root, prefix, start_after) if recursive else _directly(conn, root, prefix, start_after)
+    return list(islice(walk, limit))
+
+
+def at_and_below(conn: sqlite3.Connection, root: str, prefix: str) -> list[Entry]:
+    """The entry at the prefix, if any, and its whole subtree."""
+    own = get(conn, root, prefix) if prefix else None
+    return ([own] if own else []) + list(_subtree(conn, root, prefix, None))
+
+
+def children(conn: sqlite3.Connection, root: str, prefix: str) -> list[str]:
+    """Names directly below, sorted, each once: of keys and of implied parents."""
+    skip = len(prefix) + 1 if prefix else 0
+    names: set[str] = set()
+    for low, high in _ranges(prefix, None):
+        rows = conn.execute(_VISITED_KEYS, {"root": root, "low": low, "high": high, "rest": skip + 1})
+        names.update(key[skip:].partition("/")[0] for (key,) in rows)
+    return sorted(names)
+
+
+def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
+    """Whether any key lies below."""
+    query = "SELECT 1 FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT 1"
+    return conn.execute(query, (root, key + "/", key + "0")).fetchone() is not None
+
+
+def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
+    """Up to so many keys of the subtree, the prefix's own last, so that a tree is deleted from below."""
+    found: list[str] = []
+    for low, high in _ranges(prefix, None):
+        query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT ?"
+        found.extend(key for (key,) in conn.execute(query, (root, low, high, limit - len(found))))
+    if prefix and len(found) < limit and get(conn, root, prefix):
+        found.append(prefix)
+    return found
+
+
+def changed_since(conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str]) -> list[Change] | None:
+    """What was written under the prefixes after that token: the latest state per key, in order of the writes.
+
+    None when deletions that old are forgotten: read everything again.
+    """
+    (forgotten,) = conn.execute("SELECT forgotten FROM state").fetchone()
+    if forgotten > token:
+        return None
+    written = "SELECT token, key FROM {} WHERE root = ? AND token > ?"
+    order: dict[str, int] = {}
+    for table in ("tombstones", "entries"):  # a key in both was created again: its entry counts
+        found = conn.execute(written.format(table), (root, token))
+        order.update((key, at) for at, key in found if any(is_under(key, prefix) for prefix in prefixes))
+    present = get_many(conn, root, order)
+    return [Change(key, present.get(key)) for key in sorted(order, key=lambda key: order[key])]
+
+
+def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
+    rest = len(prefix) + 2 if prefix else 1
+    for low, high in _ranges(prefix, start_after):
+        for row in conn.execute(_DIRECTLY_BELOW, {"root": root, "low": low, "high": high, "rest": rest}):
+            yield _entry(row)
+
+
+def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
+    for low, high in _ranges(prefix, start_after):
+        for row in conn.execute(_SUBTREE, (root, low, high)):
+            yield _entry(row)
+
+
+def _ranges(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
+    """The key ranges of a subtree, in order; those at the top leave out the hidden keys."""
+    ranges = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
+    if start_after is None:
+        return ranges
+    first = start_after + "!"
+    return [(max(low, first), high) for low, high in ranges if first < high]
+
+
+def _entry(row: tuple[str, bytes, int, int, str | None]) -> Entry:
+    key, value, token, created, owner = row
+    return Entry(key, value, VersionKey(token), token, created, owner)

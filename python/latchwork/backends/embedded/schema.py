@@ -1,0 +1,143 @@
+"""The file's format: tables, versions, and how a connection to it is opened.
+
+    state       one row: the newest token, and the newest token whose deletion was forgotten
+    entries     the keys; an entry's token finds what was written since
+    tombstones  the keys deleted last, so that watches see deletions; the oldest are forgotten in time
+    counters    one per parent of sequential keys, never removed
+    sessions    who lives until when: CLOCK_BOOTTIME, valid within one boot
+
+Several processes may create the same file at once. A file of a newer format is refused, never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from latchwork.errors import ConnectFailed, LatchworkError, PermissionDenied, QuotaExceeded, Unavailable
+
+#: Format of the file, in its header's user_version; raised by every incompatible change.
+SCHEMA_VERSION = 1
+#: "LWCH" in the header's application_id, so that another application's database is never taken for ours.
+APPLICATION_ID = 0x4C574348
+
+_TABLES = f"""
+CREATE TABLE state (id INTEGER PRIMARY KEY CHECK (id = 1), token INTEGER NOT NULL, forgotten INTEGER NOT NULL);
+INSERT INTO state VALUES (1, 0, 0);
+CREATE TABLE entries (
+    root TEXT NOT NULL, key TEXT NOT NULL, token INTEGER NOT NULL, created INTEGER NOT NULL,
+    owner TEXT, value BLOB NOT NULL, UNIQUE (root, key));
+CREATE INDEX entries_by_token ON entries (root, token, key);
+CREATE INDEX entries_by_owner ON entries (owner) WHERE owner IS NOT NULL;
+CREATE TABLE tombstones (
+    seq INTEGER PRIMARY KEY, root TEXT NOT NULL, key TEXT NOT NULL, token INTEGER NOT NULL, UNIQUE (root, key));
+CREATE INDEX tombstones_by_token ON tombstones (root, token, key);
+CREATE TABLE counters (
+    root TEXT NOT NULL, parent TEXT NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (root, parent)) WITHOUT ROWID;
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, root TEXT NOT NULL, boot TEXT NOT NULL, ttl_s REAL NOT NULL, deadline REAL NOT NULL
+    ) WITHOUT ROWID;
+CREATE INDEX sessions_by_deadline ON sessions (deadline);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION}"""  # noqa: S608 - two numbers of ours
+
+
+def open_memory() -> sqlite3.Connection:
+    """A connection to a new database in memory, with its tables."""
+    conn = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    create_tables(conn)
+    return conn
+
+
+def open_file(path: Path, sync: str) -> sqlite3.Connection:
+    """A connection to the file, created empty when it is not there. Reads and writes nothing yet."""
+    conn = sqlite3.connect(str(path), timeout=0, isolation_level=None, check_same_thread=False)
+    try:
+        conn.execute(f"PRAGMA synchronous = {sync}")
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
+    """Make sure that the file is ours, in WAL mode, with its tables.
+
+    Safe when several processes do it at once: those that lose the race get "database is locked", and call it again.
+
+    Raises:
+        ConnectFailed: another application's database, a newer format, or a file system without shared memory.
+    """
+    _check_owner(conn, path)
+    (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise ConnectFailed(f"{path} is on a file system without shared memory (mode {mode}); put it on a local disk")
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        if _check_owner(conn, path) == 0:
+            create_tables(conn)
+        conn.execute("COMMIT")
+    finally:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+
+
+def create_tables(conn: sqlite3.Connection) -> None:
+    """Make every table, in the caller's transaction if there is one."""
+    for statement in _TABLES.split(";"):
+        conn.execute(statement)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path where no file can be opened, with the remedy.
+
+    Raises:
+        ConnectFailed: the directory is missing, or the path is no file.
+        PermissionDenied: this account cannot write there.
+    """
+    if not path.parent.is_dir():
+        raise ConnectFailed(f"directory {path.parent} of store file {path.name} does not exist; create it first")
+    if path.exists() and not path.is_file():
+        raise ConnectFailed(f"{path} is no regular file; name a file in the URL")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise PermissionDenied(f"store file {path} is not readable and writable for this account; change its mode")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionDenied(f"directory {path.parent} is not writable for this account; the store adds files there")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection was in the way, so that trying again helps."""
+    return "locked" in str(error)
+
+
+def translate(error: sqlite3.Error, where: str) -> LatchworkError:
+    """The error of ours for one of SQLite's that ended a call before it was committed."""
+    text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
+    if is_busy(error):
+        return Unavailable(f"{where} was locked by another process; try again")
+    if "full" in text:
+        return QuotaExceeded(f"{where} cannot grow ({text}); free space on its disk")
+    if "readonly" in text or "read-only" in text:
+        return PermissionDenied(f"{where} is read-only for this account ({text}); change its mode or that of its disk")
+    if "not a database" in text or "malformed" in text:
+        return ConnectFailed(
+            f"{where} is no SQLite database or a damaged one ({text}); restore it or name another file"
+        )
+    if "unable to open" in text:
+        return ConnectFailed(f"{where} cannot be opened ({text}); check its directory and the limit on open files")
+    return Unavailable(f"{where} failed ({text}); check its disk")
+
+
+def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
+    """The format of the file, 0 for an empty one."""
+    (version,) = conn.execute("PRAGMA user_version").fetchone()
+    (application,) = conn.execute("PRAGMA application_id").fetchone()
+    (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application != APPLICATION_ID:
+        raise ConnectFailed(f"{path} is a database of another application; name another file in the URL")
+    if version > SCHEMA_VERSION:
+        raise ConnectFailed(
+            f"{path} has format {version}, newer than {SCHEMA_VERSION}, the newest known here; upgrade latchwork"
+        )
+    return int(version)

@@ -1,0 +1,226 @@
+"""Writing entries: tokens, tombstones, sequences and the transaction of the contract.
+
+Every function works inside the caller's write transaction, where nobody else writes: what it reads stays true.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.embedded import rows
+from latchwork.errors import Conflict, InvalidKey, SessionLost
+from latchwork.types import (
+    Absent,
+    At,
+    Committed,
+    Create,
+    Delete,
+    Entry,
+    Exists,
+    HasId,
+    Op,
+    Put,
+    SessionAlive,
+    SimpleCheck,
+)
+
+#: Deletions remembered for watches that fall behind; those further behind read everything again.
+KEPT_TOMBSTONES = 10_000
+_SUFFIX_DIGITS = 10
+
+#: Says whether the session with this id is alive at this moment.
+Alive = Callable[[str], bool]
+
+
+def next_token(conn: sqlite3.Connection) -> int:
+    """A token greater than every one before."""
+    conn.execute("UPDATE state SET token = token + 1")
+    return rows.newest_token(conn)
+
+
+def commit(
+    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], alive: Alive
+) -> Committed | Conflict:
+    """Apply all operations if every check holds, else none.
+
+    The conflict is returned, not raised, so that the caller can still commit what it did before.
+
+    Raises:
+        SessionLost: an operation's session has ended.
+        InvalidKey: a session-bound key would not be a leaf; roll back.
+    """
+    for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
+        require_alive(session, alive)
+    failed = [*failed_checks(conn, root, checks, alive), *_existing_creates(conn, root, ops)]
+    if failed:
+        return conflict(failed)
+    written = _Writer(conn, root)
+    for op in ops:
+        written.apply(op)
+    _check_leaves(conn, root, written.entries)
+    return Committed(written.token, tuple(written.entries), tuple(written.deleted))
+
+
+def create_sequential(
+    conn: sqlite3.Connection, root: str, key: str, value: bytes, session: HasId | None, *, alive: Alive
+) -> Entry:
+    """Create the key with the next number of its parent as suffix.
+
+    Raises:
+        SessionLost: the session has ended.
+        InvalidKey: the parent is bound to a session; roll back.
+    """
+    if session is not None:
+        require_alive(session.id, alive)
+    full = key + _take_number(conn, root, key.rpartition("/")[0])
+    while rows.get(conn, root, full):  # someone created that very key by hand
+        full = key + _take_number(conn, root, key.rpartition("/")[0])
+    written = _Writer(conn, root)
+    written.apply(Create(full, value, session))
+    _check_leaves(conn, root, written.entries)
+    return written.entries[0]
+
+
+def failed_checks(
+    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], alive: Alive
+) -> list[SimpleCheck]:
+    """The checks that do not hold."""
+    return [check for check in checks if not _holds(conn, root, check, alive)]
+
+
+def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
+    """The error that names what did not hold."""
+    first = failed[0]
+    if isinstance(first, SessionAlive):
+        what = f"session {first.session_id} has ended"
+    else:
+        what = f"{first.key!r} {_REASONS[type(first)]}"
+    more = f" and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
+    return Conflict(f"nothing was written: {what}{more}; read again, then try again", failed)
+
+
+def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> None:
+    """Delete keys that are there, all under one new token; without keys nothing happens."""
+    if not keys:
+        return
+    token = next_token(conn)
+    for key in keys:
+        conn.execute("DELETE FROM entries WHERE root = ? AND key = ?", (root, key))
+        conn.execute("REPLACE INTO tombstones (root, key, token) VALUES (?, ?, ?)", (root, key, token))
+    _forget_old_deletions(conn)
+
+
+def require_alive(session_id: str, alive: Alive) -> None:
+    """Refuse a session that has ended.
+
+    Raises:
+        SessionLost: it has.
+    """
+    if not alive(session_id):
+        raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
+
+
+_REASONS = {
+    At: "was written or deleted since it was read",
+    Absent: "exists",
+    Exists: "does not exist",
+    Create: "exists already",
+}
+
+
+class _Writer:
+    """Applies the operations of one transaction under one token, taken when the first of them really writes."""
+
+    def __init__(self, conn: sqlite3.Connection, root: str) -> None:
+        self._conn = conn
+        self._root = root
+        self.token = 0
+        self.entries: list[Entry] = []
+        self.deleted: list[str] = []
+
+    def apply(self, op: Op) -> None:
+        if isinstance(op, Delete):
+            self._delete(op.key)
+        else:
+            self._put(op)
+
+    def _put(self, op: Put | Create) -> None:
+        query = "SELECT created, owner FROM entries WHERE root = ? AND key = ?"
+        before = self._conn.execute(query, (self._root, op.key)).fetchone()
+        token = self._take_token()
+        created, owner = before or (token, None)
+        if op.session is not None:
+            owner = op.session.id
+        if before:
+            update = "UPDATE entries SET value = ?, token = ?, owner = ? WHERE root = ? AND key = ?"
+            self._conn.execute(update, (op.value, token, owner, self._root, op.key))
+        else:
+            insert = "INSERT INTO entries (root, key, token, created, owner, value) VALUES (?, ?, ?, ?, ?, ?)"
+            self._conn.execute(insert, (self._root, op.key, token, created, owner, op.value))
+        self.entries.append(Entry(op.key, op.value, VersionKey(token), token, created, owner))
+
+    def _delete(self, key: str) -> None:
+        if self._conn.execute("DELETE FROM entries WHERE root = ? AND key = ?", (self._root, key)).rowcount == 0:
+            return
+        remember = "REPLACE INTO tombstones (root, key, token) VALUES (?, ?, ?)"
+        self._conn.execute(remember, (self._root, key, self._take_token()))
+        self.deleted.append(key)
+        _forget_old_deletions(self._conn)
+
+    def _take_token(self) -> int:
+        if self.token == 0:
+            self.token = next_token(self._conn)
+        return self.token
+
+
+def _holds(conn: sqlite3.Connection, root: str, check: SimpleCheck, alive: Alive) -> bool:
+    if isinstance(check, SessionAlive):
+        return alive(check.session_id)
+    row = conn.execute("SELECT token FROM entries WHERE root = ? AND key = ?", (root, check.key)).fetchone()
+    if isinstance(check, At):
+        check_version(check.version, VersionKey)
+        return row is not None and VersionKey(row[0]) == check.version
+    return (row is None) == isinstance(check, Absent)
+
+
+def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) -> list[Op]:
+    return [op for op in ops if isinstance(op, Create) and not _holds(conn, root, Absent(op.key), lambda _: True)]
+
+
+def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
+    """Nothing may lie below a session-bound key. Only keys just written can have broken that."""
+    for entry in written:
+        if entry.owner is not None and rows.has_descendant(conn, root, entry.key):
+            raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
+        bound = _bound_ancestor(conn, root, entry.key)
+        if bound is not None:
+            raise InvalidKey(f"{entry.key!r} lies below {bound!r}, which is bound to a session; use another key")
+
+
+def _bound_ancestor(conn: sqlite3.Connection, root: str, key: str) -> str | None:
+    parts = key.split("/")
+    if len(parts) == 1:
+        return None
+    above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+    marks = ",".join("?" * len(above))
+    query = f"SELECT key FROM entries WHERE owner IS NOT NULL AND root = ? AND key IN ({marks})"  # noqa: S608
+    row = conn.execute(query, (root, *above)).fetchone()
+    return row[0] if row else None
+
+
+def _take_number(conn: sqlite3.Connection, root: str, parent: str) -> str:
+    conn.execute("INSERT OR IGNORE INTO counters VALUES (?, ?, 0)", (root, parent))
+    conn.execute("UPDATE counters SET next = next + 1 WHERE root = ? AND parent = ?", (root, parent))
+    (after,) = conn.execute("SELECT next FROM counters WHERE root = ? AND parent = ?", (root, parent)).fetchone()
+    return f"{after - 1:0{_SUFFIX_DIGITS}d}"
+
+
+def _forget_old_deletions(conn: sqlite3.Connection) -> None:
+    first, last = conn.execute("SELECT min(seq), max(seq) FROM tombstones").fetchone()
+    if last - first < 2 * KEPT_TOMBSTONES:
+        return
+    cut = last - KEPT_TOMBSTONES
+    conn.execute("UPDATE state SET forgotten = (SELECT max(token) FROM tombstones WHERE seq <= ?)", (cut,))
+    conn.execute("DELETE FROM tombstones WHERE seq <= ?", (cut,))
