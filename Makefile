@@ -67,7 +67,7 @@ demo: build
 test: build
 	sh scripts/install_test_servers
 	cargo test --quiet $(LOCKED) --no-default-features
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
+	WORKERS=$(WORKERS) sh scripts/run_tests $(ARGS)
 
 lint: build
 	@sh scripts/check_prerequisites --lint

@@ -6,6 +6,8 @@ server is a failure, never a skip. Tests that hurt servers start their own, from
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BACKENDS = ("memory", "sqlite", "zookeeper", "etcd34", "etcd35")
+THREAD_GRACE_S = 5.0
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +66,16 @@ def store(backend_url: str) -> Iterator[latchwork.Store]:
     """A store on each backend in turn, empty at first, closed after the test."""
     with latchwork.connect(backend_url) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    """Whatever a test opens it closes, and close() joins: no thread of ours outlives the test that started it."""
+    before = set(threading.enumerate())
+    yield
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("latchwork") and thread not in before]
+    deadline = time.monotonic() + THREAD_GRACE_S
+    for thread in ours:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    left = sorted(thread.name for thread in ours if thread.is_alive())
+    assert not left, f"the test left these threads running: {', '.join(left)}"
