@@ -1,0 +1,104 @@
+# ruff: noqa: PYI021 - this stub is the documentation of the extension
+"""Hashing and balancing in Rust.
+
+Everything here is a pure function of its arguments: no I/O, no clock, no randomness, no global state. Long work
+releases the GIL. Text is hashed as UTF-8; text that UTF-8 cannot encode (a lone surrogate) is a ValueError. Name order
+is plain string order, by code points.
+
+Placements are part of the contract: the same arguments give the same result on every machine and in every version.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import final
+
+__all__ = ["RendezvousHasher", "compat_score", "fast_score", "hash128", "place"]
+
+def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
+    """Hash with murmur3_x64_128.
+
+    It is no cryptographic hash: whoever chooses the input can make collisions.
+
+    Args:
+        data: bytes, or text that is hashed as UTF-8.
+        seed: 0 to 2**32 - 1.
+    Returns:
+        Both 64-bit halves, unsigned; `mmh3.hash64` with signed=False gives the same pair.
+    """
+
+def fast_score(key: str, worker: str) -> int:
+    """Score a pair in `fast` mode: 0 to 2**32 - 1, the highest owns the key.
+
+    With k and w the first halves of hash128 of key (seed 0x6974656d) and worker (seed 0x776f726b) and x = k ^ w, the
+    score is (low32(x) * 0x9E3779B1 + high32(x) * 0x85EBCA77) mod 2**32.
+    """
+
+def compat_score(key: str, worker: str) -> int:
+    """Score a pair in `compat` mode: `mmh3.hash64(key + worker)[0]`, signed 64 bits; the highest owns the key."""
+
+def place(
+    strategy: str,
+    jobs: Sequence[tuple[str, Iterable[str], dict[str, float], dict[str, str]]],
+    mode: str = "fast",
+) -> list[dict[str, str]]:
+    """Place the items of all jobs. `latchwork.assignment` has this with types, moves and documentation.
+
+    Args:
+        strategy: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
+        jobs: per job its id, its items, its able workers with their weights, and the previous owner of items, which may
+            name items and workers that are gone.
+        mode: "fast" or "compat"; matters to the two rendezvous strategies.
+    Returns:
+        For each job, in the order given, item to worker in item order; empty if nobody can run the job.
+    Raises:
+        ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
+        TypeError: an id, item or worker that is no str.
+    """
+
+@final
+class RendezvousHasher:
+    """Rendezvous hashing over a fixed set of workers.
+
+    Every key goes to the worker that scores highest for it; ties go to the first worker in name order. Loads are even
+    statistically, not exactly. Immutable, so safe to share between threads.
+    """
+
+    def __new__(
+        cls,
+        workers: Iterable[str],
+        weights: Sequence[float] | None = None,
+        mode: str = "fast",
+    ) -> RendezvousHasher:
+        """Hash the workers.
+
+        Args:
+            workers: unique, at least one, any order.
+            weights: one per worker, finite and greater than 0; None for equal weights. A worker of weight 2 gets twice
+                the keys of one of weight 1, and raising a weight moves keys only to that worker.
+            mode: "fast" hashes every key and worker once and mixes the hashes; "compat" hashes key and worker together,
+                for placements shared with other implementations, and takes many times as long.
+        Raises:
+            ValueError: no workers, a worker given twice, a bad weight or an unknown mode.
+        """
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers in name order."""
+
+    @property
+    def mode(self) -> str:
+        """The mode: "fast" or "compat"."""
+
+    def owner(self, key: str) -> str:
+        """Return the worker that owns a key. O(workers)."""
+
+    def owners(self, key: str, k: int) -> list[str]:
+        """Return the best k workers for a key, best first; all of them if there are fewer. O(workers).
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+
+    def assign(self, keys: Iterable[str]) -> list[str]:
+        """Return the owner of each key, in the order of the keys. O(keys * workers), without the GIL."""
+
+    def __len__(self) -> int: ...

@@ -1,0 +1,123 @@
+"""What is to be placed, and the answer: frozen records.
+
+A `Problem` is jobs with their items, the workers able to run each, and who had the items before. A `Plan` is who gets
+them now, and how that differs. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class JobProblem:
+    """One job to place. The mappings are not copied: leave them alone afterwards.
+
+    Args:
+        job: the job's id.
+        items: its work items, unique, in any order.
+        workers: the workers able to run it, with their weights: finite, greater than 0, on one scale for all jobs of a
+            problem. May be empty: then nobody can run the job.
+        previous: item to the worker that had it; may name items and workers that are gone.
+    Raises:
+        ValueError: an item given twice, or a bad weight.
+    """
+
+    job: str
+    items: tuple[str, ...]
+    workers: Mapping[str, float]
+    previous: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if len(set(self.items)) != len(self.items):
+            raise ValueError(f"job {self.job!r}: work item {_repeated(self.items)!r} is given twice; give it once")
+        for worker, weight in self.workers.items():
+            if not 0 < weight <= sys.float_info.max:
+                raise ValueError(
+                    f"job {self.job!r}: worker {worker!r} has weight {weight}; "
+                    "a weight must be a finite number greater than 0"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All jobs that share the workers, in any order, each id once; may be empty.
+
+    Raises:
+        ValueError: a job given twice.
+    """
+
+    jobs: tuple[JobProblem, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        ids = [job.job for job in self.jobs]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"job {_repeated(ids)!r} is given twice; merge its items into one")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One difference from the previous owners.
+
+    `source` is None for an item nobody had; `target` is None for an item that is gone, or that nobody can run any more.
+    """
+
+    job: str
+    item: str
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who gets what.
+
+    Args:
+        owners: job to item to worker, jobs and items in name order, every job of the problem; items that nobody can run
+            are absent.
+        moves: the difference from `previous`, sorted by job, then item.
+    """
+
+    owners: Mapping[str, Mapping[str, str]]
+    moves: tuple[Move, ...]
+
+    def by_worker(self, job: str) -> dict[str, list[str]]:
+        """Return the items of a job by worker: workers with at least one item, workers and items in name order.
+
+        Raises:
+            KeyError: the problem had no such job.
+        """
+        shares: dict[str, list[str]] = {}
+        for item, worker in sorted(self.owners[job].items()):
+            shares.setdefault(worker, []).append(item)
+        return dict(sorted(shares.items()))
+
+
+class Strategy(Protocol):
+    """A way to place items; pure, deterministic and independent of the order of its input.
+
+    A custom one needs to find only the owners: `plan_from_owners` adds the moves, and `check_plan` tells whether every
+    item that can be run has an owner that can run it.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the strategy is called in settings and messages."""
+        ...
+
+    def assign(self, problem: Problem) -> Plan:
+        """Place every item that some worker can run on a worker that can run it."""
+        ...
+
+
+def _repeated(values: Iterable[str]) -> str:
+    """Return the first value that is there more than once."""
+    return next(value for value, count in Counter(values).items() if count > 1)
