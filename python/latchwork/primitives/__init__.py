@@ -1,0 +1,18 @@
+"""Coordination primitives, one noun per file, each usable by itself above any store."""
+
+from latchwork.primitives.latch import Candidate, LeaderLatch
+from latchwork.primitives.lock_keeper import LockKeeper
+from latchwork.primitives.lock_owner import HeldLock
+from latchwork.primitives.lock_state import LockHolder, LockState, lock_states
+from latchwork.primitives.persistent_lock import PersistentLock
+
+__all__ = [
+    "Candidate",
+    "HeldLock",
+    "LeaderLatch",
+    "LockHolder",
+    "LockKeeper",
+    "LockState",
+    "PersistentLock",
+    "lock_states",
+]

@@ -1,0 +1,151 @@
+"""What every primitive has in common: checked names, who this process is, listeners called in order, patience.
+
+Nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.errors import InvalidKey
+from latchwork.store.keys import validate_key
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.store.dispatch import Dispatcher
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+def check_name(name: str, kind: str) -> str:
+    """The name itself, if it can be a key.
+
+    Raises:
+        InvalidKey: it cannot; the message says which primitive's name it is.
+    """
+    try:
+        return validate_key(name)
+    except InvalidKey as error:
+        raise InvalidKey(f"{kind} name {name!r} cannot be used: {error}") from None
+
+
+def check_positive(value: float, what: str, least: float = 0.0) -> float:
+    """The number itself, if it is above the least.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not value > least:
+        raise ValueError(f"{what} must be more than {least:g}, not {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process this is, for people who look at what is stored."""
+
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Backoff:
+    """Pauses that grow with each failure in a row, with jitter. One thread only."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        """It went well: the next pause is short again."""
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """Seconds to pause before the next try."""
+        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        return longest * random.uniform(0.5, 1.0)
+
+
+class Patience:
+    """How long a call may still wait. One thread only."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        self._clock = clock
+        self._until = None if timeout_s is None else clock.now() + timeout_s
+
+    def left_s(self, at_most: float | None = None) -> float | None:
+        """Seconds left, never negative and no more than ``at_most``; None for ever."""
+        left = None if self._until is None else max(0.0, self._until - self._clock.now())
+        if at_most is None:
+            return left
+        return at_most if left is None else min(left, at_most)
+
+    @property
+    def is_over(self) -> bool:
+        """True once the time has run out."""
+        return self._until is not None and self._clock.now() >= self._until
+
+
+class Announcer:
+    """Calls listeners in a pool of callback threads: in the order of the posts, one at a time, none lost.
+
+    A listener that raises is logged and stops no other. Safe to share between threads; never called with a lock held.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, label: str) -> None:
+        self._label = label
+        self._idle = threading.Condition()
+        self._posts: deque[Callable[[], None]] = deque()
+        self._runner: int | None = None
+        self._lane = dispatcher.lane(self._drain, label)
+
+    def post(self, *calls: Callable[[], None]) -> None:
+        """Have these called, in order, after everything posted before."""
+        if not calls:
+            return
+        with self._idle:
+            self._posts.extend(calls)
+        self._lane.signal()
+
+    @property
+    def is_mine(self) -> bool:
+        """True in a call that this announcer is making."""
+        return self._runner == threading.get_ident()
+
+    def settle(self, clock: Clock, timeout_s: float) -> bool:
+        """Wait until everything posted was called; False if it was not in time, or if asked from such a call."""
+        if self.is_mine:
+            return False
+        patience = Patience(clock, timeout_s)
+        with self._idle:
+            while self._posts or self._runner is not None:
+                if patience.is_over:
+                    return False
+                clock.wait_condition(self._idle, patience.left_s())
+        return True
+
+    def _drain(self) -> None:
+        while True:
+            with self._idle:
+                self._runner = threading.get_ident() if self._posts else None
+                if self._runner is None:
+                    self._idle.notify_all()
+                    return
+                call = self._posts.popleft()
+            try:
+                call()
+            except Exception:
+                _log.exception("a listener of %s raised; the others are called all the same", self._label)

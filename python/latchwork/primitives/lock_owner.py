@@ -1,0 +1,112 @@
+"""One owner of persistent locks: its key O, how long it is still ours, and which locks it holds."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+from latchwork.primitives.lock_protocol import Lease
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.primitives.lock_keeper import LockKeeper
+    from latchwork.types import Entry, Fence
+
+
+class LockOwner:
+    """A uuid that is used once: created, renewed, then lost or deleted for good. Safe to share between threads.
+
+    Attributes:
+        id: the uuid.
+        lost: set once it has run out or was taken over.
+        held: its locks by name; guarded by the keeper.
+        users: calls that are using it now; guarded by the keeper.
+        in_flight: renewals without an answer; guarded by the keeper.
+        idle_since: when it last had a lock or a user; guarded by the keeper.
+    """
+
+    def __init__(self, clock: Clock, ttl_s: float) -> None:
+        self.id = uuid.uuid4().hex
+        self.lost = threading.Event()
+        self.held: dict[str, HeldLock] = {}
+        self.users = 0
+        self.in_flight = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lease = Lease(clock.now(), ttl_s)
+        self.idle_since = clock.now()
+
+    def remaining_s(self) -> float:
+        """Seconds it is ours for certain; 0 when it is not."""
+        if self.lost.is_set():
+            return 0.0
+        with self._lock:
+            return self._lease.remaining_s(self._clock.now())
+
+    @property
+    def is_over(self) -> bool:
+        """True once it has run out, whether or not anybody was told yet."""
+        return self.remaining_s() <= 0.0
+
+    def next_due(self) -> tuple[float, float]:
+        """When the next renewal should be sent, and when the lease ends, on the local clock."""
+        with self._lock:
+            return self._lease.next_send(), self._lease.expires_at
+
+    def sending(self) -> float:
+        """Note that a renewal is being sent; the local time."""
+        with self._lock:
+            now = self._clock.now()
+            self._lease.sent(now)
+            return now
+
+    def confirm(self, sent_at: float) -> bool:
+        """A renewal sent then was confirmed; False if that is too late."""
+        if self.lost.is_set():
+            return False
+        with self._lock:
+            return self._lease.confirmed(sent_at, self._clock.now())
+
+
+class HeldLock:
+    """A lock that this process holds, until it is released or its owner's lease runs out. Safe to share.
+
+    Get one from ``LockKeeper.acquire``. Holding it does not stop a paused process from writing late: put ``fence``
+    among the checks of every write that matters.
+
+    Attributes:
+        name: the lock's name.
+        fence: the check that the lock was not taken by another; its ``token`` grows with each new holder.
+        lost: set when the lock runs out; never by a release.
+    """
+
+    def __init__(self, keeper: LockKeeper, owner: LockOwner, name: str, entry: Entry, fence: Fence) -> None:
+        self.name = name
+        self.fence = fence
+        self.lost = owner.lost
+        self.entry = entry
+        self.owner = owner
+        self._keeper = keeper
+
+    def __repr__(self) -> str:
+        return f"<HeldLock {self.name!r} token {self.fence.token} {self.remaining_s():.2f}s>"
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is ours for certain, by our own clock."""
+        return self.remaining_s() > 0.0
+
+    def remaining_s(self) -> float:
+        """Seconds it is ours for certain if no further renewal succeeds; 0 once released or lost. Does no I/O."""
+        return self.owner.remaining_s() if self._keeper.holds(self) else 0.0
+
+    def release(self) -> None:
+        """Give the lock back; somebody else can have it at once.
+
+        When the server cannot be reached the keeper goes on trying, and the lock runs out at the latest.
+
+        Raises:
+            LockLost: it had run out or been released already; what it protected may have been done twice.
+        """
+        self._keeper.release_held([self])

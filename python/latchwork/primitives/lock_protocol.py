@@ -1,0 +1,216 @@
+"""Decisions of the persistent TTL lock: pure. No I/O, no threads, no clock of their own.
+
+Keys:   <owners>/<uuid>   O: one per owner; renewed by rewriting it; a uuid is never used twice
+        <locks>/<name>    L: names its O, or nobody
+Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``Lease``).
+Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it (``Sightings``), in a
+        transaction that checks exactly that O and that L (``plan``). docs/design/0006 has the race each check closes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
+
+#: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
+TAKEOVER_FACTOR = 1.05
+#: A renewal is due after this part of the TTL, and again after the smaller part when the last is not confirmed.
+RENEW_EVERY = 1 / 3
+RENEW_AGAIN = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRecord:
+    """What O says: who owns, and for how long it lives without a renewal."""
+
+    ttl_s: float
+    label: str = ""
+    host: str = ""
+    pid: int = 0
+
+    def encode(self) -> bytes:
+        """The value of O."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> OwnerRecord | None:
+        """What an O says; None if it is none of ours."""
+        found = _object(value)
+        try:
+            ttl_s = float(found["ttl_s"])
+            record = cls(ttl_s, str(found["label"]), str(found["host"]), int(found["pid"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+        return record if ttl_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class LockRecord:
+    """What L says: its owner's id, None when free; the nonce tells one attempt from another."""
+
+    owner: str | None = None
+    nonce: str = ""
+
+    def encode(self) -> bytes:
+        """The value of L."""
+        return json.dumps({"owner": self.owner, "nonce": self.nonce} if self.owner else {"owner": None}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> LockRecord | None:
+        """What an L says; None if it is none of ours, and must not be touched."""
+        found = _object(value)
+        owner = found.get("owner", 0)
+        if owner is None:
+            return cls()
+        return cls(owner, str(found.get("nonce", ""))) if isinstance(owner, str) and owner else None
+
+
+FREE = LockRecord().encode()
+
+
+def _object(value: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Lease:
+    """How long an O is ours, by our own clock. One thread at a time.
+
+    Once it has run out nothing extends it: a confirmation that comes later is too late.
+    """
+
+    def __init__(self, sent_at: float, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        self._last_sent = sent_at
+        self._counted = sent_at
+
+    @property
+    def expires_at(self) -> float:
+        """When work under this lease must have stopped."""
+        return self._counted + self.ttl_s
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds left, 0 when it has run out."""
+        return max(0.0, self.expires_at - now)
+
+    def is_over(self, now: float) -> bool:
+        """True once it has run out: for good."""
+        return now >= self.expires_at
+
+    def next_send(self) -> float:
+        """When to send the next renewal; at or after the expiry means never."""
+        confirmed = self._last_sent <= self._counted
+        return self._last_sent + self.ttl_s * (RENEW_EVERY if confirmed else RENEW_AGAIN)
+
+    def sent(self, now: float) -> None:
+        """A renewal is being sent now; extends nothing."""
+        self._last_sent = max(self._last_sent, now)
+
+    def confirmed(self, sent_at: float, now: float) -> bool:
+        """The server confirmed now a renewal sent then; False if the lease had run out, which it then stays."""
+        if self.is_over(now):
+            return False
+        self._counted = max(self._counted, sent_at)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An O as last seen, and since when it is known unchanged by our own clock."""
+
+    version: Hashable
+    ttl_s: float
+    since: float
+
+    @property
+    def dead_at(self) -> float:
+        """When its owner must have stopped, if it is still unchanged then."""
+        return self.since + self.ttl_s * TAKEOVER_FACTOR
+
+
+class Sightings:
+    """What this node has seen of the owners. One thread at a time.
+
+    An owner that is not here was never seen, or is gone: read its key to know which.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Sighting] = {}
+
+    def seen(self, owner: str, version: Hashable, ttl_s: float, now: float) -> bool:
+        """A response showed this O; ``now`` is the moment it came or later. True if it had changed."""
+        known = self._seen.get(owner)
+        if known is not None and known.version == version:
+            return False
+        self._seen[owner] = Sighting(version, ttl_s, now)
+        return True
+
+    def gone(self, owner: str) -> None:
+        """O was deleted: for good."""
+        self._seen.pop(owner, None)
+
+    def of(self, owner: str) -> Sighting | None:
+        """The last sighting, or None."""
+        return self._seen.get(owner)
+
+    def silent_since(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
+        """Owners seen unchanged for more than so many of their TTLs."""
+        return [(owner, seen) for owner, seen in self._seen.items() if now > seen.since + seconds_per_ttl * seen.ttl_s]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The lock can be written: with these checks, and these operations. ``buries`` names the owner it removes."""
+
+    checks: tuple[Check, ...]
+    ops: tuple[Op, ...]
+    buries: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lock belongs to somebody: ask again when L or O changes, or at ``dead_at``; None if only a change helps."""
+
+    owner: str
+    dead_at: float | None
+
+
+Plan = Take | Held
+
+
+def plan(
+    key: str, entry: Entry | None, value: bytes, *, me: str | None, owner_key: str, seen: Sighting | None, now: float
+) -> Plan:
+    """How to write a lock that may be somebody else's.
+
+    Args:
+        key: L.
+        entry: L as read, None when absent.
+        value: what to write: our own claim, or ``FREE``.
+        me: the key of our O, which must live; None when the lock is only to be freed.
+        owner_key: the key of the O that L names; ignored when it names nobody.
+        seen: that O as sighted; None when it is known to be gone.
+        now: our own clock.
+    """
+    alive: tuple[Check, ...] = (Exists(me),) if me is not None else ()
+    write = Put(key, value)
+    if entry is None:
+        return Take((Absent(key), *alive), (write,))
+    record = LockRecord.decode(entry.value)
+    if record is None:
+        return Held("", None)
+    if record.owner is None or owner_key == me:
+        return Take((At(entry), *alive), (write,))
+    if seen is None:
+        return Take((At(entry), Absent(owner_key), *alive), (write,))
+    if now < seen.dead_at:
+        return Held(record.owner, seen.dead_at)
+    unchanged = At.of(owner_key, seen.version)
+    return Take((At(entry), unchanged, *alive), (write, Delete(owner_key)), buries=record.owner)

@@ -1,0 +1,96 @@
+"""Who holds which lock, read from outside without taking anything and without a keeper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.primitives.lock_protocol import LockRecord, OwnerRecord
+from latchwork.primitives.lock_table import LockTable, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from latchwork.store.store import Store
+    from latchwork.types import Entry
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """An owner, as it described itself. It may be dead already: its lock is taken over when that is certain.
+
+    Attributes:
+        owner_id: the owner's uuid.
+        label: what the owner calls itself, may be empty.
+        host: its machine.
+        pid: its process.
+        ttl_s: seconds its locks outlive its last renewal.
+    """
+
+    owner_id: str
+    label: str
+    host: str
+    pid: int
+    ttl_s: float
+
+    def __str__(self) -> str:
+        place = f"pid {self.pid} on {self.host}"
+        return f"{self.label!r} ({place})" if self.label else place
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """A lock as last written.
+
+    Attributes:
+        name: the lock's name.
+        holder: who holds it; None when it is free (or its owner is gone, which is the same).
+        token: the token of its last write: the fencing token of the holder.
+    """
+
+    name: str
+    holder: LockHolder | None
+    token: int
+
+
+def lock_states(
+    store: Store, *, below: str = "", owners_prefix: str = "owners", locks_prefix: str = "locks"
+) -> list[LockState]:
+    """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
+
+    Args:
+        store: where the locks are.
+        below: only names below this one; "" for all.
+        owners_prefix: as given to the keepers.
+        locks_prefix: as given to the keepers.
+    Returns:
+        Sorted by name, one per lock, may be empty; free locks included. Not a snapshot.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    return states_of(table, store.list(table.lock_key(below) if below else locks_prefix, recursive=True))
+
+
+def states_of(table: LockTable, locks: Iterable[Entry]) -> list[LockState]:
+    """The states of these L, in their order."""
+    found = list(locks)
+    holders = _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
+    return [_state(table, entry, holders) for entry in found if LockRecord.decode(entry.value) is not None]
+
+
+def _state(table: LockTable, entry: Entry, holders: dict[str, LockHolder]) -> LockState:
+    owner = owner_of(entry)
+    return LockState(table.name_of(entry.key), holders.get(owner) if owner else None, entry.token)
+
+
+def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:
+    holders = {}
+    for at in range(0, len(owners), _BATCH):
+        batch = owners[at : at + _BATCH]
+        entries = table.store.get_many([table.owner_key(owner) for owner in batch])
+        for owner, entry in zip(batch, entries, strict=True):
+            record = OwnerRecord.decode(entry.value) if entry is not None else None
+            if record is not None:
+                holders[owner] = LockHolder(owner, record.label, record.host, record.pid, record.ttl_s)
+    return holders

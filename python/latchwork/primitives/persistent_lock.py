@@ -1,0 +1,191 @@
+"""One persistent lock: it outlives its process and its session for a TTL, then others may take it over.
+
+Keys:   locks/<name>      who holds it
+        owners/<uuid>     the holder's life, rewritten every third of the TTL
+Holder: see ``lock_keeper``; to hold many locks, share one keeper among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed, LatchworkError, LockLost
+from latchwork.primitives.common import check_name
+from latchwork.primitives.lock_keeper import LockKeeper
+
+if TYPE_CHECKING:
+    from latchwork.primitives.lock_owner import HeldLock
+    from latchwork.primitives.lock_state import LockHolder
+    from latchwork.store.store import Store
+    from latchwork.types import Fence
+
+_log = logging.getLogger(__name__)
+
+
+class PersistentLock:
+    """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
+
+    Construction does no I/O. Safe to share between threads, but not reentrant: one hold at a time. It is not fair:
+    whoever notices first takes a free lock. Used with ``with`` it acquires and releases; otherwise call ``close()`` in
+    the end, which also ends the keeper's thread (the end of the store does so too).
+
+    Args:
+        store: the store, or a namespace of it.
+        name: the lock's name: one or more key segments.
+        ttl_s: seconds the lock outlives its last renewal; ignored when a keeper is given.
+        keeper: renews this lock together with others; it stays the caller's. None makes one for this lock alone.
+        owner_label: what others see when they ask who holds it; ignored when a keeper is given.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        ttl_s: float = 10.0,
+        keeper: LockKeeper | None = None,
+        owner_label: str = "",
+    ) -> None:
+        self.name = check_name(name, "lock")
+        self._owns_keeper = keeper is None
+        self._keeper = keeper if keeper is not None else LockKeeper(store, ttl_s=ttl_s, owner_label=owner_label)
+        self._lock = threading.Lock()
+        self._held: HeldLock | None = None
+        self._entered = False
+        self._listeners: list[Callable[[], None]] = []
+        self._closed = False
+        self._keeper.on_lost(self._lost)
+
+    def __repr__(self) -> str:
+        return f"<PersistentLock {self.name!r} {self.remaining_s():.2f}s>"
+
+    def __enter__(self) -> Fence:
+        return self.acquire()
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.release()
+        except LockLost:
+            if exc_type is None:
+                raise
+            _log.warning("lock %r was lost while its work failed", self.name)
+        finally:
+            self._end_keeper()
+
+    def acquire(self, timeout_s: float | None = None) -> Fence:
+        """Wait for the lock and return proof of ownership.
+
+        Holding the lock does not stop a paused process from writing late: pass the fence to every write that matters.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+        Returns:
+            A fence whose ``token`` grows with each new holder.
+        Raises:
+            WaitTimeout: still held by another.
+            LatchworkError: this object holds it already.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
+            Closed: the lock, its keeper or its store was closed.
+        Source:
+            docs/design/0006.
+        """
+        self._refuse_second_use()
+        held = self._keeper.acquire(self.name, timeout_s)
+        with self._lock:
+            surplus = self._closed
+            if not surplus:
+                self._held = held
+        if surplus:
+            held.release()
+            raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
+        return held.fence
+
+    def release(self) -> None:
+        """Give the lock back; somebody else can have it at once.
+
+        When the server cannot be reached its keeper goes on trying, and the lock runs out at the latest.
+
+        Raises:
+            LockLost: it had run out, or was not held.
+        """
+        with self._lock:
+            held, self._held = self._held, None
+        if held is None:
+            raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
+        held.release()
+
+    def close(self) -> None:
+        """Release the lock if it is held, and end its own keeper. From any thread; twice is fine."""
+        with self._lock:
+            self._closed = True
+            held, self._held = self._held, None
+        if held is not None and not self._owns_keeper:
+            try:
+                held.release()
+            except LockLost as error:
+                _log.warning("lock %r was closed after it was lost: %s", self.name, error)
+        self._end_keeper()
+
+    @property
+    def fence(self) -> Fence:
+        """The fence of the current hold.
+
+        Raises:
+            LockLost: it has run out, or is not held.
+        """
+        held = self._held
+        if held is None or not held.is_held:
+            raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
+        return held.fence
+
+    @property
+    def is_held(self) -> bool:
+        """True while the lock is ours for certain, by our own clock."""
+        held = self._held
+        return held is not None and held.is_held
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the current hold runs out; ask again after each ``acquire``."""
+        held = self._held
+        return held.lost if held is not None else threading.Event()
+
+    def remaining_s(self) -> float:
+        """Seconds the lock is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
+        held = self._held
+        return held.remaining_s() if held is not None else 0.0
+
+    def on_lost(self, fn: Callable[[], None]) -> None:
+        """Call ``fn()`` each time a hold runs out or is taken over: stop what it protected. Not on release."""
+        with self._lock:
+            self._listeners.append(fn)
+
+    def holder(self) -> LockHolder | None:
+        """Who holds it as last written, this process included; None if nobody. Takes nothing."""
+        return self._keeper.state(self.name).holder
+
+    def _refuse_second_use(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise Closed(f"lock {self.name!r} was closed; make another one")
+            if self._held is not None and self._held.is_held:
+                raise LatchworkError(f"lock {self.name!r} is held by this very object already; release it first")
+
+    def _lost(self, names: tuple[str, ...]) -> None:
+        with self._lock:
+            concerned = self.name in names and self._held is not None
+            listeners = list(self._listeners) if concerned else []
+        for listener in listeners:
+            try:
+                listener()
+            except Exception:
+                _log.exception("an on_lost listener of lock %r raised", self.name)
+
+    def _end_keeper(self) -> None:
+        if self._owns_keeper:
+            with self._lock:
+                self._closed = True
+            self._keeper.close()
