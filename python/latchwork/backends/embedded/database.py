@@ -28,6 +28,7 @@ Work = Callable[[sqlite3.Connection], T]
 _MAX_READERS = 8
 _FIRST_PAUSE_S = 0.0003
 _LONGEST_PAUSE_S = 0.004
+_POLLS_PER_CHECK = 32
 
 
 class Pool:
@@ -38,6 +39,7 @@ class Pool:
         self._where = where
         self._left = limit
         self._idle: deque[sqlite3.Connection] = deque()
+        self._open: set[sqlite3.Connection] = set()
         self._changed = threading.Condition()
         self._closed = False
         _pools.add(self)
@@ -61,13 +63,14 @@ class Pool:
                 raise Unavailable(f"{self._where} was in use by other threads for the whole call timeout; try again")
             self._left -= 1
         try:
-            return patiently(self._opener, deadline, self._where)
-        except sqlite3.Error as error:
-            self._free()
-            raise schema.translate(error, self._where) from error
-        except BaseException:
-            self._free()
+            conn = patiently(self._opener, deadline, self._where)
+        except BaseException as error:
+            self._free(None)
+            if isinstance(error, sqlite3.Error):
+                raise schema.translate(error, self._where) from error
             raise
+        self._open.add(conn)
+        return conn
 
     def give(self, conn: sqlite3.Connection, *, broken: bool = False) -> None:
         """Put a connection back; a broken one is closed."""
@@ -78,7 +81,7 @@ class Pool:
                 self._changed.notify()
         if not kept:
             conn.close()
-            self._free()
+            self._free(conn)
 
     def close(self) -> None:
         """Close the idle connections now, those in use when they come back."""
@@ -89,18 +92,18 @@ class Pool:
             self._changed.notify_all()
         for conn in idle:
             conn.close()
-        _pools.discard(self)
+            self._free(conn)
 
     def abandon(self) -> list[sqlite3.Connection]:
         """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
         self._changed = threading.Condition()
         self._closed = True
-        idle = list(self._idle)
         self._idle.clear()
-        return idle
+        return list(self._open)
 
-    def _free(self) -> None:
+    def _free(self, conn: sqlite3.Connection | None) -> None:
         with self._changed:
+            self._open.discard(conn)
             self._left += 1
             self._changed.notify()
 
@@ -187,8 +190,10 @@ class FileDatabase(Database):
 
         where = f"store file {path}"
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
-        self._versions = Pool(opener, 1, where)
+        self._probes = Pool(opener, 1, where)
+        self._probe: sqlite3.Connection | None = None
         self._version = -1
+        self._polls = 0
         self._identity = (0, 0)
         try:
             self._prepare(connect_timeout_s)
@@ -198,16 +203,17 @@ class FileDatabase(Database):
 
     def changed(self) -> bool:
         """Whether any connection of any process committed since the last call. One thread only."""
-        self.check()
-        conn = self._versions.take(SYSTEM_CLOCK.now())
+        self._polls += 1
+        if self._polls % _POLLS_PER_CHECK == 0:
+            self.check()
+        if self._probe is None:
+            self._probe = self._probes.take(SYSTEM_CLOCK.now())
         try:
-            (version,) = conn.execute("PRAGMA data_version").fetchone()
+            (version,) = self._probe.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
             if schema.is_busy(error):
                 return True
             raise schema.translate(error, self.where) from error
-        finally:
-            self._versions.give(conn)
         before, self._version = self._version, version
         return bool(before != version)
 
@@ -224,7 +230,9 @@ class FileDatabase(Database):
     def close(self) -> None:
         """Close the connections; those in use are closed when they come back."""
         super().close()
-        self._versions.close()
+        self._probes.close()
+        if self._probe is not None:
+            self._probes.give(self._probe)
 
     def _prepare(self, connect_timeout_s: float) -> None:
         deadline = SYSTEM_CLOCK.now() + connect_timeout_s
