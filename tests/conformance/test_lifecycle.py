@@ -63,10 +63,9 @@ def test_the_url_and_repr_say_where_it_is(store):
 
 def test_the_url_comes_from_the_environment_when_none_is_given(backend_url, monkeypatch):
     monkeypatch.setenv("LATCHWORK_URL", backend_url)
-    with latchwork.connect() as store:
+    with latchwork.connect() as store, latchwork.connect(backend_url) as same:
         store.put("k", b"from the environment")
-    with latchwork.connect(backend_url) as store:
-        assert store.get("k").value == b"from the environment"
+        assert same.get("k").value == b"from the environment"
     monkeypatch.delenv("LATCHWORK_URL")
     with pytest.raises(latchwork.InvalidURL, match="LATCHWORK_URL"):
         latchwork.connect()
