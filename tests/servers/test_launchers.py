@@ -202,6 +202,14 @@ def test_server_and_its_data_go_when_the_parent_is_killed(kind):
     assert not Path(data_dir).exists()
 
 
+def test_data_of_a_server_that_was_never_closed_go_with_the_parent():
+    code = CHILD.replace("sys.stdin.read()", "server.kill()")
+    output = subprocess.run([sys.executable, "-c", code, "3.5"], capture_output=True, text=True, check=True).stdout
+    pid, data_dir = output.split()
+    assert gone_within(int(pid), 0.1)
+    assert not Path(data_dir).exists()
+
+
 def test_server_goes_when_its_supervisor_is_killed(server):
     pid = server.pid
     stat = Path(f"/proc/{pid}/stat").read_text()

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,6 +171,7 @@ class Server(Launcher):
             return self._given_data_dir
         if self._own_data_dir is None:
             self._own_data_dir = Path(tempfile.mkdtemp(prefix=f"latchwork-{self.SCHEME}-"))
+            self._discard_data = weakref.finalize(self, _remove_unless_forked, self._own_data_dir, os.getpid())
         return self._own_data_dir
 
     @property
@@ -214,7 +216,7 @@ class Server(Launcher):
             reservation.release()
         self._ports = {}
         if self._own_data_dir is not None:
-            shutil.rmtree(self._own_data_dir, ignore_errors=True)
+            self._discard_data()
             self._own_data_dir = None
 
     @abstractmethod
@@ -276,6 +278,12 @@ class Server(Launcher):
         port = self._ports.get(self.PORTS[0])
         where = f" on {HOST}:{port.port}" if port else ""
         return f"<{self.LABEL}{where}, {'running' if self.running else 'stopped'}>"
+
+
+def _remove_unless_forked(directory: Path, owner_pid: int) -> None:
+    """Also runs when a server was never closed; not in forked copies of its owner."""
+    if os.getpid() == owner_pid:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> Mapping[str, str]:
