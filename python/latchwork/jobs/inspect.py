@@ -1,0 +1,201 @@
+"""The state of a cluster, read from any process without joining it. Writes nothing, starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs import keys
+from latchwork.jobs.members import Member
+from latchwork.jobs.packed import BadHead, MissingChunk
+from latchwork.jobs.packed_store import from_entries, read
+from latchwork.primitives import LeaderLatch, LockHolder, lock_states
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.types import Entry
+
+
+class UnknownJob(LatchworkError, LookupError):
+    """No job of this id is known to the cluster; the message lists the known ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A living node.
+
+    Attributes:
+        node_id: its id.
+        member: what it says about itself: state, host, pid, since when.
+        is_manager: whether it manages the cluster.
+        jobs: the jobs it can run: sorted.
+        assigned: its share by job: sorted items, no empty shares.
+    """
+
+    node_id: str
+    member: Member
+    is_manager: bool
+    jobs: tuple[str, ...]
+    assigned: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A work item's lock that somebody holds.
+
+    Attributes:
+        job: the job.
+        item: the work item.
+        holder: who holds it; it may be dead already, and the lock is then taken over when it has run out.
+        token: the fencing token of the holder.
+    """
+
+    job: str
+    item: str
+    holder: LockHolder
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as the cluster knows it.
+
+    Attributes:
+        job_id: its id.
+        items: how many work items it has.
+        nodes: the living nodes that can run it: sorted.
+        assigned: item to node; items nobody can run are absent.
+        running: item to the node that holds its lock; during a hand-over this is the old one.
+    """
+
+    job_id: str
+    items: int
+    nodes: tuple[str, ...]
+    assigned: Mapping[str, str]
+    running: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster at about one moment; no snapshot, its parts are read one after the other.
+
+    Attributes:
+        manager: the id of the node that manages, None between two.
+        candidates: the ids of the nodes that stand for election, the manager first.
+        nodes: the living nodes, by id, sorted.
+        pools: all work items by job: sorted; jobs sorted.
+        leftovers: ids of nodes that are gone and still have a share; the next rebalance takes it from them.
+        locks: the locks that are held, sorted by job and item.
+    """
+
+    manager: str | None
+    candidates: tuple[str, ...]
+    nodes: Mapping[str, NodeView]
+    pools: Mapping[str, tuple[str, ...]]
+    leftovers: tuple[str, ...]
+    locks: tuple[LockView, ...]
+
+    def job(self, job_id: str) -> JobState:
+        """One job: is it running, where, on which items.
+
+        Raises:
+            UnknownJob: the cluster does not know it; the message lists what it knows.
+        """
+        known = sorted(set(self.pools) | {job for node in self.nodes.values() for job in node.jobs})
+        if job_id not in known:
+            msg = f"job {job_id!r} is not known to this cluster; known are: {', '.join(known) or 'none'}"
+            raise UnknownJob(msg)
+        return JobState(
+            job_id=job_id,
+            items=len(self.pools.get(job_id, ())),
+            nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
+            assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
+            running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
+        )
+
+    def jobs(self) -> list[JobState]:
+        """Every job that has a work pool, sorted by id."""
+        return [self.job(job_id) for job_id in self.pools]
+
+
+def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | None:
+    """Read the state of a cluster. Safe anywhere, at any time; costs one listing of each part of it.
+
+    Args:
+        store: the store, opened with the cluster's root.
+        namespace: the cluster's namespace below it, as given to its job managers.
+    Returns:
+        The state; None when there is no cluster here, not even a trace of one.
+    """
+    if namespace:
+        store = store.namespace(namespace)
+    alive = store.list(keys.ALIVE)
+    pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
+    registered = store.list(keys.WORKERS, recursive=True)
+    if not alive and not pools and not registered:
+        return None
+    candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
+    manager = candidates[0] if candidates else None
+    members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
+    shares = _shares(store, registered)
+    nodes = {
+        member.worker: NodeView(
+            node_id=member.worker,
+            member=member,
+            is_manager=member.worker == manager,
+            jobs=_available(member.worker, registered),
+            assigned=shares.get(member.worker, {}),
+        )
+        for member in members
+    }
+    return ClusterState(
+        manager=manager,
+        candidates=candidates,
+        nodes=nodes,
+        pools=pools,
+        leftovers=tuple(sorted(set(shares) - set(nodes))),
+        locks=_locks(store),
+    )
+
+
+def _available(worker: str, registered: Iterable[Entry]) -> tuple[str, ...]:
+    prefix = f"{keys.available(worker)}/"
+    return tuple(sorted(entry.key[len(prefix) :] for entry in registered if entry.key.startswith(prefix)))
+
+
+def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
+    by_worker: dict[str, list[Entry]] = {}
+    for entry in registered:
+        _, worker, kind, _ = entry.key.split("/", 3)
+        if kind == "assigned":
+            by_worker.setdefault(worker, []).append(entry)
+    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in by_worker.items()}
+    return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
+
+
+def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
+    """The sets whose heads are directly below the prefix, by job, sorted."""
+    by_key = {entry.key: entry for entry in entries}
+    heads = sorted(key for key in by_key if "/" not in key[len(prefix) + 1 :])
+    found = {}
+    for head in heads:
+        try:
+            stored = from_entries(head, by_key)
+        except (MissingChunk, BadHead):  # written while it was listed
+            stored = read(store, head)
+        found[head[len(prefix) + 1 :]] = stored.packed.items
+    return found
+
+
+def _locks(store: Store) -> tuple[LockView, ...]:
+    found = []
+    for state in lock_states(store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS):
+        if state.holder is not None:
+            try:
+                job, item = keys.split_lock_name(state.name)
+            except ValueError:
+                continue  # a user's own lock in the same namespace
+            found.append(LockView(job, item, state.holder, state.token))
+    return tuple(sorted(found, key=lambda lock: (lock.job, lock.item)))

@@ -1,0 +1,153 @@
+"""The locks of a node's work items: taken many at a time, and waited for without a thread each.
+
+Keys:   locks/<job>/<item>, owners/<uuid>; see the persistent locks
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError, LockLost
+from latchwork.jobs import keys
+from latchwork.primitives import HeldLock, LockKeeper
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.types import Fence
+
+log = logging.getLogger(__name__)
+
+
+class ItemLocks:
+    """The locks of one node. Safe to share between threads, except ``acquire``, ``release`` and ``close``: one thread.
+
+    Args:
+        store: the cluster's store.
+        node_id: what others see as the holder.
+        ttl_s: seconds that locks outlive the last renewal.
+        wake: called, and must not block, when something may have become possible or necessary.
+    """
+
+    def __init__(self, store: Store, node_id: str, ttl_s: float, wake: Callable[[], None]) -> None:
+        self._keeper = LockKeeper(
+            store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, ttl_s=ttl_s, owner_label=node_id
+        )
+        self._wake = wake
+        self._mutex = threading.Lock()
+        self._waits: dict[tuple[str, str], Callable[[], None]] = {}
+        self._freed: set[tuple[str, str]] = set()
+        self._closing = False
+
+    @property
+    def ttl_s(self) -> float:
+        """Seconds that locks outlive the last renewal."""
+        return self._keeper.ttl_s
+
+    def start(self) -> None:
+        """Follow the other owners from now on, so that a takeover needs no new TTL."""
+        self._keeper.on_lost(lambda _names: self._wake())
+        self._keeper.start()
+
+    def held(self) -> dict[str, dict[str, HeldLock]]:
+        """Job to item to lock: what this node holds for certain."""
+        found: dict[str, dict[str, HeldLock]] = {}
+        for name, lock in self._keeper.held().items():
+            job, item = keys.split_lock_name(name)
+            found.setdefault(job, {})[item] = lock
+        return found
+
+    def remaining_s(self) -> float:
+        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
+        return self._keeper.remaining_s()
+
+    def fence(self, job: str, item: str) -> Fence:
+        """Proof that this node holds the item.
+
+        Raises:
+            LockLost: it does not, or not any more.
+        """
+        lock = self._keeper.held().get(keys.lock_name(job, item))
+        if lock is None:
+            msg = f"lock of item {item!r} of job {job} is not held by this node any more; stop the work on it"
+            raise LockLost(msg)
+        return lock.fence
+
+    def want(self, job: str, items: Collection[str]) -> bool:
+        """Take those of these items that are free, wait by watch for the others; forget waits for any other item.
+
+        Returns:
+            True when at least one was taken.
+        """
+        wanted = {(job, item) for item in items}
+        with self._mutex:
+            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
+            cancels = [self._waits.pop(key) for key in dropped]
+            self._freed.difference_update(dropped)
+            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
+            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
+            self._freed.difference_update(ask)
+        for cancel in cancels:
+            cancel()
+        return bool(ask) and self._ask(job, [item for _, item in ask])
+
+    def release(self, job: str, items: Collection[str]) -> None:
+        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error."""
+        try:
+            self._keeper.release([keys.lock_name(job, item) for item in items])
+        except LockLost as error:
+            log.info("job %s: %s", job, error)
+
+    def holder(self, job: str, item: str) -> str:
+        """Who holds an item, for a log line."""
+        return str(self._keeper.state(keys.lock_name(job, item)).holder or "nobody")
+
+    def sweep(self) -> tuple[int, int]:
+        """Remove what dead owners left; best by one node now and then."""
+        return self._keeper.sweep()
+
+    def close(self, *, release: bool) -> None:
+        """End: with ``release`` others can have the locks at once, else when they have run out."""
+        with self._mutex:
+            self._closing = True
+        self._keeper.close(release=release)
+
+    def _ask(self, job: str, items: list[str]) -> bool:
+        names = {keys.lock_name(job, item): item for item in items}
+        taken: dict[str, HeldLock] = {}
+        try:
+            taken = self._keeper.try_acquire_many(names)
+        finally:
+            for name, item in names.items():
+                if name not in taken:
+                    self._wait(job, item, name)
+        if len(taken) < len(names):
+            log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
+        return bool(taken)
+
+    def _wait(self, job: str, item: str, name: str) -> None:
+        key = (job, item)
+        with self._mutex:
+            self._waits[key] = _nothing
+        try:
+            cancel = self._keeper.when_free(name, lambda _name: self._free(key))
+        except LatchworkError:
+            with self._mutex:
+                self._waits.pop(key, None)
+            raise
+        with self._mutex:
+            if key in self._waits:
+                self._waits[key] = cancel
+
+    def _free(self, key: tuple[str, str]) -> None:
+        with self._mutex:
+            if self._closing:
+                return
+            self._freed.add(key)
+        self._wake()
+
+
+def _nothing() -> None:
+    """A wait that is just being set up."""

@@ -1,0 +1,285 @@
+"""The job manager: the one object that an application embeds. Holds a worker and, while elected, the manager."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from latchwork.errors import Closed, LatchworkError
+from latchwork.jobs.job import Job, check_jobs
+from latchwork.jobs.keys import check_id
+from latchwork.jobs.manager import ManagerOptions
+from latchwork.jobs.membership import MemberOptions, Membership
+from latchwork.jobs.rebalance import Strategies, StrategyOption
+from latchwork.jobs.runs import JobStats
+from latchwork.jobs.worker import Worker
+from latchwork.store import Store, connect
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+log = logging.getLogger(__name__)
+
+NodeState = Literal["new", "starting", "started", "closing", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStats:
+    """What a node has done since it started.
+
+    Attributes:
+        jobs: by job id.
+        is_manager: whether it manages the cluster at this moment.
+        rebalances: rebalances it wrote as the manager.
+        moves: items it moved as the manager.
+        rebalance_failures: rebalances that had to be tried again.
+    """
+
+    jobs: Mapping[str, JobStats] = field(default_factory=dict)
+    is_manager: bool = False
+    rebalances: int = 0
+    moves: int = 0
+    rebalance_failures: int = 0
+
+
+class JobManager:
+    """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
+
+    Nodes of one cluster use the same store, root and namespace; they may have different jobs, and none gets items of
+    a job that it does not have. Construction does no I/O. Safe to share between threads.
+
+    Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
+    process is gone and its locks have run out.
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        node_id: str,
+        jobs: Iterable[Job] | Job,
+        *,
+        strategy: StrategyOption | Mapping[str, StrategyOption] = "balanced",
+        namespace: str | None = None,
+        session_ttl_s: float = 10.0,
+        lock_ttl_s: float = 10.0,
+        close_timeout_s: float = 30.0,
+        debounce_s: float = 0.3,
+        debounce_max_s: float = 3.0,
+        cleanup_period_s: float = 3 * 3600.0,
+        sweep_period_s: float = 60.0,
+        weight: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check everything; nothing is started.
+
+        Args:
+            store: the store, which stays the caller's, or a URL to open one with for the time it runs.
+            node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
+            jobs: the jobs this node can run; may be empty for a node that only manages.
+            strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
+                of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
+            namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
+            session_ttl_s: seconds after which a dead node's items are given to others; the server may grant more.
+            lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
+                of it is left.
+            close_timeout_s: seconds that ``close`` waits for runs to stop.
+            debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
+            debounce_max_s: seconds after the first change when it comes at the latest.
+            cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
+            sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
+            weight: how much this node takes, relative to the others.
+            labels: anything, shown by ``inspect``.
+        Raises:
+            InvalidJob: a job cannot be used, or two have one id.
+            ValueError: an option cannot be used; the message names it.
+        """
+        self.node_id = check_id("node", node_id)
+        self._jobs = check_jobs(jobs)
+        self._store_or_url = store
+        self._namespace = namespace
+        self._lock_ttl_s = _seconds("lock_ttl_s", lock_ttl_s, least=0.3)
+        self._close_timeout_s = _seconds("close_timeout_s", close_timeout_s)
+        self._member_options = MemberOptions(
+            node_id=self.node_id,
+            session_ttl_s=_seconds("session_ttl_s", session_ttl_s, least=0.1),
+            weight=_seconds("weight", weight, least=1e-9, unit=""),
+            labels=dict(labels or {}),
+        )
+        self._manager_settings = {
+            "debounce_s": _seconds("debounce_s", debounce_s),
+            "debounce_max_s": _seconds("debounce_max_s", debounce_max_s),
+            "cleanup_period_s": _seconds("cleanup_period_s", cleanup_period_s),
+            "sweep_period_s": _seconds("sweep_period_s", sweep_period_s),
+        }
+        self._strategies = Strategies(strategy)
+        self._mutex = threading.Lock()
+        self._state: NodeState = "new"
+        self._stop = threading.Event()
+        self._ended_by = ""
+        self._closed = threading.Event()
+        self._store: Store | None = None
+        self._owned: Store | None = None
+        self._worker: Worker | None = None
+        self._membership: Membership | None = None
+
+    def __repr__(self) -> str:
+        return f"<JobManager {self.node_id} {self._state}, jobs {', '.join(self._jobs) or 'none'}>"
+
+    def __enter__(self) -> JobManager:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> NodeState:
+        """``new``, ``starting``, ``started``, ``closing`` or ``closed``."""
+        return self._state
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of this node, in the order given."""
+        return tuple(self._jobs.values())
+
+    @property
+    def is_manager(self) -> bool:
+        """True while this node manages the cluster."""
+        membership = self._membership
+        return membership is not None and membership.is_leader
+
+    def stats(self) -> NodeStats:
+        """What this node has done since it started."""
+        worker, membership = self._worker, self._membership
+        if worker is None or membership is None:
+            return NodeStats({job_id: JobStats() for job_id in self._jobs})
+        done = membership.counters
+        return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
+
+    def start(self) -> JobManager:
+        """Join the cluster and begin to work; returns when this node is registered.
+
+        Raises:
+            NodeIdInUse: another live node has this id; it was waited for, for the granted TTL plus 1 s.
+            WorkPoolFailed, InvalidJob: a work pool cannot be read; what was stored before stays.
+            InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: the store cannot be opened or used.
+            Closed: it was started before; make another one.
+        """
+        with self._mutex:
+            if self._state != "new":
+                msg = f"node {self.node_id} was started before; make another JobManager"
+                raise Closed(msg)
+            self._state = "starting"
+        log.info("node %s is starting with jobs %s", self.node_id, ", ".join(self._jobs) or "none")
+        if not self._jobs:
+            log.warning("node %s has no jobs: it can manage the cluster, but runs nothing", self.node_id)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        with self._mutex:
+            closing = self._state != "starting"
+            self._state = self._state if closing else "started"
+        log.info("node %s is started", self.node_id)
+        return self
+
+    def run_forever(self) -> None:
+        """Start unless started, work until SIGTERM or SIGINT comes or ``close`` is called, then close.
+
+        Signals are handled in the main thread only; in any other it waits for ``close``.
+        """
+        with self._signals():
+            if self._state == "new":
+                self.start()
+            try:
+                self._stop.wait()
+                if self._ended_by:
+                    log.info("node %s was told to end by %s", self.node_id, self._ended_by)
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Stop the runs gracefully, give the locks back, leave; the session ends last. From any thread; twice is fine.
+
+        Waits up to ``close_timeout_s`` for runs that do not stop; the locks of those are left to run out.
+        """
+        with self._mutex:
+            first = self._state not in {"closing", "closed"}
+            if first:
+                self._state = "closing"
+        self._stop.set()
+        if not first:
+            self._closed.wait(self._close_timeout_s + 30.0)
+            return
+        try:
+            self._close()
+        finally:
+            self._state = "closed"
+            self._closed.set()
+
+    def _start(self) -> None:
+        if isinstance(self._store_or_url, str):
+            self._owned = connect(self._store_or_url)
+        store = self._owned if self._owned is not None else self._store_or_url
+        assert not isinstance(store, str)
+        self._store = store.namespace(self._namespace) if self._namespace else store
+        worker = Worker(self._store, self.node_id, self._jobs, lock_ttl_s=self._lock_ttl_s)
+        options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
+        self._worker = worker
+        self._membership = Membership(self._store, self._jobs, self._member_options, options)
+        worker.follow_owners()
+        self._membership.start()
+        worker.start()
+
+    def _close(self) -> None:
+        log.info("node %s is closing", self.node_id)
+        clock = self._store.clock if self._store is not None else None
+        began = clock.now() if clock is not None else 0.0
+        if self._worker is not None:
+            for job_id in self._worker.close(self._close_timeout_s):
+                log.error(
+                    "job %s did not stop within %.3g s: the locks of node %s are left to run out; look at should_stop",
+                    job_id,
+                    self._close_timeout_s,
+                    self.node_id,
+                )
+        if self._membership is not None:
+            self._membership.close()
+        if self._owned is not None:
+            try:
+                self._owned.close()
+            except LatchworkError as error:
+                log.warning("node %s: the store did not close cleanly: %s", self.node_id, error)
+        took_s = clock.now() - began if clock is not None else 0.0
+        log.info("node %s is closed, it took %.3f s", self.node_id, took_s)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            self._ended_by = signal.Signals(number).name
+            self._stop.set()
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _seconds(name: str, value: object, *, least: float = 0.0, unit: str = " seconds") -> float:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
+    if not good or not isinstance(value, (int, float)):
+        msg = f"{name} is {value!r}; give a finite number of at least {least:g}{unit}"
+        raise ValueError(msg)
+    return float(value)

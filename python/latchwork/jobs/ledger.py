@@ -1,0 +1,177 @@
+"""What the leader knows of the stored assignment, and the only writer of it.
+
+Every transaction carries the leader's fence and the ``versions/assignment`` guard, and every head checks the version it
+was read at. Whatever goes wrong, the ledger is loaded again before the next write.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from latchwork.jobs import keys
+from latchwork.jobs.packed import EMPTY, BadHead, MissingChunk, Update, batched, plan_update
+from latchwork.jobs.packed_store import (
+    MOST_BYTES,
+    MOST_OPS,
+    ChunkNames,
+    Stored,
+    commit_all,
+    delete_chunks,
+    from_entries,
+    op_bytes,
+    orphans,
+    write_chunks,
+)
+from latchwork.jobs.rebalance import ShareChange, in_order
+from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+
+log = logging.getLogger(__name__)
+
+_Flip = tuple[str, str, Stored, Update]
+
+
+class Ledger:
+    """The stored shares of all workers. One thread only.
+
+    Attributes:
+        writes: transactions that flipped heads, since this ledger was made.
+    """
+
+    def __init__(self, store: Store, tag: str) -> None:
+        self._store = store
+        self._names = ChunkNames(tag)
+        self._shares: dict[tuple[str, str], Stored] = {}
+        self._guard: Entry | None = None
+        self._available: dict[str, set[str]] = {}
+        self.writes = 0
+
+    def load(self, fence: Fence) -> None:
+        """Read everything, and delete the chunks that an earlier leader wrote and never named."""
+        guard = self._store.get(keys.GUARD_ASSIGNMENT)
+        entries = {entry.key: entry for entry in self._store.list(keys.WORKERS, recursive=True)}
+        shares: dict[tuple[str, str], Stored] = {}
+        below: dict[tuple[str, str], dict[str, Entry]] = {}
+        self._available = {}
+        for key, entry in entries.items():
+            worker, kind, job = (*key.split("/", 4)[1:4], "", "")[:3]
+            if kind == "assigned":
+                below.setdefault((worker, job), {})[key] = entry
+            elif kind == "available":
+                self._available.setdefault(worker, set()).add(job)
+        lost: list[str] = []
+        for (worker, job), part in below.items():
+            head = keys.assigned(worker, job)
+            lost += orphans(head, part, {self._names.tag})
+            if head in part:
+                shares[worker, job] = _decode(head, part)
+        self._shares, self._guard = shares, guard
+        if lost:
+            log.warning("deleting %d chunks of shares that no head names, the first is %s", len(lost), lost[0])
+            commit_all(self._store, [fence], [Delete(key) for key in lost])
+
+    def shares(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Job to worker to items, as stored; dead workers included, no empty shares."""
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for (worker, job), stored in self._shares.items():
+            found.setdefault(job, {})[worker] = stored.packed.items
+        return found
+
+    def known_workers(self) -> set[str]:
+        """Every worker that has anything stored."""
+        return {worker for worker, _ in self._shares} | set(self._available)
+
+    def load_available(self, worker: str) -> frozenset[str]:
+        """Read which jobs a worker can run."""
+        names = frozenset(self._store.children(keys.available(worker)))
+        self._available[worker] = set(names)
+        return names
+
+    def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
+        """Store the changes: at once if one transaction holds them all, else what shrinks before what grows.
+
+        Raises:
+            Conflict: the fence does not hold any more, or something else wrote a head; load again.
+        """
+        steps = list(changes) if self._fits(changes) else in_order(changes)
+        for wave in _waves(steps):
+            self._write_wave(wave, fence)
+
+    def forget_worker(self, worker: str, fence: Fence) -> None:
+        """Delete what a dead worker registered, unless it lives again.
+
+        Raises:
+            Conflict: the fence does not hold, or the worker has come back.
+        """
+        jobs = sorted(self._available.get(worker, ()))
+        commit_all(
+            self._store,
+            [fence, Absent(keys.alive(worker))],
+            [Delete(keys.available(worker, job)) for job in jobs],
+        )
+        self._available.pop(worker, None)
+
+    def _fits(self, changes: Sequence[ShareChange]) -> bool:
+        size = sum(sum(map(len, change.after)) + 4 * len(change.after) + 200 for change in changes)
+        return len(changes) <= MOST_OPS and size <= MOST_BYTES // 2
+
+    def _write_wave(self, wave: Iterable[ShareChange], fence: Fence) -> None:
+        flips: list[_Flip] = []
+        for change in wave:
+            stored = self._shares.get((change.worker, change.job), Stored())
+            update = plan_update(stored.packed, change.after, self._names)
+            if update is not None or (stored.head is not None and not change.after):
+                flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
+        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
+        write_chunks(self._store, updates, [fence])
+        ops = [_flip_op(flip) for flip in flips]
+        for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
+            self._flip(flips[part], ops[part], fence)
+        delete_chunks(self._store, updates, [fence])
+
+    def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
+        checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
+        checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
+        note = json.dumps({"leader": fence.token, "heads": len(flips)}).encode()
+        done = self._store.commit(checks, [Put(keys.GUARD_ASSIGNMENT, note), *ops])
+        self._guard, *written = done.entries
+        heads = {entry.key: entry for entry in written}
+        self.writes += 1
+        for worker, job, _, update in flips:
+            head = heads.get(keys.assigned(worker, job))
+            if head is None:
+                self._shares.pop((worker, job), None)
+            else:
+                self._shares[worker, job] = Stored(head, update.after)
+
+
+def _flip_op(flip: _Flip) -> Op:
+    worker, job, _, update = flip
+    head = keys.assigned(worker, job)
+    return Put(head, update.after.head()) if len(update.after) else Delete(head)
+
+
+def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
+    """The steps cut where a share comes up for the second time."""
+    waves: list[list[ShareChange]] = [[]]
+    seen: set[tuple[str, str]] = set()
+    for step in steps:
+        if (step.worker, step.job) in seen:
+            waves.append([])
+            seen = set()
+        seen.add((step.worker, step.job))
+        waves[-1].append(step)
+    return waves
+
+
+def _decode(head: str, entries: dict[str, Entry]) -> Stored:
+    try:
+        return from_entries(head, entries)
+    except (BadHead, MissingChunk) as error:
+        log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
+        return Stored(entries[head])

@@ -1,0 +1,341 @@
+"""The manager: one node's, elected. Follows who lives and what is to be done, and writes who shall do it.
+
+Thread ``latchwork-manager-<node>``, one per session of the node: it stands for election as long as the session lasts.
+Whatever it writes carries the leadership's fence, so that a manager that was frozen writes nothing after it wakes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, LatchworkError, OwnershipLost
+from latchwork.jobs import keys
+from latchwork.jobs.ledger import Ledger
+from latchwork.jobs.members import Member
+from latchwork.jobs.packed import BadHead, MissingChunk
+from latchwork.jobs.packed_store import commit_all, from_entries, orphans, read
+from latchwork.jobs.rebalance import ClusterView, QuietTime, Rebalance, Strategies, WorkerView, rebalance
+from latchwork.primitives import LeaderLatch
+from latchwork.types import Absent, At, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Mirror, Session, Store
+    from latchwork.types import Entry, Fence
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.5
+_LONGEST_RETRY_S = 10.0
+_JOIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """How the manager behaves.
+
+    Attributes:
+        strategies: who decides which job.
+        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
+        debounce_max_s: seconds after the first change when it comes at the latest.
+        cleanup_period_s: seconds between two cleanings of jobs no living worker can run; 0 for never.
+        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
+        sweep: removes what dead owners of locks left.
+    """
+
+    strategies: Strategies
+    debounce_s: float
+    debounce_max_s: float
+    cleanup_period_s: float
+    sweep_period_s: float
+    sweep: Callable[[], object]
+
+
+@dataclass(slots=True)
+class ManagerCounters:
+    """What the manager of this node did, over all its sessions. One writer."""
+
+    rebalances: int = 0
+    moves: int = 0
+    failures: int = 0
+
+
+class Manager:
+    """Stands for election on one session, and manages while it leads. ``close`` resigns and joins the thread."""
+
+    def __init__(
+        self, store: Store, session: Session, me: Member, options: ManagerOptions, counters: ManagerCounters
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._me = me
+        self._options = options
+        self._counters = counters
+        self._wake = threading.Event()
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._latch = LeaderLatch(store, keys.LEADER, node_id=me.worker, session=session)
+        self._latch.on_elected(self._wake.set)
+        self._latch.on_revoked(self._wake.set)
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-manager-{me.worker}", daemon=True)
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node manages the cluster."""
+        return self._latch.is_leader
+
+    def start(self) -> None:
+        """Stand for election."""
+        self._latch.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Resign. From any thread but its own; twice is fine."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        self._latch.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.clear()
+            if self._latch.is_leader:
+                try:
+                    self._lead()
+                except LatchworkError as error:
+                    log.warning("manager on node %s has to start over: %s", self._me.worker, error)
+                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                except Exception:
+                    log.exception("manager on node %s failed and starts over", self._me.worker)
+                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+            elif not self._closing.is_set():
+                self._clock.wait(self._wake)
+
+    def _lead(self) -> None:
+        fence = self._latch.fence
+        log.info("node %s manages the cluster from now on, fence token %d", self._me.worker, fence.token)
+        with self._store.mirror(keys.ALIVE) as alive, self._store.mirror(keys.WORK_POOL) as pools:
+            for mirror in (alive, pools):
+                mirror.on_change(lambda _batch: self._note())
+            term = Term(self._store, self._me, fence, alive=alive, pools=pools, options=self._options)
+            self._manage(term)
+        log.info("node %s does not manage the cluster any more", self._me.worker)
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._wake.set()
+
+    def _manage(self, term: Term) -> None:
+        quiet = QuietTime(self._options.debounce_s, self._options.debounce_max_s)
+        chores = _Chores(self._options, self._clock.now())
+        retry_s = _FIRST_RETRY_S
+        quiet.note(self._clock.now())
+        while self._latch.is_leader and not self._closing.is_set():
+            self._wake.clear()
+            now = self._clock.now()
+            if self._changed.is_set():
+                self._changed.clear()
+                quiet.note(now)
+            due_s = quiet.due_in_s(now)
+            if due_s is not None and due_s <= 0:
+                quiet.take()
+                if self._rebalance(term):
+                    retry_s = _FIRST_RETRY_S
+                else:
+                    quiet.retry(self._clock.now(), retry_s)
+                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                continue
+            chores.run_due(now, term)
+            waits = [wait for wait in (due_s, chores.due_in_s(self._clock.now())) if wait is not None]
+            self._clock.wait(self._wake, min(waits, default=None))
+
+    def _rebalance(self, term: Term) -> bool:
+        """One rebalance; False when it has to be tried again."""
+        try:
+            result = term.rebalance()
+        except OwnershipLost:
+            raise
+        except LatchworkError as error:
+            self._counters.failures += 1
+            log.warning("rebalance failed and is tried again: %s", error)
+            term.reload()
+            return False
+        self._counters.rebalances += bool(result.changes)
+        self._counters.moves += result.moves
+        return not result.failed
+
+
+class Term:
+    """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
+
+    def __init__(
+        self, store: Store, me: Member, fence: Fence, *, alive: Mirror, pools: Mirror, options: ManagerOptions
+    ) -> None:
+        self._store = store
+        self._fence = fence
+        self._alive = alive
+        self._pools = pools
+        self._options = options
+        self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}")
+        self._loaded = False
+        self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
+        self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
+        self._unplaced: Mapping[str, int] = {}
+
+    def reload(self) -> None:
+        """Trust nothing of what is known: something went wrong."""
+        self._loaded = False
+        self._jobs.clear()
+
+    def rebalance(self) -> Rebalance:
+        """Read what changed, decide, and write.
+
+        Raises:
+            Conflict: leadership is lost, or something changed underneath: reload and try again.
+        """
+        if not self._loaded:
+            self._ledger.load(self._fence)
+            self._loaded = True
+        workers = self._ready_workers()
+        view = ClusterView(workers, self._read_pools(), self._ledger.shares())
+        result = rebalance(view, self._options.strategies)
+        self._report(result)
+        if result.changes:
+            started = self._store.clock.now()
+            self._ledger.write(result.changes, self._fence)
+            log.info(
+                "rebalanced: %d items move, %d shares of %d workers written in %.3f s",
+                result.moves,
+                len(result.changes),
+                len(workers),
+                self._store.clock.now() - started,
+            )
+        self._forget_dead()
+        return result
+
+    def cleanup(self) -> None:
+        """Delete the pools of jobs that no living worker can run, and chunks that nobody will ever name.
+
+        A worker that registers meanwhile bumps ``versions/worker`` before it looks at the pools: either this deletion
+        is a Conflict, or the worker finds no pool and writes it.
+        """
+        guard = self._store.get(keys.GUARD_WORKER)
+        unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
+        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)]
+        able = {job for member in members for job in self._store.children(keys.available(member.worker))}
+        living = {member.incarnation for member in members}
+        below: dict[str, dict[str, Entry]] = {}
+        for key, entry in self._pools.snapshot().items():
+            below.setdefault(key.split("/")[1], {})[key] = entry
+        for job, entries in sorted(below.items()):
+            head = keys.pool(job)
+            if head in entries and job not in able:
+                log.info("job %s is deleted from the work pool: no living worker can run it", job)
+                ops: list[Op] = [Delete(head), Put(keys.GUARD_POOL, b"{}")]
+                self._store.commit([self._fence, unchanged, At(entries[head])], ops)
+                del entries[head]
+            lost = orphans(head, entries, living)
+            same = At(entries[head]) if head in entries else Absent(head)
+            commit_all(self._store, [self._fence, same], [Delete(key) for key in lost])
+
+    def sweep(self) -> None:
+        """Remove what dead owners of locks left."""
+        self._options.sweep()
+
+    def _members(self) -> list[Member]:
+        found = self._alive.snapshot()
+        return [Member.decode(key.partition("/")[2], entry.value) for key, entry in found.items()]
+
+    def _ready_workers(self) -> dict[str, WorkerView]:
+        workers = {}
+        for member in self._members():
+            if member.state == "ready":
+                known = self._jobs.get(member.worker)
+                if known is None or known[0] != member.incarnation:
+                    known = (member.incarnation, self._ledger.load_available(member.worker))
+                    self._jobs[member.worker] = known
+                workers[member.worker] = WorkerView(member.weight, known[1])
+        return workers
+
+    def _read_pools(self) -> dict[str, tuple[str, ...]]:
+        pools = {}
+        for job in _heads(self._pools):
+            key = keys.pool(job)
+            head = self._pools.get(key)
+            if head is None:
+                continue
+            known = self._decoded.get(job)
+            if known is None or known[0] != head.version:
+                known = self._decoded[job] = self._decode(key, head)
+            pools[job] = known[1]
+        for job in [job for job in self._decoded if job not in pools]:
+            del self._decoded[job]
+        return pools
+
+    def _decode(self, key: str, head: Entry) -> tuple[object, tuple[str, ...]]:
+        try:
+            stored = from_entries(key, self._pools)
+        except (MissingChunk, BadHead):  # the mirror shows keys one by one, and may be behind: ask the store
+            stored = read(self._store, key)
+        return (stored.head.version if stored.head is not None else head.version, stored.packed.items)
+
+    def _forget_dead(self) -> None:
+        """Delete what dead workers registered; one that comes back meanwhile keeps it."""
+        living = {member.worker for member in self._members()}
+        for worker in sorted(self._ledger.known_workers() - living):
+            try:
+                self._ledger.forget_worker(worker, self._fence)
+            except Conflict:
+                if not self._store.get(keys.alive(worker)):
+                    raise
+                log.debug("worker %s came back while its leftovers were to be deleted", worker)
+
+    def _report(self, result: Rebalance) -> None:
+        for job, error in result.failed.items():
+            log.error(
+                "strategy of job %s failed, its assignment stays as it is: %s: %s", job, type(error).__name__, error
+            )
+        for job, items in result.unplaced.items():
+            if job not in self._unplaced:
+                log.warning("job %s: no ready worker can run its %d items", job, items)
+        self._unplaced = result.unplaced
+
+
+@dataclass(slots=True)
+class _Chore:
+    """What the leader does now and then."""
+
+    name: str
+    period_s: float
+    do: Callable[[Term], None]
+    next_at: float
+
+
+class _Chores:
+    """All chores of one term. One thread only."""
+
+    def __init__(self, options: ManagerOptions, now: float) -> None:
+        periods = [("cleanup", options.cleanup_period_s, Term.cleanup), ("sweep", options.sweep_period_s, Term.sweep)]
+        self._chores = [_Chore(name, period_s, do, now + period_s) for name, period_s, do in periods if period_s > 0]
+
+    def due_in_s(self, now: float) -> float | None:
+        """Seconds until the next one; None when there is none."""
+        return min((max(0.0, chore.next_at - now) for chore in self._chores), default=None)
+
+    def run_due(self, now: float, term: Term) -> None:
+        """Do what is due; a failure is reported, and it is done again at its next time."""
+        for chore in self._chores:
+            if chore.next_at <= now:
+                chore.next_at = now + chore.period_s
+                try:
+                    chore.do(term)
+                except LatchworkError as error:
+                    log.warning("%s is put off by %.3g s: %s", chore.name, chore.period_s, error)
+
+
+def _heads(entries: Mapping[str, Entry]) -> set[str]:
+    return {key.split("/", 2)[1] for key in entries if key.count("/") == 1}

@@ -1,0 +1,105 @@
+"""Who lives: the record at ``alive/<worker>``. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+MemberState = Literal["joining", "ready"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One start of one node.
+
+    Attributes:
+        worker: the node's id.
+        state: ``joining`` until its jobs and their items are registered, then ``ready``.
+        host: the machine's name.
+        pid: the process.
+        incarnation: unique for each registration of each start.
+        since: seconds since the epoch, by that machine's wall clock; for people only.
+        ttl_s: the granted TTL of its session, in seconds.
+        weight: how much it takes, relative to others.
+        version: the version of latchwork it runs.
+        labels: what it says about itself.
+    """
+
+    worker: str
+    state: MemberState
+    host: str
+    pid: int
+    incarnation: str
+    since: float
+    ttl_s: float
+    weight: float = 1.0
+    version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_this_process(
+        cls, worker: str, *, since: float, ttl_s: float, weight: float, labels: Mapping[str, str]
+    ) -> Member:
+        """A new incarnation in this process, in state ``joining``."""
+        return cls(
+            worker=worker,
+            state="joining",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            incarnation=uuid.uuid4().hex[:12],
+            since=since,
+            ttl_s=ttl_s,
+            weight=weight,
+            version=_version(),
+            labels=dict(labels),
+        )
+
+    def ready(self) -> Member:
+        """The same, registered."""
+        return replace(self, state="ready")
+
+    def encode(self) -> bytes:
+        """The value of its key: JSON, readable with the server's own tools."""
+        body = asdict(self)
+        del body["worker"]
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, worker: str, value: bytes) -> Member:
+        """The record in a value; what is missing or unreadable takes a harmless default, newer fields are skipped."""
+        try:
+            body = json.loads(value)
+        except ValueError:
+            body = None
+        body = body if isinstance(body, dict) else {}
+        labels = body.get("labels")
+        return cls(
+            worker=worker,
+            state="ready" if body.get("state") == "ready" else "joining",
+            host=str(body.get("host", "?")),
+            pid=int(_number(body.get("pid"), 0)),
+            incarnation=str(body.get("incarnation", "")),
+            since=_number(body.get("since"), 0.0),
+            ttl_s=_number(body.get("ttl_s"), 0.0),
+            weight=max(_number(body.get("weight"), 1.0), 1e-9),
+            version=str(body.get("version", "")),
+            labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
+        )
+
+
+def _number(value: object, default: float) -> float:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("latchwork")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,119 @@
+"""Work pools: read again every check period, on a thread of their own, since they are user code and may take long.
+
+An unchanged pool is no write. A failed read keeps the last good pool and is reported.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs.job import InvalidJob, Job, WorkPoolFailed, read_pool
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.jobs.registration import Registration
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 2.0
+_RETRY_S = 2.0
+_SHOWN = 5
+
+
+class Pools:
+    """The work pools of one node's jobs. Owned by its membership; ``close`` joins the thread unless user code hangs."""
+
+    def __init__(
+        self, node_id: str, jobs: Mapping[str, Job], clock: Clock, registration: Callable[[], Registration | None]
+    ) -> None:
+        self._node_id = node_id
+        self._jobs = jobs
+        self._clock = clock
+        self._registration = registration
+        self._mutex = threading.Lock()
+        self._good: dict[str, tuple[str, ...]] = {}
+        self._next: dict[str, float] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
+
+    def read_all(self) -> None:
+        """Read every pool, in this thread.
+
+        Raises:
+            WorkPoolFailed, InvalidJob: the first that cannot be read.
+        """
+        for job_id, job in self._jobs.items():
+            items = read_pool(job)
+            with self._mutex:
+                self._good[job_id] = items
+
+    def good(self) -> dict[str, tuple[str, ...]]:
+        """The last good items of each job: sorted."""
+        with self._mutex:
+            return dict(self._good)
+
+    def start(self) -> None:
+        """Read them again from now on, each after its check period."""
+        now = self._clock.now()
+        periods = {job_id: job.pool_check_period_s for job_id, job in self._jobs.items()}
+        self._next = {job_id: now + period_s for job_id, period_s in periods.items() if period_s > 0}
+        if self._next:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; a work pool that hangs is left behind."""
+        self._closing.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                log.warning("node %s: a work pool does not return; its thread is left behind", self._node_id)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            job_id = min(self._next, key=self._next.__getitem__)
+            left_s = self._next[job_id] - self._clock.now()
+            if left_s > 0:
+                self._clock.wait(self._closing, left_s)
+                continue
+            period_s = self._jobs[job_id].pool_check_period_s
+            done = self._check(self._jobs[job_id])
+            self._next[job_id] = self._clock.now() + (period_s if done else min(period_s, _RETRY_S))
+
+    def _check(self, job: Job) -> bool:
+        """Read one pool and store what changed; False when the store has to be tried again."""
+        try:
+            items = read_pool(job)
+        except (WorkPoolFailed, InvalidJob) as error:
+            log.error("%s; its last good items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
+            return True
+        with self._mutex:
+            before, self._good[job.id] = self._good.get(job.id), items
+        registration = self._registration()
+        if registration is None:
+            return False
+        try:
+            stored = registration.write_pool(job.id, items)
+        except LatchworkError as error:
+            log.warning("work pool of job %s is not stored yet and is tried again: %s", job.id, error)
+            return False
+        except Exception:
+            log.exception("work pool of job %s could not be stored", job.id)
+            return False
+        self._report(job.id, before, stored, items)
+        return True
+
+    def _report(self, job_id: str, before: object, stored: tuple[str, ...], items: tuple[str, ...]) -> None:
+        if stored == items:
+            return
+        added, removed = sorted(set(items) - set(stored)), sorted(set(stored) - set(items))
+        change = f"{len(added)} added {added[:_SHOWN]}, {len(removed)} removed {removed[:_SHOWN]}"
+        if before == items:
+            log.warning(
+                "work pool of job %s: another node stored other items; this node's replace them: %s", job_id, change
+            )
+        else:
+            log.info("work pool of job %s changed: %s", job_id, change)

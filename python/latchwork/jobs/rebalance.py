@@ -1,0 +1,205 @@
+"""What the manager writes: a function from what lives, what is to be done and who has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from latchwork.assignment import JobProblem, Problem, Strategy, check_plan, strategy_by_name
+
+StrategyOption = str | Strategy
+#: Job to worker to items.
+Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker that is ready.
+
+    Attributes:
+        weight: how much it takes, relative to others.
+        jobs: the jobs it can run.
+    """
+
+    weight: float
+    jobs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What the manager knows.
+
+    Attributes:
+        workers: the ready workers by id.
+        pools: all items of each job.
+        shares: what is stored as assigned, dead workers' leftovers included; no empty shares.
+    """
+
+    workers: Mapping[str, WorkerView]
+    pools: Mapping[str, tuple[str, ...]]
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class ShareChange:
+    """One worker's share of one job, as it is stored and as it shall be.
+
+    Attributes:
+        worker: whose.
+        job: of which job.
+        before: sorted items; empty when nothing is stored.
+        after: sorted items; empty when nothing shall be stored.
+    """
+
+    worker: str
+    job: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """The outcome of one rebalance.
+
+    Attributes:
+        changes: what to write: sorted by job, then worker; empty when all is as it should be.
+        moves: how many items change their worker, orphans that get one included.
+        failed: jobs whose strategy raised or answered wrongly, with the error; their shares stay as they are.
+        unplaced: jobs with items that no ready worker can run, with how many.
+    """
+
+    changes: tuple[ShareChange, ...] = ()
+    moves: int = 0
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    unplaced: Mapping[str, int] = field(default_factory=dict)
+
+
+class Strategies:
+    """Which strategy decides which job.
+
+    A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
+    """
+
+    def __init__(self, option: StrategyOption | Mapping[str, StrategyOption] = "balanced") -> None:
+        """Resolve the names.
+
+        Raises:
+            ValueError: an unknown name, with the known ones, or something that is no strategy.
+        """
+        by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
+        self._by_job = {job: _strategy(choice) for job, choice in by_job.items()}
+        self._by_job.setdefault("*", strategy_by_name("balanced"))
+
+    def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
+        """The jobs grouped by strategy; each group is one problem, jobs sorted."""
+        grouped: dict[int, tuple[Strategy, list[str]]] = {}
+        for job in sorted(jobs):
+            strategy = self._by_job.get(job, self._by_job["*"])
+            grouped.setdefault(id(strategy), (strategy, []))[1].append(job)
+        return list(grouped.values())
+
+
+def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
+    """Decide who shall have what, and what must be written for it.
+
+    Every item of every pool that a ready worker can run gets exactly one worker; shares of dead workers, of jobs
+    without a pool and of items that left their pool go away. Writes nothing for shares that stay.
+    """
+    desired: dict[str, dict[str, list[str]]] = {}
+    failed: dict[str, Exception] = {}
+    moves = 0
+    for strategy, jobs in strategies.groups(view.pools):
+        problem = Problem(tuple(job_problem(view, job) for job in jobs))
+        try:
+            plan = strategy.assign(problem)
+            check_plan(problem, plan)
+        except Exception as error:
+            failed.update(dict.fromkeys(jobs, error))
+            continue
+        moves += sum(move.target is not None for move in plan.moves)
+        desired.update({job: plan.by_worker(job) for job in jobs})
+    keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
+    keys += [(job, worker) for job in desired for worker in desired[job]]
+    changes = []
+    for job, worker in sorted(set(keys)):
+        before = view.shares.get(job, {}).get(worker, ())
+        after = tuple(desired.get(job, {}).get(worker, ()))
+        if before != after:
+            changes.append(ShareChange(worker, job, before, after))
+    return Rebalance(tuple(changes), moves, failed, _unplaced(view))
+
+
+def job_problem(view: ClusterView, job: str) -> JobProblem:
+    """One job as the strategies see it. An item stored with two workers counts for a ready one, then by name."""
+    able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
+    shares = view.shares.get(job, {})
+    previous: dict[str, str] = {}
+    for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
+        previous.update(dict.fromkeys(shares[worker], worker))
+    return JobProblem(job=job, items=view.pools[job], workers=able, previous=previous)
+
+
+def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
+    """The changes as steps that never show an item with two workers: what shrinks before what grows.
+
+    A share that does both is written twice, first without what it loses.
+    """
+    shrinks, grows = [], []
+    for change in changes:
+        before, after = set(change.before), set(change.after)
+        if after <= before:
+            shrinks.append(change)
+        elif before <= after:
+            grows.append(change)
+        else:
+            kept = tuple(item for item in change.before if item in after)
+            shrinks.append(ShareChange(change.worker, change.job, change.before, kept))
+            grows.append(ShareChange(change.worker, change.job, kept, change.after))
+    return shrinks + grows
+
+
+class QuietTime:
+    """When a burst of events has become quiet, or has lasted long enough. Pure; one thread at a time."""
+
+    def __init__(self, quiet_s: float, longest_s: float) -> None:
+        self._quiet_s = quiet_s
+        self._longest_s = max(quiet_s, longest_s)
+        self._first: float | None = None
+        self._last = 0.0
+        self._not_before = 0.0
+
+    def note(self, now: float) -> None:
+        """Something changed."""
+        self._first = now if self._first is None else self._first
+        self._last = now
+
+    def retry(self, now: float, delay_s: float) -> None:
+        """What was due failed: it is due again after the delay, also without a new event."""
+        self.note(now)
+        self._not_before = now + delay_s
+
+    def due_in_s(self, now: float) -> float | None:
+        """Seconds until it is time to act; None when nothing changed."""
+        if self._first is None:
+            return None
+        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)
+        return max(0.0, max(quiet, self._not_before) - now)
+
+    def take(self) -> None:
+        """Acting now on all that was noted."""
+        self._first = None
+        self._not_before = 0.0
+
+
+def _unplaced(view: ClusterView) -> dict[str, int]:
+    able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
+    return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}
+
+
+def _strategy(option: object) -> Strategy:
+    if isinstance(option, str):
+        return strategy_by_name(option)
+    if callable(getattr(option, "assign", None)):
+        return option  # type: ignore[return-value]
+    msg = f"strategy {option!r} cannot be used; give a name, or an object with assign(problem) -> Plan"
+    raise ValueError(msg)

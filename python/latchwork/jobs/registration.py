@@ -1,0 +1,137 @@
+"""How a worker becomes part of the cluster: alive and ``joining``, its jobs, their items, then ``ready``.
+
+Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start wrote it. So
+nothing of a start that was cut off, or of a second node with the same id, lands once another start has taken over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
+from latchwork.jobs import keys
+from latchwork.jobs.members import Member
+from latchwork.jobs.packed_store import ChunkNames, commit_all, replace
+from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Session, Store
+
+log = logging.getLogger(__name__)
+
+
+class Registration:
+    """One incarnation of one node, on one session. One thread at a time."""
+
+    def __init__(self, store: Store, session: Session, member: Member) -> None:
+        self._store = store
+        self._session = session
+        self.member = member
+        self.names = ChunkNames(member.incarnation)
+        self._alive: Entry | None = None
+
+    @property
+    def fences(self) -> list[Check]:
+        """What must hold for everything this incarnation writes; only after ``join``."""
+        assert self._alive is not None, "join first"
+        return [self._session.fence, At(self._alive)]
+
+    def try_join(self) -> Member | None:
+        """Create the ``alive`` key as joining; the other node when its id is taken, None when it is ours now."""
+        key = keys.alive(self.member.worker)
+        try:
+            done = self._store.commit([Absent(key)], [Put(key, self.member.encode(), session=self._session)])
+            self._alive = done.entries[0]
+        except (Conflict, OutcomeUnknown):
+            found = self._store.get(key)
+            if found is None:
+                return self._nobody()
+            other = Member.decode(self.member.worker, found.value)
+            if other.incarnation != self.member.incarnation:
+                return other
+            self._alive = found
+        return None
+
+    def join(self, timeout_s: float) -> None:
+        """Become alive as joining; wait so long for another holder of the id to go.
+
+        Raises:
+            NodeIdInUse: it stayed; the message has its host and pid.
+        """
+        clock = self._store.clock
+        key = keys.alive(self.member.worker)
+        until = clock.now() + timeout_s
+        other = self.try_join()
+        if other is None:
+            return
+        log.info(
+            "node %s: id is still held by pid %d on %s, waiting %.3g s",
+            self.member.worker,
+            other.pid,
+            other.host,
+            timeout_s,
+        )
+        with self._store.mirror(key) as mirror:
+            while other is not None:
+                left = until - clock.now()
+                try:
+                    mirror.wait_until(lambda state: key not in state, max(0.0, left))
+                except WaitTimeout:
+                    raise in_use(other) from None
+                other = self.try_join()
+
+    def register_jobs(self, jobs: Collection[str]) -> None:
+        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Term.cleanup`` for why."""
+        me = self.member.worker
+        stored = set(self._store.children(keys.available(me)))
+        ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored - set(jobs))]
+        ops += [Put(keys.available(me, job), b"{}") for job in sorted(set(jobs) - stored)]
+        ops.append(Put(keys.GUARD_WORKER, b"{}"))
+        commit_all(self._store, self.fences, ops)
+
+    def write_pool(self, job: str, items: Collection[str]) -> tuple[str, ...]:
+        """Make a job's work pool hold exactly these items; what it held before. An unchanged pool is no write."""
+        guard = Put(keys.GUARD_POOL, b"{}")
+        _, before = replace(
+            self._store, keys.pool(job), items, checks=self.fences, new_name=self.names, ops_if_created=[guard]
+        )
+        return before
+
+    def become_ready(self) -> None:
+        """Tell the manager that all is registered."""
+        ready = self.member.ready()
+        ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
+        try:
+            self._alive = self._store.commit(self.fences, ops).entries[0]
+        except OutcomeUnknown:
+            found = self._store.get(keys.alive(ready.worker))
+            if found is None or found.value != ready.encode():
+                raise
+            self._alive = found
+        self.member = ready
+
+    def leave(self) -> None:
+        """Delete what this node registered; its session ends next and takes the ``alive`` key with it."""
+        me = self.member.worker
+        jobs = self._store.children(keys.available(me))
+        commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
+
+    def _nobody(self) -> Member | None:
+        """The key went away between the refusal and the look: try once more."""
+        done = self._store.commit(
+            [Absent(keys.alive(self.member.worker))],
+            [Put(keys.alive(self.member.worker), self.member.encode(), session=self._session)],
+        )
+        self._alive = done.entries[0]
+        return None
+
+
+def in_use(other: Member) -> NodeIdInUse:
+    """The error for a node id that another live node has."""
+    msg = (
+        f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; "
+        "give this node another id, or end that process and wait until its session has run out"
+    )
+    return NodeIdInUse(msg)

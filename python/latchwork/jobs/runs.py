@@ -1,0 +1,217 @@
+"""One live run of a job: a named thread that waits for the schedule, calls the job, and ends when told.
+
+No store is touched here, and no user code is called with a mutex held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.jobs.context import JobContext
+from latchwork.jobs.job import Job
+from latchwork.jobs.reconcile import Running
+from latchwork.jobs.schedule import Instant
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+
+log = logging.getLogger(__name__)
+
+#: A cron wait looks at the wall clock at least so often, in case it was set.
+_LONGEST_WAIT_S = 30.0
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """What one job has done on one node since it started.
+
+    Attributes:
+        runs: runs begun.
+        failures: runs that raised.
+        active: runs going on at this moment.
+        items: items in the shares that are started now.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    active: int = 0
+    items: int = 0
+
+
+class Counters:
+    """Runs and failures of one job. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._runs = self._failures = self._active = 0
+
+    def begin(self) -> None:
+        """A run begins."""
+        with self._mutex:
+            self._runs += 1
+            self._active += 1
+
+    def end(self, *, failed: bool) -> None:
+        """A run has ended."""
+        with self._mutex:
+            self._active -= 1
+            self._failures += failed
+
+    def stats(self, items: int) -> JobStats:
+        """The figures of this moment."""
+        with self._mutex:
+            return JobStats(self._runs, self._failures, self._active, items)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """What all runs of a job on a node have in common.
+
+    Attributes:
+        job: the job.
+        new_context: makes the context of a run from its share.
+        counters: where runs and failures are counted.
+        on_end: called in the run's thread when it has ended for good; must not block.
+        clock: what it waits on.
+        wall_s: seconds since the epoch.
+    """
+
+    job: Job
+    new_context: Callable[[tuple[str, ...]], JobContext]
+    counters: Counters
+    on_end: Callable[[], None]
+    clock: Clock
+    wall_s: Callable[[], float] = time.time
+
+
+class JobRun:
+    """A thread that runs a share again and again, on schedule, until it is told to stop. Safe to share between threads.
+
+    Attributes:
+        number: names it on this node.
+        items: its share, sorted.
+    """
+
+    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: float | None) -> None:
+        self.number = number
+        self.items = items
+        self._setup = setup
+        self._first_due = first_due
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._mutex = threading.Lock()
+        self._context: JobContext | None = None
+        self._notifier: threading.Thread | None = None
+        self._resume: float | None = None
+        self._stopped_at: float | None = None
+        self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
+
+    @property
+    def job_id(self) -> str:
+        """The job it runs."""
+        return self._setup.job.id
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell it to stop; returns at once, stop listeners are called on a thread of their own. Twice is fine."""
+        with self._mutex:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            self._stopped_at = self._setup.clock.now()
+            context = self._context
+            if context is not None:
+                context.signal_stop()
+            if context is not None and context.has_listeners:
+                name = f"latchwork-stop-{self._setup.job.id}-{self.number}"
+                self._notifier = threading.Thread(target=context.notify_listeners, name=name, daemon=True)
+                self._notifier.start()
+
+    @property
+    def view(self) -> Running:
+        """How ``reconcile`` sees it."""
+        return Running(self.number, frozenset(self.items), self._stop.is_set())
+
+    @property
+    def ended(self) -> bool:
+        """True once the thread does nothing more."""
+        return self._ended.is_set()
+
+    @property
+    def stopping_for_s(self) -> float:
+        """Seconds since it was told to stop; 0 when it was not."""
+        return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
+
+    @property
+    def resume_due(self) -> float | None:
+        """The due it was waiting for when it was told to stop; None when it was interrupted and is due at once."""
+        return self._resume
+
+    def join(self, timeout_s: float = _JOIN_S) -> None:
+        """Wait for its threads; from one of them, for nothing."""
+        for thread in (self._thread, self._notifier):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException:  # a schedule of the user's own may raise: it must not die unseen, nor start over at once
+            log.exception("job %s does not run here until its share changes: its schedule raised", self._setup.job.id)
+            self._setup.clock.wait(self._stop)
+        finally:
+            self._ended.set()
+            self._setup.on_end()
+
+    def _loop(self) -> None:
+        job = self._setup.job
+        due = self._first_due
+        if due is None:
+            due = job.schedule.first_due(self._now(), job.initial_delay_s)
+        while self._wait(due):
+            self._resume = None
+            self._run_once()
+            if self._stop.is_set():
+                return
+            due = job.schedule.next_due(due, self._now())
+        self._resume = due
+
+    def _wait(self, due: float) -> bool:
+        """Wait until it is due; False when told to stop before."""
+        while not self._stop.is_set():
+            left = self._setup.job.schedule.remaining_s(due, self._now())
+            if left <= 0:
+                return True
+            self._setup.clock.wait(self._stop, min(left, _LONGEST_WAIT_S))
+        return False
+
+    def _run_once(self) -> None:
+        setup = self._setup
+        context = setup.new_context(self.items)
+        with self._mutex:
+            if self._stop.is_set():
+                return
+            self._context = context
+        setup.counters.begin()
+        failed = True
+        try:
+            setup.job.run(context)
+            failed = False
+        except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
+            log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
+        finally:
+            setup.counters.end(failed=failed)
+            with self._mutex:
+                self._context = None
+
+    def _now(self) -> Instant:
+        return Instant(self._setup.clock.now(), self._setup.wall_s())

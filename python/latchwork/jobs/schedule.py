@@ -1,0 +1,155 @@
+"""When a job runs next: fixed delay, fixed rate, cron. Pure: the time comes in as an argument.
+
+Every schedule counts on one scale of its own: fixed delay and rate on the local clock that never goes back, cron on
+the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long it is from now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on both clocks.
+
+    Attributes:
+        mono_s: seconds on the local clock that never goes back.
+        wall_s: seconds since the epoch.
+    """
+
+    mono_s: float
+    wall_s: float
+
+
+class Schedule(Protocol):
+    """What decides when a run is due. Implementations are immutable, and safe to share."""
+
+    def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
+        """The due of the first run; ``initial_delay_s`` of None is the schedule's own."""
+        ...
+
+    def next_due(self, due: float, ended: Instant) -> float:
+        """The due after the run that was due at ``due`` and ended at ``ended``."""
+        ...
+
+    def remaining_s(self, due: float, now: Instant) -> float:
+        """Seconds until the due; 0 or less when it has come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """Run, wait ``delay_s``, run again. The first run comes after ``delay_s`` unless the job says otherwise.
+
+    Attributes:
+        delay_s: seconds from the end of a run to the start of the next; 0 runs without a pause.
+    """
+
+    delay_s: float
+
+    def __post_init__(self) -> None:
+        _check_seconds("FixedDelay", "delay_s", self.delay_s, least=0.0)
+
+    def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
+        """Now plus the initial delay, by default ``delay_s``."""
+        return now.mono_s + (self.delay_s if initial_delay_s is None else initial_delay_s)
+
+    def next_due(self, due: float, ended: Instant) -> float:  # noqa: ARG002 - a fixed delay does not care when it began
+        """The end of the run plus the delay."""
+        return ended.mono_s + self.delay_s
+
+    def remaining_s(self, due: float, now: Instant) -> float:
+        """Seconds until the due."""
+        return due - now.mono_s
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRate:
+    """Run every ``period_s``, counted from start to start; the periods that a long run covered drop out.
+
+    Attributes:
+        period_s: seconds between two starts, above 0.
+    """
+
+    period_s: float
+
+    def __post_init__(self) -> None:
+        _check_seconds("FixedRate", "period_s", self.period_s, least=0.001)
+
+    def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
+        """Now plus the initial delay, by default one period."""
+        return now.mono_s + (self.period_s if initial_delay_s is None else initial_delay_s)
+
+    def next_due(self, due: float, ended: Instant) -> float:
+        """The first multiple of the period after ``due`` that is not before the end of the run."""
+        return due + max(1, math.ceil((ended.mono_s - due) / self.period_s)) * self.period_s
+
+    def remaining_s(self, due: float, now: Instant) -> float:
+        """Seconds until the due."""
+        return due - now.mono_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Run at the times of a cron expression, right at both daylight-saving changes. Times missed are skipped.
+
+    Not promised: one start per fire time in the whole cluster. An item that moves between nodes at its very fire time
+    may run on both (one after the other) or on neither.
+
+    Attributes:
+        expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first.
+        tz: name of the time zone; ``UTC`` unless given.
+    Source:
+        Debian's cron, as the ``cronsim`` package reads it.
+    """
+
+    expression: str
+    tz: str = "UTC"
+
+    def __post_init__(self) -> None:
+        try:
+            zone = ZoneInfo(self.tz)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            msg = f"Cron time zone {self.tz!r} is not known; give an IANA name like Europe/Berlin (or install tzdata)"
+            raise ValueError(msg) from error
+        try:
+            next(CronSim(self.expression, datetime(2024, 1, 1, tzinfo=zone)))
+        except (CronSimError, StopIteration, AttributeError, TypeError) as error:
+            reason = str(error) or "it never fires"
+            msg = f"Cron expression {self.expression!r} cannot be used ({reason}); see `man 5 crontab`"
+            raise ValueError(msg) from error
+
+    def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
+        """The first fire time after now plus the initial delay, by default 0."""
+        return self._fire_after(now.wall_s + (initial_delay_s or 0.0))
+
+    def next_due(self, due: float, ended: Instant) -> float:
+        """The first fire time after the end of the run and after ``due``."""
+        return self._fire_after(max(due, ended.wall_s))
+
+    def remaining_s(self, due: float, now: Instant) -> float:
+        """Seconds until the due, by the wall clock of now: ask again after a while, it may be set."""
+        return due - now.wall_s
+
+    def _fire_after(self, wall_s: float) -> float:
+        moment = datetime.fromtimestamp(wall_s, tz=timezone.utc).astimezone(ZoneInfo(self.tz))
+        return float(next(CronSim(self.expression, moment)).timestamp())
+
+
+def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
+    if not good:
+        msg = f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}"
+        raise ValueError(msg)
+
+
+#: Reads both clocks.
+InstantSource = Callable[[], Instant]
