@@ -31,16 +31,26 @@ _LONGEST_PAUSE_S = 0.004
 _POLLS_PER_CHECK = 32
 
 
+class _Turn:
+    """One thread in the queue for a connection."""
+
+    def __init__(self) -> None:
+        self.come = threading.Event()
+        self.granted = False
+        self.conn: sqlite3.Connection | None = None
+
+
 class Pool:
-    """Connections that one thread at a time uses. Safe to share between threads."""
+    """Connections that one thread at a time uses, given out in the order of asking. Safe to share between threads."""
 
     def __init__(self, opener: Callable[[], sqlite3.Connection], limit: int, where: str) -> None:
         self._opener = opener
         self._where = where
         self._left = limit
-        self._idle: deque[sqlite3.Connection] = deque()
+        self._idle: list[sqlite3.Connection] = []
         self._open: set[sqlite3.Connection] = set()
-        self._changed = threading.Condition()
+        self._queue: deque[_Turn] = deque()
+        self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
 
@@ -51,61 +61,77 @@ class Pool:
             Unavailable: every connection was in use until the deadline.
             Closed: the pool is closed.
         """
-        with self._changed:
-            while not self._idle and self._left == 0 and not self._closed:
-                if not SYSTEM_CLOCK.wait_condition(self._changed, deadline - SYSTEM_CLOCK.now()):
-                    break
-            if self._closed:
-                raise Closed(f"{self._where} was closed; connect again")
+        with self._lock:
+            turn = _Turn()
+            self._queue.append(turn)
+            self._grant()
+        if not turn.come.is_set():
+            SYSTEM_CLOCK.wait(turn.come, deadline - SYSTEM_CLOCK.now())
+        with self._lock:
+            if not turn.granted:
+                if self._closed:
+                    raise Closed(f"{self._where} was closed; connect again")
+                self._queue.remove(turn)
+                raise Unavailable(f"{self._where} was in use by other threads until the time was over; try again")
+        return turn.conn or self._connect(deadline)
+
+    def give(self, conn: sqlite3.Connection, *, broken: bool = False) -> None:
+        """Put a connection back; a broken one is closed."""
+        with self._lock:
+            kept = not self._closed and not broken
+            if kept:
+                self._idle.append(conn)
+                self._grant()
+        if not kept:
+            self._drop(conn)
+
+    def close(self) -> None:
+        """Close the idle connections now, those in use when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for turn in self._queue:
+                turn.come.set()
+            self._queue.clear()
+        for conn in idle:
+            self._drop(conn)
+
+    def abandon(self) -> list[sqlite3.Connection]:
+        """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
+        self._lock = threading.Lock()
+        self._closed = True
+        self._idle = []
+        return list(self._open)
+
+    def _grant(self) -> None:
+        """Serve the queue while there is something to give; the lock is held."""
+        while self._queue and (self._idle or self._left) and not self._closed:
+            turn = self._queue.popleft()
             if self._idle:
-                return self._idle.pop()
-            if self._left == 0:
-                raise Unavailable(f"{self._where} was in use by other threads for the whole call timeout; try again")
-            self._left -= 1
+                turn.conn = self._idle.pop()
+            else:
+                self._left -= 1
+            turn.granted = True
+            turn.come.set()
+
+    def _connect(self, deadline: float) -> sqlite3.Connection:
         try:
             conn = patiently(self._opener, deadline, self._where)
         except BaseException as error:
-            self._free(None)
+            self._drop(None)
             if isinstance(error, sqlite3.Error):
                 raise schema.translate(error, self._where) from error
             raise
         self._open.add(conn)
         return conn
 
-    def give(self, conn: sqlite3.Connection, *, broken: bool = False) -> None:
-        """Put a connection back; a broken one is closed."""
-        with self._changed:
-            kept = not self._closed and not broken
-            if kept:
-                self._idle.append(conn)
-                self._changed.notify()
-        if not kept:
+    def _drop(self, conn: sqlite3.Connection | None) -> None:
+        if conn is not None:
             conn.close()
-            self._free(conn)
-
-    def close(self) -> None:
-        """Close the idle connections now, those in use when they come back."""
-        with self._changed:
-            self._closed = True
-            idle = list(self._idle)
-            self._idle.clear()
-            self._changed.notify_all()
-        for conn in idle:
-            conn.close()
-            self._free(conn)
-
-    def abandon(self) -> list[sqlite3.Connection]:
-        """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
-        self._changed = threading.Condition()
-        self._closed = True
-        self._idle.clear()
-        return list(self._open)
-
-    def _free(self, conn: sqlite3.Connection | None) -> None:
-        with self._changed:
+        with self._lock:
             self._open.discard(conn)
             self._left += 1
-            self._changed.notify()
+            self._grant()
 
 
 class Database:
