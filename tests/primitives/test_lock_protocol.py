@@ -1,0 +1,145 @@
+"""The pure decisions of the persistent lock, one fact each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latchwork.primitives.lock_protocol import (
+    FREE,
+    TAKEOVER_FACTOR,
+    Held,
+    Lease,
+    LockRecord,
+    OwnerRecord,
+    Sighting,
+    Sightings,
+    Take,
+    plan,
+)
+from latchwork.types import Absent, At, Delete, Entry, Exists, Put
+
+L, O_ME, O_OLD = "locks/it", "owners/me", "owners/old"
+MINE = LockRecord("me", "n").encode()
+
+
+def lock(value, version=7):
+    return Entry(L, value, version, version, 1)
+
+
+def planned(entry, *, seen=None, now=0.0, me=O_ME, owner_key=O_OLD):
+    return plan(L, entry, MINE, me=me, owner_key=owner_key, seen=seen, now=now)
+
+
+def test_an_absent_lock_is_taken_if_it_is_still_absent_and_we_live():
+    assert planned(None) == Take((Absent(L), Exists(O_ME)), (Put(L, MINE),))
+
+
+def test_a_free_lock_is_taken_if_it_is_unchanged_and_we_live():
+    entry = lock(FREE)
+    assert planned(entry) == Take((At(entry), Exists(O_ME)), (Put(L, MINE),))
+
+
+def test_a_lock_whose_owner_is_gone_is_taken_at_once_if_it_stays_gone():
+    entry = lock(LockRecord("old", "x").encode())
+    assert planned(entry) == Take((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
+
+
+def test_a_lock_of_a_living_owner_is_held_until_the_owner_must_have_stopped():
+    entry = lock(LockRecord("old", "x").encode())
+    assert planned(entry, seen=Sighting(3, 2.0, since=10.0), now=12.0) == Held("old", 10.0 + 2.0 * TAKEOVER_FACTOR)
+
+
+def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it():
+    entry = lock(LockRecord("old", "x").encode())
+    take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
+    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), buries="old")
+
+
+def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
+    entry = lock(LockRecord("me", "lost answer").encode())
+    assert planned(entry, owner_key=O_ME) == Take((At(entry), Exists(O_ME)), (Put(L, MINE),))
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"owner": 3}', b'{"owner": ""}'])
+def test_a_key_that_is_no_lock_is_never_touched(value):
+    assert planned(lock(value)) == Held("", None)
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"ttl_s": 0, "label": "", "host": "", "pid": 1}'])
+def test_a_key_that_is_no_owner_decodes_to_none(value):
+    assert OwnerRecord.decode(value) is None
+
+
+def test_records_survive_a_round_trip():
+    owner = OwnerRecord(2.5, "node-1", "host", 42)
+    assert OwnerRecord.decode(owner.encode()) == owner
+    assert LockRecord.decode(LockRecord("o", "n").encode()) == LockRecord("o", "n")
+    assert LockRecord.decode(FREE) == LockRecord()
+
+
+def test_a_lease_counts_from_the_send_of_its_last_confirmed_renewal():
+    lease = Lease(0.0, 3.0)
+    lease.sent(1.0)
+    assert lease.confirmed(1.0, 2.9)
+    assert lease.expires_at == 4.0
+
+
+def test_a_renewal_that_is_not_confirmed_extends_nothing():
+    lease = Lease(0.0, 3.0)
+    lease.sent(1.0)
+    assert lease.expires_at == 3.0
+
+
+def test_a_lease_that_has_run_out_stays_so():
+    lease = Lease(0.0, 3.0)
+    lease.sent(2.9)
+    assert not lease.confirmed(2.9, 3.0)
+    assert lease.is_over(3.0)
+
+
+def test_a_renewal_without_an_answer_is_sent_again_sooner_than_a_confirmed_one():
+    lease = Lease(0.0, 2.4)
+    assert lease.next_send() == pytest.approx(0.8)
+    lease.sent(0.8)
+    assert lease.next_send() == pytest.approx(1.1)
+    lease.confirmed(0.8, 0.9)
+    assert lease.next_send() == pytest.approx(1.6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "confirm"]), st.floats(0, 0.5), st.floats(0, 4))))
+def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
+    lease, now, sends = Lease(0.0, 1.0), 0.0, [0.0]
+    for what, wait_s, late_s in steps:
+        now += wait_s
+        if what == "send":
+            lease.sent(now)
+            sends.append(now)
+        else:
+            over = lease.is_over(now)
+            assert lease.confirmed(max(s for s in sends if s <= max(0.0, now - late_s)), now) != over
+        assert lease.expires_at <= max(sends) + 1.0
+
+
+def test_a_sighting_counts_from_the_first_response_that_showed_this_version():
+    sightings = Sightings()
+    assert sightings.seen("old", 1, 1.0, now=5.0)
+    assert not sightings.seen("old", 1, 1.0, now=6.0)
+    assert sightings.of("old") == Sighting(1, 1.0, 5.0)
+    assert sightings.seen("old", 2, 1.0, now=7.0)
+    assert sightings.of("old") == Sighting(2, 1.0, 7.0)
+
+
+def test_an_owner_that_is_gone_is_forgotten():
+    sightings = Sightings()
+    sightings.seen("old", 1, 1.0, now=5.0)
+    sightings.gone("old")
+    assert sightings.of("old") is None
+
+
+def test_owners_silent_for_long_are_found():
+    sightings = Sightings()
+    sightings.seen("dead", 1, 1.0, now=0.0)
+    sightings.seen("alive", 1, 10.0, now=0.0)
+    assert [owner for owner, _ in sightings.silent_since(2.0, now=3.0)] == ["dead"]
