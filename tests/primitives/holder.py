@@ -1,0 +1,58 @@
+"""Run by tests in a process of its own: hold a lock or lead, and answer on stdout what is asked on stdin."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import latchwork
+from latchwork.errors import LatchworkError
+from latchwork.primitives import LeaderLatch, PersistentLock
+from latchwork.types import Put
+
+
+def say(**words):
+    print(json.dumps(words), flush=True)
+
+
+def write(store, fence):
+    try:
+        store.commit([fence], [Put("written", b"by the holder")])
+    except LatchworkError as error:
+        return type(error).__name__
+    return "written"
+
+
+def lock(store, name, ttl_s):
+    held = PersistentLock(store, name, ttl_s=ttl_s, owner_label="holder")
+    fence = held.acquire(10.0)
+    held.on_lost(lambda: say(lost=True))
+    say(token=fence.token)
+    return lambda: held.is_held, fence, held
+
+
+def latch(store, name, _ttl_s):
+    candidate = LeaderLatch(store, name, node_id="holder")
+    candidate.start()
+    fence = candidate.wait(10.0)
+    candidate.on_revoked(lambda: say(lost=True))
+    say(token=fence.token)
+    return lambda: candidate.is_leader, fence, candidate
+
+
+def main():
+    url, kind, name, ttl_s = sys.argv[1:]
+    with latchwork.connect(url, session_ttl_s=float(ttl_s)) as store:
+        is_ours, fence, owned = {"lock": lock, "latch": latch}[kind](store, name, float(ttl_s))
+        for line in sys.stdin:
+            if line.strip() == "ours":
+                say(ours=is_ours())
+            elif line.strip() == "write":
+                say(write=write(store, fence))
+            else:
+                break
+        owned.close()
+        say(closed=True)
+
+
+main()

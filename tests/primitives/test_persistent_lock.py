@@ -1,0 +1,228 @@
+"""What one persistent lock does, on every backend."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from latchwork.errors import Closed, Conflict, InvalidKey, LatchworkError, LockLost, WaitTimeout
+from latchwork.primitives import LockKeeper, PersistentLock
+from latchwork.types import Put
+
+TTL_S = 1.0
+
+
+@pytest.fixture
+def locks(connect):
+    """Make a lock with a client of its own; closed after the test."""
+    made = []
+
+    def make(name="orders", *, label="", ttl_s=TTL_S):
+        made.append(PersistentLock(connect(), name, ttl_s=ttl_s, owner_label=label))
+        return made[-1]
+
+    yield make
+    for lock in made:
+        lock.close()
+
+
+def test_with_acquires_and_releases(connect, locks):
+    store = connect()
+    with PersistentLock(store, "orders", ttl_s=TTL_S) as fence:
+        store.commit([fence], [Put("done", b"1")])
+        assert locks().holder() is not None
+    assert locks().acquire(0.0).token > fence.token
+
+
+def test_a_lock_held_elsewhere_times_out_and_names_its_holder(locks):
+    locks(label="the first").acquire(5.0)
+    with pytest.raises(WaitTimeout, match="lock 'orders' is held by 'the first'"):
+        locks().acquire(0.2)
+
+
+def test_the_next_holder_gets_it_at_once_when_it_is_released(locks, eventually):
+    first, second = locks(), locks()
+    first.acquire(5.0)
+    got = []
+    waiter = threading.Thread(target=lambda: got.append((second.acquire(20.0), time.monotonic())))
+    waiter.start()
+    eventually(second._keeper.waiting)
+    time.sleep(0.1)
+    released_at = time.monotonic()
+    first.release()
+    waiter.join(10.0)
+    assert got[0][1] - released_at < 0.5 * TTL_S
+    assert second.is_held
+
+
+def test_a_hold_is_renewed_for_as_long_as_it_lasts(locks):
+    lock, rival = locks(), locks()
+    lock.acquire(5.0)
+    with pytest.raises(WaitTimeout):
+        rival.acquire(2.5 * TTL_S)
+    assert lock.is_held
+    assert 0.0 < lock.remaining_s() <= TTL_S
+
+
+def test_the_fence_of_a_released_hold_is_refused(store, locks):
+    lock = locks()
+    fence = lock.acquire(5.0)
+    lock.release()
+    with pytest.raises(Conflict) as conflict:
+        store.commit([fence], [Put("done", b"late")])
+    assert conflict.value.failed
+
+
+def test_the_fence_is_valid_in_every_namespace(connect):
+    store = connect()
+    with PersistentLock(store.namespace("app"), "orders", ttl_s=TTL_S) as fence:
+        store.namespace("data").commit([fence], [Put("done", b"1")])
+    assert store.get("data/done").value == b"1"
+    with pytest.raises(Conflict):
+        store.commit([fence], [Put("done", b"late")])
+
+
+def test_a_lock_is_not_held_after_its_release(locks):
+    lock = locks()
+    lock.acquire(5.0)
+    lock.release()
+    assert not lock.is_held
+    assert lock.remaining_s() == 0.0
+    with pytest.raises(LockLost):
+        _ = lock.fence
+
+
+def test_releasing_what_is_not_held_is_an_error(locks):
+    with pytest.raises(LockLost, match="'orders' is not held by this object"):
+        locks().release()
+
+
+def test_acquiring_twice_is_an_error_and_does_not_hang(locks):
+    lock = locks()
+    lock.acquire(5.0)
+    with pytest.raises(LatchworkError, match="held by this very object"):
+        lock.acquire()
+
+
+def test_a_closed_lock_says_so(locks):
+    lock = locks()
+    lock.close()
+    lock.close()
+    with pytest.raises(Closed):
+        lock.acquire()
+
+
+def test_closing_wakes_a_waiter(locks, eventually):
+    locks().acquire(5.0)
+    waiter = locks()
+    errors = []
+
+    def wait():
+        try:
+            waiter.acquire()
+        except LatchworkError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(waiter._keeper.waiting)
+    waiter.close()
+    thread.join(5.0)
+    assert [type(error) for error in errors] == [Closed]
+
+
+def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(holder, locks):
+    next_one = locks()
+    next_one._keeper.start()  # follows the owners from its start
+    first = holder("lock", "orders", TTL_S)
+    token = first.hear()["token"]
+    time.sleep(0.5 * TTL_S)
+    killed_at = time.monotonic()
+    first.send(signal.SIGKILL)
+    fence = next_one.acquire(10.0)
+    took_s = time.monotonic() - killed_at
+    print(f"taken over {took_s:.2f} s after the kill")
+    assert took_s < 1.05 * TTL_S + 0.5
+    assert took_s > 0.5 * TTL_S  # it was held until its last renewal had run out
+    assert fence.token > token
+
+
+def test_a_holder_that_slept_past_its_ttl_is_refused_and_knows(holder, locks, store):
+    next_one = locks()
+    next_one._keeper.start()
+    first = holder("lock", "orders", TTL_S)
+    first.hear()
+    assert first.ask("write") == {"write": "written"}
+    first.freeze()
+    fence = next_one.acquire(10.0)
+    store.commit([fence], [Put("written", b"by the next")])
+    first.wake()
+    answers = [first.ask("ours"), first.ask("write"), first.hear()]
+    assert {"ours": False} in answers
+    assert {"write": "Conflict"} in answers
+    assert {"lost": True} in answers
+    assert store.get("written").value == b"by the next"
+
+
+def test_a_takeover_by_a_late_observer_takes_one_more_ttl(holder, locks):
+    first = holder("lock", "orders", TTL_S)
+    first.hear()
+    first.send(signal.SIGKILL)
+    time.sleep(2.0 * TTL_S)
+    started_at = time.monotonic()
+    locks().acquire(10.0)
+    assert TTL_S < time.monotonic() - started_at < 1.05 * TTL_S + 0.5
+
+
+def test_holders_in_many_threads_never_write_at_the_same_time(connect):
+    store, rounds = connect(), 8
+    inside, overlaps, errors = [], [], []
+
+    def work(number):
+        lock = PersistentLock(store, "orders", ttl_s=TTL_S)
+        try:
+            for _ in range(rounds):
+                fence = lock.acquire(30.0)
+                inside.append(number)
+                overlaps.extend([list(inside)] if len(inside) > 1 else [])
+                entry = store.get("counter")
+                store.commit([fence], [Put("counter", str(int(entry.value if entry else 0) + 1).encode())])
+                inside.remove(number)
+                lock.release()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            lock.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not errors
+    assert not overlaps
+    assert int(store.get("counter").value) == 4 * rounds
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "/a", "a b", "@x", "../a"])
+def test_a_malformed_name_is_refused_before_any_io(name):
+    with pytest.raises(InvalidKey, match="lock name"):
+        PersistentLock(NoStore(), name)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0, 0.1])
+def test_a_ttl_too_short_to_renew_is_refused(ttl_s):
+    with pytest.raises(ValueError, match="ttl_s must be more than"):
+        LockKeeper(NoStore(), ttl_s=ttl_s)
+
+
+class NoStore:
+    """Fails the test if it is used at all: construction and bad arguments do no I/O."""
+
+    clock = None
+
+    def pipeline(self, **_):
+        return None
