@@ -62,6 +62,8 @@ class Pool:
             Closed: the pool is closed.
         """
         with self._lock:
+            if self._idle:  # then nobody is in the queue
+                return self._idle.pop()
             turn = _Turn()
             self._queue.append(turn)
             self._grant()
