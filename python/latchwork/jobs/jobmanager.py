@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from latchwork.errors import Closed, LatchworkError
@@ -120,8 +121,7 @@ class JobManager:
         self._strategies = Strategies(strategy)
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
-        self._stop = threading.Event()
-        self._ended_by = ""
+        self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
         self._closed = threading.Event()
         self._store: Store | None = None
         self._owned: Store | None = None
@@ -198,9 +198,7 @@ class JobManager:
             if self._state == "new":
                 self.start()
             try:
-                self._stop.wait()
-                if self._ended_by:
-                    log.info("node %s was told to end by %s", self.node_id, self._ended_by)
+                log.info("node %s was told to end by %s", self.node_id, self._told.get())
             finally:
                 self.close()
 
@@ -213,7 +211,7 @@ class JobManager:
             first = self._state not in {"closing", "closed"}
             if first:
                 self._state = "closing"
-        self._stop.set()
+        self._told.put("close()")
         if not first:
             self._closed.wait(self._close_timeout_s + 30.0)
             return
@@ -266,8 +264,7 @@ class JobManager:
             return
 
         def handle(number: int, _frame: FrameType | None) -> None:
-            self._ended_by = signal.Signals(number).name
-            self._stop.set()
+            self._told.put(signal.Signals(number).name)
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -86,6 +86,10 @@ class Ledger:
         """Every worker that has anything stored."""
         return {worker for worker, _ in self._shares} | set(self._available)
 
+    def available(self, worker: str) -> frozenset[str]:
+        """Which jobs a worker could run when the ledger was loaded."""
+        return frozenset(self._available.get(worker, ()))
+
     def load_available(self, worker: str) -> frozenset[str]:
         """Read which jobs a worker can run."""
         names = frozenset(self._store.children(keys.available(worker)))

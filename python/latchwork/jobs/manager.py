@@ -198,7 +198,11 @@ class Term:
             Conflict: leadership is lost, or something changed underneath: reload and try again.
         """
         if not self._loaded:
-            self._ledger.load(self._fence)
+            ready = [member for member in self._members() if member.state == "ready"]
+            self._ledger.load(self._fence)  # after the look at who is ready: what those registered is in it
+            self._jobs = {
+                member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in ready
+            }
             self._loaded = True
         workers = self._ready_workers()
         view = ClusterView(workers, self._read_pools(), self._ledger.shares())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import uuid
@@ -93,7 +94,8 @@ class Member:
 
 
 def _number(value: object, default: float) -> float:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good and isinstance(value, (int, float)) else default
 
 
 def _version() -> str:

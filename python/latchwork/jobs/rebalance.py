@@ -109,8 +109,8 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     failed: dict[str, Exception] = {}
     moves = 0
     for strategy, jobs in strategies.groups(view.pools):
-        problem = Problem(tuple(job_problem(view, job) for job in jobs))
         try:
+            problem = Problem(tuple(job_problem(view, job) for job in jobs))
             plan = strategy.assign(problem)
             check_plan(problem, plan)
         except Exception as error:

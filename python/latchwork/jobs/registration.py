@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_JOIN_ATTEMPTS = 5
+
 
 class Registration:
     """One incarnation of one node, on one session. One thread at a time."""
@@ -41,18 +43,22 @@ class Registration:
     def try_join(self) -> Member | None:
         """Create the ``alive`` key as joining; the other node when its id is taken, None when it is ours now."""
         key = keys.alive(self.member.worker)
-        try:
-            done = self._store.commit([Absent(key)], [Put(key, self.member.encode(), session=self._session)])
-            self._alive = done.entries[0]
-        except (Conflict, OutcomeUnknown):
-            found = self._store.get(key)
-            if found is None:
-                return self._nobody()
-            other = Member.decode(self.member.worker, found.value)
-            if other.incarnation != self.member.incarnation:
-                return other
-            self._alive = found
-        return None
+        for attempt in range(_JOIN_ATTEMPTS):
+            try:
+                done = self._store.commit([Absent(key)], [Put(key, self.member.encode(), session=self._session)])
+                self._alive = done.entries[0]
+            except (Conflict, OutcomeUnknown):
+                found = self._store.get(key)
+                if found is None:  # it went away between the refusal and the look
+                    if attempt + 1 == _JOIN_ATTEMPTS:
+                        raise
+                    continue
+                other = Member.decode(self.member.worker, found.value)
+                if other.incarnation != self.member.incarnation:
+                    return other
+                self._alive = found
+            return None
+        raise AssertionError
 
     def join(self, timeout_s: float) -> None:
         """Become alive as joining; wait so long for another holder of the id to go.
@@ -117,15 +123,6 @@ class Registration:
         me = self.member.worker
         jobs = self._store.children(keys.available(me))
         commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
-
-    def _nobody(self) -> Member | None:
-        """The key went away between the refusal and the look: try once more."""
-        done = self._store.commit(
-            [Absent(keys.alive(self.member.worker))],
-            [Put(keys.alive(self.member.worker), self.member.encode(), session=self._session)],
-        )
-        self._alive = done.entries[0]
-        return None
 
 
 def in_use(other: Member) -> NodeIdInUse:

@@ -98,7 +98,7 @@ class JobRun:
         items: its share, sorted.
     """
 
-    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: float | None) -> None:
+    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: float) -> None:
         self.number = number
         self.items = items
         self._setup = setup
@@ -175,8 +175,6 @@ class JobRun:
     def _loop(self) -> None:
         job = self._setup.job
         due = self._first_due
-        if due is None:
-            due = job.schedule.first_due(self._now(), job.initial_delay_s)
         while self._wait(due):
             self._resume = None
             self._run_once()

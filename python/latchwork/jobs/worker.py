@@ -46,9 +46,10 @@ class _JobState:
         self.dues: dict[str, float] = {}
         self.warned: set[int] = set()
 
-    def first_due(self, items: Iterable[str]) -> float | None:
-        """The due that these items wait for already; None when all are new here."""
-        return min((self.dues[item] for item in items if item in self.dues), default=None)
+    def first_due(self, items: Iterable[str]) -> float:
+        """The earliest due of these items: kept ones have theirs already, new ones come after the initial delay."""
+        fresh = self.job.schedule.first_due(self._now(), self.job.initial_delay_s)
+        return min(self.dues.get(item, fresh) for item in items)
 
     def reap(self) -> None:
         """Forget the runs that have ended, and remember what their items are due for."""
@@ -56,11 +57,13 @@ class _JobState:
             run.join()
             due = run.resume_due
             if due is None:
-                now = Instant(self.setup.clock.now(), self.setup.wall_s())
-                due = self.job.schedule.first_due(now, 0.0)
+                due = self.job.schedule.first_due(self._now(), 0.0)
             self.dues.update(dict.fromkeys(run.items, due))
             del self.runs[run.number]
             self.warned.discard(run.number)
+
+    def _now(self) -> Instant:
+        return Instant(self.setup.clock.now(), self.setup.wall_s())
 
 
 class Worker:

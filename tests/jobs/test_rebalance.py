@@ -1,0 +1,181 @@
+"""What the manager decides to write."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latchwork.assignment import EvenlySpread, Plan
+from latchwork.jobs.rebalance import (
+    ClusterView,
+    QuietTime,
+    ShareChange,
+    Strategies,
+    WorkerView,
+    in_order,
+    job_problem,
+    rebalance,
+)
+
+JOBS = ("j1", "j2", "j3")
+WORKERS = ("w1", "w2", "w3", "w4")
+ITEMS = st.sets(st.sampled_from("abcdefghij"), max_size=8).map(lambda s: tuple(sorted(s)))
+VIEWS = st.builds(
+    ClusterView,
+    workers=st.dictionaries(
+        st.sampled_from(WORKERS),
+        st.builds(WorkerView, st.sampled_from([1.0, 2.0]), st.frozensets(st.sampled_from(JOBS))),
+    ),
+    pools=st.dictionaries(st.sampled_from(JOBS), ITEMS),
+    shares=st.dictionaries(
+        st.sampled_from(JOBS), st.dictionaries(st.sampled_from(WORKERS), ITEMS.filter(bool), min_size=1, max_size=4)
+    ),
+)
+
+
+def view(workers=("w1", "w2"), pools=None, shares=None, jobs=("j1",)):
+    return ClusterView(
+        {name: WorkerView(1.0, frozenset(jobs)) for name in workers},
+        {"j1": tuple("abcd")} if pools is None else pools,
+        shares or {},
+    )
+
+
+def applied(before, changes):
+    shares = {job: dict(workers) for job, workers in before.shares.items()}
+    for change in changes:
+        assert shares.get(change.job, {}).get(change.worker, ()) == change.before
+        shares.setdefault(change.job, {})[change.worker] = change.after
+        if not change.after:
+            del shares[change.job][change.worker]
+    return ClusterView(before.workers, before.pools, {job: workers for job, workers in shares.items() if workers})
+
+
+@given(VIEWS, st.sampled_from(["balanced", "evenly-spread", "evenly-rendezvous", "rendezvous"]))
+@settings(deadline=None, max_examples=200)
+def test_every_item_gets_exactly_one_able_worker_and_nothing_else_is_stored(before, strategy):
+    strategies = Strategies(strategy)
+    result = rebalance(before, strategies)
+    assert not result.failed
+    after = applied(before, result.changes)
+    for job, workers in after.shares.items():
+        for worker, items in workers.items():
+            assert job in after.workers[worker].jobs
+            assert list(items) == sorted(items)
+    for job, items in before.pools.items():
+        stored = sorted(item for share in after.shares.get(job, {}).values() for item in share)
+        able = any(job in worker.jobs for worker in before.workers.values())
+        assert stored == (list(items) if able else [])
+    assert rebalance(after, strategies).changes == (), "a second look must change nothing"
+
+
+@given(VIEWS)
+@settings(deadline=None, max_examples=200)
+def test_in_steps_no_item_ever_gets_a_second_worker(before):
+    changes = rebalance(before, Strategies()).changes
+    now = before
+    for step in in_order(changes):
+        owners = {}
+        for job, workers in now.shares.items():
+            for worker, items in workers.items():
+                for item in items:
+                    owners.setdefault((job, item), set()).add(worker)
+        following = applied(now, [step])
+        for item in set(step.after) - set(step.before):
+            assert not owners.get((step.job, item), set()) - {step.worker}
+        now = following
+    assert now == applied(before, changes)
+
+
+def test_shares_that_stay_are_not_written():
+    shares = {"j1": {"w1": ("a", "b"), "w2": ("c", "d")}}
+    assert rebalance(view(shares=shares), Strategies()).changes == ()
+
+
+def test_a_dead_workers_share_goes_to_the_others_and_is_removed():
+    shares = {"j1": {"w1": ("a", "b"), "w9": ("c", "d")}}
+    changes = rebalance(view(workers=("w1", "w2"), shares=shares), Strategies()).changes
+    assert ShareChange("w9", "j1", ("c", "d"), ()) in changes
+    assert ShareChange("w2", "j1", (), ("c", "d")) in changes
+    assert all(change.worker != "w1" for change in changes)
+
+
+def test_shares_of_a_job_without_a_pool_go_away():
+    changes = rebalance(view(pools={}, shares={"j1": {"w1": ("a",)}}), Strategies()).changes
+    assert changes == (ShareChange("w1", "j1", ("a",), ()),)
+
+
+def test_items_stored_with_two_workers_count_for_the_living_one():
+    assert job_problem(view(shares={"j1": {"a-dead": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w2"}
+    assert job_problem(view(shares={"j1": {"w1": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w1"}
+
+
+def test_jobs_that_no_worker_can_run_are_reported_and_stay_in_their_pool():
+    result = rebalance(view(jobs=("other",)), Strategies())
+    assert result.changes == ()
+    assert result.unplaced == {"j1": 4}
+
+
+class Broken:
+    name = "broken"
+
+    def assign(self, problem):
+        raise RuntimeError("out of ideas")
+
+
+class Forgetful:
+    name = "forgetful"
+
+    def assign(self, problem):
+        return Plan({}, ())
+
+
+@pytest.mark.parametrize("strategy", [Broken(), Forgetful()])
+def test_a_strategy_that_fails_keeps_the_old_assignment_of_its_jobs_alone(strategy):
+    pools = {"j1": tuple("ab"), "j2": tuple("ab")}
+    shares = {"j1": {"w9": ("a", "b")}, "j2": {"w9": ("a", "b")}}
+    result = rebalance(view(pools=pools, shares=shares, jobs=("j1", "j2")), Strategies({"j1": strategy}))
+    assert set(result.failed) == {"j1"}
+    assert {change.job for change in result.changes} == {"j2"}
+
+
+def test_each_job_may_have_a_strategy_of_its_own():
+    mine = EvenlySpread()
+    groups = Strategies({"j2": mine, "*": "rendezvous"}).groups(["j3", "j2", "j1"])
+    assert [(strategy.name, jobs) for strategy, jobs in groups] == [
+        ("rendezvous", ["j1", "j3"]),
+        ("evenly-spread", ["j2"]),
+    ]
+
+
+@pytest.mark.parametrize("bad", ["fastest", 7, {"j1": None}])
+def test_an_unknown_strategy_is_refused(bad):
+    with pytest.raises(ValueError, match=r"balanced|assign\(problem\)"):
+        Strategies(bad)
+
+
+def test_a_burst_becomes_one_rebalance_after_the_quiet_time():
+    quiet = QuietTime(1.0, 5.0)
+    assert quiet.due_in_s(0.0) is None
+    for now in (10.0, 10.5, 11.0):
+        quiet.note(now)
+    assert quiet.due_in_s(11.0) == 1.0
+    assert quiet.due_in_s(12.5) == 0.0
+    quiet.take()
+    assert quiet.due_in_s(12.5) is None
+
+
+def test_a_burst_that_does_not_end_is_acted_on_after_the_longest_wait():
+    quiet = QuietTime(1.0, 5.0)
+    for tenth in range(100, 149):
+        quiet.note(tenth / 10)
+    assert quiet.due_in_s(14.8) == pytest.approx(0.2)
+
+
+def test_a_failure_is_due_again_without_a_new_event_but_not_before_its_delay():
+    quiet = QuietTime(1.0, 5.0)
+    quiet.retry(10.0, 8.0)
+    assert quiet.due_in_s(10.0) == 8.0
+    quiet.note(10.1)
+    assert quiet.due_in_s(16.0) == pytest.approx(2.0)
