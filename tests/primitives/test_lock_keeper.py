@@ -1,0 +1,379 @@
+"""One owner with many locks, on every backend."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
+from latchwork.primitives import LockKeeper, lock_states
+from latchwork.types import Put
+
+TTL_S = 1.0
+
+
+@pytest.fixture
+def keepers(connect):
+    """Make a keeper with a client of its own; closed after the test."""
+    made = []
+
+    def make(label="keeper", *, ttl_s=TTL_S, store=None):
+        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label)
+        made.append(keeper)
+        keeper.start()
+        return keeper
+
+    yield make
+    for keeper in made:
+        keeper.close()
+
+
+def owners(store):
+    return store.list("owners")
+
+
+def test_one_renewal_write_keeps_any_number_of_locks(store, keepers):
+    keeper = keepers()
+    names = [f"report/item-{number}" for number in range(250)]
+    held = keeper.try_acquire_many(names)
+    assert sorted(held) == sorted(names)
+    before = store.list("locks", recursive=True)
+    (owner,) = owners(store)
+    time.sleep(1.5 * TTL_S)
+    assert store.list("locks", recursive=True) == before
+    (renewed,) = owners(store)
+    assert renewed.key == owner.key
+    assert renewed.version != owner.version
+    assert all(lock.is_held for lock in held.values())
+
+
+def test_many_locks_are_taken_in_few_transactions(keepers, monkeypatch):
+    keeper = keepers()
+    keeper.acquire("warm-up", 5.0)
+    commits = []
+    commit = keeper._store.commit
+    monkeypatch.setattr(keeper._store, "commit", lambda checks, ops: commits.append(ops) or commit(checks, ops))
+    keeper.try_acquire_many([f"report/item-{number}" for number in range(270)])
+    assert len(commits) == 3
+    keeper.release([f"report/item-{number}" for number in range(270)])
+    assert len(commits) == 6
+
+
+def test_only_the_locks_that_can_be_had_are_taken(keepers):
+    first, second = keepers(), keepers()
+    first.try_acquire_many([f"job/{number}" for number in range(0, 40, 2)])
+    taken = second.try_acquire_many([f"job/{number}" for number in range(40)])
+    assert sorted(taken) == sorted(f"job/{number}" for number in range(1, 40, 2))
+
+
+def test_a_lock_is_exclusive_among_threads_of_one_keeper(keepers):
+    keeper = keepers()
+    keeper.acquire("job/1", 5.0)
+    assert keeper.try_acquire("job/1") is None
+    assert keeper.try_acquire_many(["job/1", "job/2"]).keys() == {"job/2"}
+
+
+def test_threads_of_one_keeper_take_turns(keepers):
+    keeper = keepers()
+    inside, overlaps = [], []
+
+    def work():
+        for _ in range(5):
+            held = keeper.acquire("job/1", 30.0)
+            inside.append(1)
+            overlaps.extend([1] if len(inside) > 1 else [])
+            inside.pop()
+            held.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not overlaps
+
+
+def test_released_locks_can_be_taken_by_others_at_once(keepers):
+    first, second = keepers(), keepers()
+    names = [f"job/{number}" for number in range(120)]
+    first.try_acquire_many(names)
+    first.release(names[:100])
+    assert len(second.try_acquire_many(names)) == 100
+    assert len(first.held()) == 20
+
+
+def test_releasing_what_is_not_held_releases_all_the_others(keepers):
+    first, second = keepers(), keepers()
+    first.try_acquire_many(["job/1", "job/2"])
+    with pytest.raises(LockLost, match="job/3"):
+        first.release(["job/1", "job/2", "job/3"])
+    assert len(second.try_acquire_many(["job/1", "job/2"])) == 2
+
+
+def test_waiters_are_told_when_their_locks_look_free(keepers, eventually):
+    first, second = keepers(), keepers()
+    names = [f"job/{number}" for number in range(300)]
+    first.try_acquire_many(names)
+    told = []
+    for name in names:
+        second.when_free(name, told.append)
+    threads = threading.active_count()
+    time.sleep(0.2)
+    assert not told
+    assert threading.active_count() <= threads + 2  # no thread per waiter
+    first.release(names[:200])
+    eventually(lambda: len(told) == 200)
+    assert sorted(told) == sorted(names[:200])
+    assert len(second.try_acquire_many(told)) == 200
+    assert second.waiting() == sorted(names[200:])
+
+
+def test_waiters_of_one_job_share_one_watch(keepers, monkeypatch):
+    first, second = keepers(), keepers()
+    names = [f"job/{number}" for number in range(50)]
+    first.try_acquire_many(names)
+    opened = []
+    mirror = second._store.mirror
+    monkeypatch.setattr(
+        second._store, "mirror", lambda prefix, **options: opened.append(prefix) or mirror(prefix, **options)
+    )
+    for name in names:
+        second.when_free(name, lambda _name: None)
+    assert opened == ["locks/job"]
+
+
+def test_a_wait_that_was_cancelled_is_told_nothing(keepers):
+    first, second = keepers(), keepers()
+    held = first.acquire("job/1", 5.0)
+    told = []
+    second.when_free("job/1", told.append)()
+    held.release()
+    time.sleep(0.2)
+    assert not told
+    assert second.waiting() == []
+
+
+def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):
+    first, second = keepers(), keepers()
+    names = [f"job/{number}" for number in range(150)]
+    tokens = {name: held.fence.token for name, held in first.try_acquire_many(names).items()}
+    eventually(lambda: any(second._table.sighting(owner) for owner in first._own_ids))
+    told = []
+    for name in names:
+        second.when_free(name, told.append)
+    died_at = time.monotonic()
+    first.close(release=False)
+    assert not second.try_acquire_many(names)
+    eventually(lambda: len(told) == 150)
+    taken = second.try_acquire_many(names)
+    assert len(taken) == 150
+    assert 0.5 * TTL_S < time.monotonic() - died_at < 1.05 * TTL_S + 0.5
+    assert all(held.fence.token > tokens[name] for name, held in taken.items())
+
+
+def test_the_fences_of_an_owner_taken_over_are_refused(store, keepers):
+    first, second = keepers(), keepers()
+    fence = first.acquire("job/1", 5.0).fence
+    first.close(release=False)
+    second.acquire("job/1", 10.0)
+    with pytest.raises(Conflict):
+        store.commit([fence], [Put("done", b"late")])
+
+
+def test_an_owner_that_is_gone_leaves_its_locks_free_at_once(store, keepers):
+    first, second = keepers(), keepers()
+    first.acquire("job/1", 5.0)
+    first.close(release=False)
+    assert second.try_acquire("job/1") is None
+    for owner in owners(store):
+        store.delete(owner.key) if b"keeper" in owner.value else None
+    assert second.acquire("job/1", 0.5 * TTL_S).is_held
+
+
+def test_losing_the_owner_is_told_once_and_the_keeper_goes_on(store, keepers, eventually):
+    keeper = keepers()
+    lost = []
+    keeper.on_lost(lost.append)
+    held = keeper.try_acquire_many(["job/1", "job/2"])
+    (owner,) = owners(store)
+    store.delete(owner.key)  # what a takeover does
+    eventually(lambda: lost)
+    assert lost == [("job/1", "job/2")]
+    assert all(lock.lost.is_set() and not lock.is_held for lock in held.values())
+    assert keeper.held() == {}
+    again = keeper.acquire("job/1", 5.0)
+    assert again.is_held
+    assert again.fence.token > held["job/1"].fence.token
+    with pytest.raises(LockLost):
+        held["job/1"].release()
+    assert again.is_held
+    assert lost == [("job/1", "job/2")]
+
+
+def test_state_and_holders_tell_who_holds_without_taking(store, keepers):
+    first, second = keepers("node-1"), keepers("node-2")
+    held = first.acquire("job/1", 5.0)
+    second.acquire("job/2", 5.0)
+    second.release(["job/2"])
+    state = second.state("job/1")
+    assert (state.name, state.token) == ("job/1", held.fence.token)
+    assert (state.holder.label, state.holder.ttl_s) == ("node-1", TTL_S)
+    assert state.holder.pid > 0
+    assert second.state("job/2").holder is None
+    assert second.state("job/3").holder is None
+    assert [found.name for found in second.holders()] == ["job/1"]
+    assert [found.name for found in second.holders("job")] == ["job/1"]
+    assert [(found.name, found.holder is None) for found in lock_states(store)] == [("job/1", False), ("job/2", True)]
+
+
+def test_closing_leaves_every_lock_free_and_no_owner_behind(store, keepers):
+    keeper = keepers()
+    keeper.try_acquire_many([f"job/{number}" for number in range(120)])
+    keeper.close()
+    assert owners(store) == []
+    assert all(found.holder is None for found in lock_states(store))
+    with pytest.raises(Closed):
+        keeper.try_acquire("job/1")
+
+
+def test_an_owner_with_nothing_to_hold_is_given_up(store, keepers, eventually):
+    keeper = keepers(ttl_s=0.3)
+    keeper.acquire("job/1", 5.0).release()
+    assert len(owners(store)) == 1
+    eventually(lambda: not owners(store))
+    assert keeper.acquire("job/1", 5.0).is_held
+
+
+def test_sweeping_removes_what_the_dead_left_and_nothing_of_the_living(store, keepers):
+    dead, living, sweeper = keepers("dead"), keepers("living"), keepers("sweeper")
+    dead.try_acquire_many(["job/1", "job/2"])
+    held = living.acquire("job/3", 5.0)
+    dead.close(release=False)
+    assert sweeper.sweep() == (0, 0)
+    time.sleep(2.2 * TTL_S)
+    assert sweeper.sweep() == (1, 2)
+    assert len(owners(store)) == 1
+    assert [found.name for found in sweeper.holders()] == ["job/3"]
+    store.commit([held.fence], [Put("done", b"1")])
+
+
+def test_sweeping_forgets_locks_that_are_free_for_long(store, keepers, monkeypatch):
+    monkeypatch.setattr("latchwork.primitives.lock_table.FORGET_FREE_AFTER_S", 0.2)
+    keeper = keepers()
+    keeper.acquire("job/1", 5.0).release()
+    held = keeper.acquire("job/2", 5.0)
+    assert keeper.sweep() == (0, 0)
+    time.sleep(0.3)
+    assert keeper.sweep() == (0, 1)
+    assert [entry.key for entry in store.list("locks", recursive=True)] == ["locks/job/2"]
+    store.commit([held.fence], [Put("done", b"1")])
+
+
+class Cut:
+    """Loses the answer, or the request, of the next commit that writes a lock; the rest goes to the real store."""
+
+    def __init__(self, store, when):
+        self.commit, self.when, self.late, self.armed = store.commit, when, [], True
+
+    def __call__(self, checks, ops):
+        if not (self.armed and any(isinstance(op, Put) and op.key.startswith("locks/") for op in ops)):
+            return self.commit(checks, ops)
+        self.armed = False
+        if self.when == "applied":
+            self.commit(checks, ops)
+        elif self.when == "applied later":
+            self.late.append((checks, ops))
+        raise OutcomeUnknown("cut")
+
+    def land(self):
+        for checks, ops in self.late:
+            try:
+                self.commit(checks, ops)
+            except Conflict:
+                return "refused"
+        return "landed"
+
+
+@pytest.mark.parametrize("when", ["applied", "applied later", "never applied"])
+def test_a_waiting_acquire_survives_a_lost_answer_with_one_sound_hold(connect, keepers, monkeypatch, when):
+    store = connect()
+    keeper, rival = keepers(store=store), keepers()
+    cut = Cut(store, when)
+    monkeypatch.setattr(store, "commit", cut)
+    held = keeper.acquire("job/1", 10.0)
+    if when == "applied later":
+        assert cut.land() == "refused"
+    store.commit([held.fence], [Put("done", b"1")])
+    assert rival.try_acquire("job/1") is None
+    held.release()
+    assert rival.acquire("job/1", 5.0).is_held
+
+
+@pytest.mark.parametrize("when", ["applied", "applied later", "never applied"])
+def test_a_try_with_a_lost_answer_never_leaves_a_lock_behind(connect, keepers, monkeypatch, eventually, when):
+    store = connect()
+    keeper, rival = keepers(store=store), keepers()
+    keeper.acquire("job/0", 5.0)  # the owner lives on: its locks would never run out
+    cut = Cut(store, when)
+    monkeypatch.setattr(store, "commit", cut)
+    with pytest.raises(OutcomeUnknown):
+        keeper.try_acquire("job/1")
+    assert "job/1" not in keeper.held()
+    eventually(lambda: not keeper._doubts)
+    if when == "applied later":
+        assert cut.land() == "refused"
+    assert keeper.state("job/1").holder is None
+    assert rival.acquire("job/1", 5.0).is_held
+    assert keeper.held().keys() == {"job/0"}
+
+
+@pytest.mark.parametrize("when", ["applied", "applied later", "never applied"])
+def test_a_release_with_a_lost_answer_is_made_good(connect, keepers, monkeypatch, when):
+    store = connect()
+    keeper, rival = keepers(store=store), keepers()
+    keeper.acquire("job/0", 5.0)
+    held = keeper.acquire("job/1", 5.0)
+    cut = Cut(store, when)
+    monkeypatch.setattr(store, "commit", cut)
+    held.release()
+    assert not held.is_held
+    taken = rival.acquire("job/1", 5.0)
+    assert cut.land() == ("refused" if when == "applied later" else "landed")
+    store.commit([taken.fence], [Put("done", b"1")])
+
+
+def test_a_takeover_with_a_lost_answer_leaves_no_lock_behind(connect, keepers, monkeypatch, eventually):
+    store = connect()
+    dead, keeper, rival = keepers("dead"), keepers(store=store), keepers()
+    dead.acquire("job/1", 5.0)
+    dead.close(release=False)
+    keeper.acquire("job/0", 5.0)
+    time.sleep(1.2 * TTL_S)
+    cut = Cut(store, "applied later")
+    monkeypatch.setattr(store, "commit", cut)
+    with pytest.raises(OutcomeUnknown):
+        keeper.try_acquire("job/1")
+    eventually(lambda: not keeper._doubts)
+    assert cut.land() == "refused"
+    assert rival.acquire("job/1", 5.0).is_held
+
+
+def test_locks_taken_before_trouble_are_handed_over(connect, keepers, monkeypatch):
+    store = connect()
+    keeper = keepers(store=store)
+    keeper.acquire("job/0", 5.0)
+    commit, calls = store.commit, []
+
+    def second_fails(checks, ops):
+        calls.append(ops)
+        if len(calls) == 2:
+            raise Unavailable("cut")
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", second_fails)
+    taken = keeper.try_acquire_many([f"many/{number}" for number in range(200)])
+    assert 0 < len(taken) < 200
+    assert keeper.held().keys() == taken.keys() | {"job/0"}
