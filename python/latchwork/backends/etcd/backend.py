@@ -1,0 +1,179 @@
+"""The backend's face: puts the pieces together. Safe to share between threads."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import threading
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Any
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.base import Capability
+from latchwork.backends.etcd.channel import Link
+from latchwork.backends.etcd.keys import Keys
+from latchwork.backends.etcd.reading import Reader
+from latchwork.backends.etcd.sequences import Sequences
+from latchwork.backends.etcd.sessions import Sessions
+from latchwork.backends.etcd.timer import Timer
+from latchwork.backends.etcd.transaction import Compiler, DeleteTree, Plan
+from latchwork.backends.etcd.watches import WatchHub
+from latchwork.backends.etcd.writer import Writer
+from latchwork.backends.futures import Steps, drive, failed
+from latchwork.errors import LatchworkError
+from latchwork.types import Committed, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from latchwork.backends.base import BackendSession, BackendWatch, Sink
+    from latchwork.backends.url import StoreURL
+    from latchwork.clock import Clock
+    from latchwork.types import HasId, Op, SimpleCheck
+
+_numbers = itertools.count(1)
+
+_CLOSE_S = 2.0
+_CAPABILITIES = Capability(name="etcd")
+
+
+class EtcdBackend:
+    """One connection to one root on an etcd cluster."""
+
+    capabilities = _CAPABILITIES
+
+    def __init__(self, url: StoreURL, clock: Clock) -> None:
+        number = next(_numbers)
+        self._clock = clock
+        self._call_timeout_s = url.call_timeout_s
+        self._keys = Keys(url.root)
+        self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
+        try:
+            self._link = Link(url, clock, self._timer)
+        except BaseException:
+            self._timer.close()
+            raise
+        self._writer = Writer(self._link, self._keys)
+        self._reader = Reader(self._link, self._keys)
+        self._compiler = Compiler(self._keys)
+        self._hub = WatchHub(self._link, self._keys, f"latchwork-etcd-watch-{number}")
+        self._sessions = Sessions(self._link, self._keys, self._writer, self._hub)
+        self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def connect(cls, url: StoreURL, clock: Clock) -> EtcdBackend:
+        """Open the backend; blocks until the cluster has answered.
+
+        Raises:
+            ConnectFailed: it did not within ``connect_timeout_s``.
+            AuthenticationFailed: it refused the account, or wants one.
+        """
+        backend = cls(url, clock)
+        try:
+            backend._link.connect(pb.RangeRequest(key=backend._keys.absent(0), count_only=True))
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
+        """The entry, or None."""
+        if self._writer.unsettled and not stale_ok:
+            return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
+        return self._reader.get(key, stale_ok=stale_ok)
+
+    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        """One answer per key, in order."""
+        return self._when_settled(lambda: self._reader.get_many(keys))
+
+    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
+        """Entries below a prefix, in key order."""
+        return self._when_settled(
+            lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
+        )
+
+    def children(self, prefix: str) -> Future[builtins.list[str]]:
+        """Names directly below a prefix."""
+        return self._when_settled(lambda: self._reader.children(prefix))
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """All or nothing."""
+        learned: dict[bytes, int] = {}
+
+        def plan() -> Plan:
+            return self._compiler.commit(checks, ops, self._sessions.ended, learned)
+
+        try:
+            first = plan()
+        except (LatchworkError, ValueError) as error:
+            return failed(error)
+        return self._writer.write(first, plan) if ops else self._verify(first)
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """Create a key with the next number of its parent, both in one transaction."""
+        return self._sequences.create(key, value, session)
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """Delete the key at the prefix and all below it, in one transaction."""
+        plan = DeleteTree.plan(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
+        return self._writer.write(plan, lambda: plan)
+
+    def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
+        """Open a session."""
+        return self._sessions.open(ttl_s, on_gone)
+
+    def watch(self, prefix: str, sink: Sink) -> BackendWatch:
+        """Watch the key equal to the prefix and all below it."""
+        return self._hub.watch(prefix, sink)
+
+    def close(self) -> None:
+        """End watches, sessions and the writer, close the channel, join the threads. Twice is fine."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        self._hub.close()
+        deadline = self._clock.now() + min(_CLOSE_S, self._call_timeout_s)
+        ending = [*self._sessions.end_all(), drive(self._writer.close(deadline))]
+        wait_for(ending, timeout=min(_CLOSE_S, self._call_timeout_s))
+        self._link.close()
+        self._timer.close()
+
+    # Private.
+
+    def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
+        """Read after every unknown write has been settled, so that the answer is final."""
+        if not self._writer.unsettled:
+            return call()
+
+        def steps() -> Steps[Any]:
+            yield from self._writer.settled(self._clock.now() + self._call_timeout_s)
+            return (yield call())
+
+        return drive(steps())
+
+    def _verify(self, plan: Plan) -> Future[Committed]:
+        """A commit that only checks: a read, safe to repeat, and in no need of a guard."""
+        if not plan.is_flat:
+            return drive(self._verify_by_reading(plan))
+
+        def decode(response: Any) -> Committed:
+            error = None if response.succeeded else plan.failure(response.responses)
+            if error is not None:
+                raise error
+            return Committed(0)
+
+        return self._when_settled(lambda: self._link.read("Txn", plan.request(self._keys, None), plan.what, decode))
+
+    def _verify_by_reading(self, plan: Plan) -> Steps[Committed]:
+        deadline = self._clock.now() + self._call_timeout_s
+        yield from self._writer.settled(deadline)
+        response = yield from self._link.call("Txn", pb.TxnRequest(success=plan.reads()), plan.what, deadline)
+        error = plan.failure(response.responses)
+        if error is not None:
+            raise error
+        return Committed(0)

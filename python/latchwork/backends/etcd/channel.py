@@ -1,0 +1,381 @@
+"""The connection: one gRPC channel to the cluster, its token, its health, and unary calls that are safe to repeat.
+
+Every call has a deadline. A call is tried again only here and only when repeating it is harmless; writes that need more
+care are in ``writer.py``. gRPC's pick_first moves on to the next member when a connection breaks; a member that stands
+but cannot serve (cut off from the others, or stopped) is left by opening a channel that tries the next one first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.rpc_errors import Fate
+from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.errors import Closed, ConnectFailed, InvalidURL, PermissionDenied, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from latchwork.backends.etcd.timer import Timer
+    from latchwork.backends.url import StoreURL
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETRY_S = 0.05
+_ROTATE_EVERY_S = 1.0
+_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Notices a stopped server in about 5 s; more than one ping in 5 s makes etcd close the connection.
+    ("grpc.keepalive_time_ms", 5500),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Reconnects in under a second once the server is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A write is sent at most once: what to do next is decided in writer.py.
+    ("grpc.enable_retries", 0),
+    # Otherwise channels with equal arguments share a connection, and one store's trouble is another's.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_METHODS = {
+    "Range": ("KV", pb.RangeRequest, pb.RangeResponse),
+    "Txn": ("KV", pb.TxnRequest, pb.TxnResponse),
+    "LeaseGrant": ("Lease", pb.LeaseGrantRequest, pb.LeaseGrantResponse),
+    "LeaseRevoke": ("Lease", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse),
+    # A stream on the server, used as a call of one request and one answer: no thread, no state.
+    "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse),
+    "Authenticate": ("Auth", pb.AuthenticateRequest, pb.AuthenticateResponse),
+}
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Link:
+    """One connection to a cluster. Safe to share between threads.
+
+    Attributes:
+        healthy: the last call that said something about the connection went well.
+        closed: set once, by ``close``.
+    """
+
+    def __init__(self, url: StoreURL, clock: Clock, timer: Timer) -> None:
+        self.clock = clock
+        self.timer = timer
+        self.call_timeout_s = url.call_timeout_s
+        self.metadata: Metadata = ()
+        self.healthy = True
+        self.closed = False
+        self._url = url
+        self._lock = threading.Lock()
+        self._hosts = list(url.hosts)
+        self._credentials = _credentials(url)
+        self._refreshing: Future[None] | None = None
+        self._rotated_at = clock.now()
+        self._channels: list[grpc.Channel] = []
+        self._open_channel()
+
+    def send(self, method: str, request: Any, timeout_s: float) -> Any:
+        """One call, sent once. The answer is gRPC's own future.
+
+        Raises:
+            Closed: the connection was closed.
+        """
+        try:
+            return self._callables[method].future(request, timeout_s, self.metadata)
+        except ValueError as error:
+            if not self.closed:
+                raise
+            raise Closed("the store was closed; open a new one") from error
+
+    def read(self, method: str, request: Any, what: str, decode: Callable[[Any], T]) -> Future[T]:
+        """A call that may be repeated: its decoded answer, within the call timeout."""
+        outcome: Future[T] = Future()
+
+        def ended(rpc: Any) -> None:
+            if rpc.code() is grpc.StatusCode.OK:
+                deliver(outcome, decode, rpc.result())
+            else:
+                chain(drive(self._read_again(rpc, (method, request), what, decode, deadline)), outcome)
+
+        try:
+            deadline = self.clock.now() + self.call_timeout_s
+            self.send(method, request, self._attempt_s(self.call_timeout_s)).add_done_callback(ended)
+        except Closed as error:
+            reject(outcome, error)
+        return outcome
+
+    def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
+        """Steps of a call that may be repeated, until it is answered or the deadline is over.
+
+        Raises:
+            LatchworkError: what the server said, or ``Unavailable``.
+        """
+        refreshed = False
+        while True:
+            left_s = max(deadline - self.clock.now(), 0.001)
+            try:
+                answer = yield self.send(method, request, self._attempt_s(left_s))
+            except grpc.RpcError as error:
+                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
+            else:
+                self.healthy = True
+                return answer
+
+    def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
+        """Wait a moment before the next try.
+
+        Raises:
+            Unavailable: there is no time for a next try.
+        """
+        if self.closed:
+            raise rpc_errors.caused(Closed(f"the store was closed while it was to {what}"), error)
+        if self.clock.now() + RETRY_S >= deadline:
+            raise rpc_errors.translate(error, what)
+        yield self.timer.after(RETRY_S)
+
+    def refresh_token(self) -> Future[None]:
+        """Get a new token, unless one is on its way already; the future fails as ``Authenticate`` does."""
+        with self._lock:
+            if self._refreshing is not None:
+                return self._refreshing
+            refreshing: Future[None] = Future()
+            self._refreshing = refreshing
+        chain(drive(self._authenticate()), refreshing)
+        with self._lock:
+            if refreshing.done():
+                self._refreshing = None
+        return refreshing
+
+    def failed(self, error: grpc.RpcError) -> None:
+        """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
+        self.healthy = False
+        if len(self._hosts) > 1 and rpc_errors.member_in_trouble(error):
+            self._rotate()
+
+    def watch_stream(self, requests: Iterable[Any]) -> Any:
+        """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
+        return self._watch(requests, metadata=(*self.metadata, ("hasleader", "true")), wait_for_ready=True)
+
+    def connect(self, probe: Any) -> None:
+        """Block until the cluster answers a linearizable read.
+
+        Raises:
+            ConnectFailed: it did not within ``connect_timeout_s``, or TLS could not be agreed.
+            AuthenticationFailed: the server refused the account, or wants one.
+        """
+        what = f"answer at {_join(self._hosts)}"
+        deadline = self.clock.now() + self._url.connect_timeout_s
+        while True:
+            try:
+                drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
+                return
+            except Unavailable as error:
+                said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
+                raise ConnectFailed(
+                    f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
+                    "check that it runs, the host and port, and the TLS options"
+                ) from error
+
+    def close(self) -> None:
+        """Close the channel; calls in flight end. Twice is fine."""
+        with self._lock:
+            self.closed = True
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    # Private.
+
+    def _greet(self, probe: Any, deadline: float) -> Steps[None]:
+        if self._url.user is not None:
+            yield from self._login(deadline)
+        try:
+            yield from self.call("Range", probe, "answer", deadline)
+        except PermissionDenied:
+            _log.info("connected to etcd at %s, but may not read below the root", _join(self._hosts))
+
+    def _authenticate(self) -> Steps[None]:
+        try:
+            yield from self._login(self.clock.now() + self.call_timeout_s)
+        finally:
+            with self._lock:
+                self._refreshing = None
+
+    def _login(self, deadline: float) -> Steps[None]:
+        request = pb.AuthenticateRequest(name=self._url.user or "", password=self._url.password or "")
+        what = f"log in as {self._url.user!r}"
+        while True:
+            try:
+                answer = yield self.send(
+                    "Authenticate", request, self._attempt_s(max(deadline - self.clock.now(), 0.001))
+                )
+            except grpc.RpcError as error:
+                if rpc_errors.says(error, "authentication is not enabled"):
+                    _log.warning("etcd at %s verifies no passwords: authentication is not enabled", _join(self._hosts))
+                    return
+                if rpc_errors.fate(error) is Fate.REFUSED:
+                    raise rpc_errors.translate(error, what) from error
+                self.failed(error)
+                yield from self.pause(error, what, deadline)
+            else:
+                self.metadata = (("token", answer.token),)
+                return
+
+    def _read_again(
+        self, rpc: Any, again: tuple[str, Any], what: str, decode: Callable[[Any], T], deadline: float
+    ) -> Steps[T]:
+        """Go on with a read whose first try has failed."""
+        method, request = again
+        yield from self._recover(rpc, what, deadline, refreshed=False)
+        answer = yield from self.call(method, request, what, deadline)
+        return decode(answer)
+
+    def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
+        """Make a next try worth it, or raise; True when the token is new."""
+        fate = rpc_errors.fate(error)
+        if fate is Fate.STALE_TOKEN and self._url.user is not None and not refreshed:
+            yield self.refresh_token()
+            return True
+        if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
+            self.healthy = True
+            raise rpc_errors.translate(error, what) from error
+        self._refuse_tls_trouble(error)
+        self.failed(error)
+        yield from self.pause(error, what, deadline)
+        return refreshed
+
+    def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
+        """Trying again helps no certificate."""
+        said = rpc_errors.details(error)
+        if any(words in said for words in ("CERTIFICATE_VERIFY_FAILED", "SSL_ERROR", "handshake failed")):
+            raise ConnectFailed(
+                f"TLS with etcd at {_join(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
+                "tls_key, and that the server's certificate names the host"
+            ) from error
+
+    def _attempt_s(self, left_s: float) -> float:
+        """Time for one try: with several members, leave some for another one."""
+        return left_s if len(self._hosts) == 1 else max(left_s * 0.4, min(left_s, 1.0))
+
+    def _rotate(self) -> None:
+        with self._lock:
+            now = self.clock.now()
+            if self.closed or now < self._rotated_at + _ROTATE_EVERY_S:
+                return
+            self._rotated_at = now
+            self._hosts.append(self._hosts.pop(0))
+            _log.info("the etcd member in use cannot serve; trying %s first", _join(self._hosts[:1]))
+            old = self._channels[-1]
+            self._open_channel()
+        self.timer.call_later(self.call_timeout_s + 1.0, lambda: self._retire(old))
+
+    def _retire(self, channel: grpc.Channel) -> None:
+        with self._lock:
+            if channel in self._channels:
+                self._channels.remove(channel)
+        channel.close()
+
+    def _open_channel(self) -> None:
+        target, extra = _target(self._hosts, secure=self._credentials is not None)
+        options = (*_CHANNEL_OPTIONS, *extra)
+        if self._credentials is None:
+            channel = grpc.insecure_channel(target, options)
+        else:
+            channel = grpc.secure_channel(target, self._credentials, options)
+        self._callables: Mapping[str, Any] = {
+            name: channel.unary_unary(
+                f"/etcdserverpb.{service}/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            for name, (service, request, response) in _METHODS.items()
+        }
+        self._watch: Any = channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.WatchResponse.FromString,
+        )
+        self._channels.append(channel)
+
+
+def deliver(outcome: Future[T], decode: Callable[[Any], T], answer: Any) -> None:
+    """Give the decoded answer, or the error of decoding it."""
+    try:
+        resolve(outcome, decode(answer))
+    except Exception as error:  # whoever waits on the outcome must hear of it
+        reject(outcome, error)
+
+
+def chain(source: Future[T], outcome: Future[T]) -> None:
+    """End one future as another one ends."""
+
+    def ended(done: Future[T]) -> None:
+        error = done.exception()
+        if error is not None:
+            reject(outcome, error)
+        else:
+            resolve(outcome, done.result())
+
+    source.add_done_callback(ended)
+
+
+def _credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
+    options = url.options
+    files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
+    if not files:
+        return None
+    if ("tls_cert" in files) != ("tls_key" in files):
+        raise InvalidURL("tls_cert and tls_key belong together; give both or neither")
+    try:
+        content = {name: path.read_bytes() for name, path in files.items()}
+    except OSError as error:
+        raise InvalidURL(f"{error.filename!r} cannot be read ({error.strerror}); name a readable PEM file") from error
+    return grpc.ssl_channel_credentials(content.get("tls_ca"), content.get("tls_key"), content.get("tls_cert"))
+
+
+def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """The name that gRPC has for the hosts, and channel options that go with it."""
+    if len(hosts) == 1 and not _is_ip(hosts[0][0]):
+        return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()
+    addresses = [address for host in hosts for address in _resolve(*host)]
+    family = "ipv4" if any(kind == "ipv4" for kind, _ in addresses) else "ipv6"
+    target = f"{family}:" + ",".join(address for kind, address in addresses if kind == family)
+    # An address list has no name of its own to compare with the certificate's.
+    return target, (("grpc.ssl_target_name_override", hosts[0][0]),) if secure else ()
+
+
+def _resolve(host: str, port: int) -> list[tuple[str, str]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    kinds = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
+    named = [(kinds.get(family, ""), str(address[0])) for family, _, _, _, address in found]
+    return [(kind, f"[{address}]:{port}" if kind == "ipv6" else f"{address}:{port}") for kind, address in named if kind]
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _join(hosts: list[tuple[str, int]]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)

@@ -1,0 +1,178 @@
+"""Reads: single keys, many keys, lists. Every request is linearizable unless stale answers are fine.
+
+Lists come in pages. A list of direct children starts by reading values; as soon as a page shows deeper keys, it goes on
+with keys only, jumps over each subtree in which a page ends (to ``child0``, the first key after it), and gets values of
+the direct children last: neither a huge subtree nor its values are fetched to be thrown away, and a flat directory
+still costs one pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.futures import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.keys import KeyRange, Keys
+    from latchwork.backends.futures import Steps
+    from latchwork.types import Entry
+
+_FIRST_PAGE = 256
+_LAST_PAGE = 10_000
+_PAGE_BYTES = 4_000_000
+_GETS_AT_ONCE = 100
+
+
+class Reader:
+    """The reads of one store. Safe to share between threads."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
+        """One key."""
+        request = pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok)
+        return self._link.read("Range", request, f"read {key!r}", self._one)
+
+    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        """Many keys, a hundred in each request, all requests at once."""
+        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE]) for at in range(0, len(keys), _GETS_AT_ONCE)]
+
+        def steps() -> Steps[list[Entry | None]]:
+            found: list[Entry | None] = []
+            for chunk in chunks:
+                found.extend((yield chunk))
+            return found
+
+        return drive(steps())
+
+    def entries(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+    ) -> Future[list[Entry]]:
+        """Entries below a prefix, in key order."""
+        spans = self._spans(prefix, start_after)
+        if recursive:
+            return drive(self._subtree(spans, limit, prefix))
+        return drive(self._direct(spans, limit, prefix))
+
+    def children(self, prefix: str) -> Future[list[str]]:
+        """Names directly below a prefix: keys, and parents that have keys below them."""
+        skip = len(prefix) + 1 if prefix else 0
+
+        def steps() -> Steps[list[str]]:
+            names: dict[str, None] = {}
+            for span in self._spans(prefix, None):
+                found = yield from self._walk(span, prefix)
+                names.update((key[skip:].partition("/")[0], None) for key in found)
+            return sorted(names)
+
+        return drive(steps())
+
+    # Private.
+
+    def _one(self, answer: Any) -> Entry | None:
+        return self._keys.entry(answer.kvs[0]) if answer.kvs else None
+
+    def _get_chunk(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        reads = [pb.RequestOp(request_range=pb.RangeRequest(key=self._keys.of(key))) for key in keys]
+        what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+        decode = lambda answer: [self._one(one.response_range) for one in answer.responses]  # noqa: E731
+        return self._link.read("Txn", pb.TxnRequest(success=reads), what, decode)
+
+    def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
+        spans = self._keys.below(prefix)
+        if start_after is None:
+            return spans
+        after = self._keys.of(start_after) + b"\0"
+        return [(max(start, after), end) for start, end in spans if after < end]
+
+    def _page(self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False) -> Future[Any]:
+        request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
+        return self._link.read("Range", request, f"list {prefix!r}", _same)
+
+    def _subtree(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
+        found: list[Entry] = []
+        decode = self._keys.entry
+        for start, end in spans:
+            at, size = start, _FIRST_PAGE
+            while at < end and (limit is None or len(found) < limit):
+                asked = size if limit is None else min(size, limit - len(found))
+                answer = yield self._page((at, end), asked, prefix)
+                found.extend(map(decode, answer.kvs))
+                if not answer.more:
+                    break
+                at, size = answer.kvs[-1].key + b"\0", _next_size(answer)
+        return found
+
+    def _direct(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
+        found: list[Entry] = []
+        is_direct = self._directness(prefix)
+        for start, end in spans:
+            at, size = start, _FIRST_PAGE
+            while at < end and (limit is None or len(found) < limit):
+                asked = size if limit is None else min(size, limit - len(found))
+                answer = yield self._page((at, end), asked, prefix)
+                direct = [kv for kv in answer.kvs if is_direct(kv.key)]
+                found.extend(map(self._keys.entry, direct))
+                if not answer.more:
+                    break
+                at, size = self._after(answer.kvs[-1].key, prefix), _next_size(answer)
+                if len(direct) < len(answer.kvs):
+                    left = None if limit is None else limit - len(found)
+                    found += yield from self._direct_by_name((at, end), left, prefix)
+                    break
+        return found
+
+    def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
+        """Direct children among many deeper keys: names first, then the values of those that are keys."""
+        is_direct = self._directness(prefix)
+        found: list[Entry] = []
+        names = yield from self._walk(span, prefix, limit)
+        direct = [name for name in names if is_direct(self._keys.of(name))]
+        for at in range(0, len(direct), 10 * _GETS_AT_ONCE):
+            entries = yield self.get_many(direct[at : at + 10 * _GETS_AT_ONCE])
+            found += [entry for entry in entries if entry is not None]
+        return found if limit is None else found[:limit]
+
+    def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
+        """Keys of a range, without most of those in subtrees bigger than a page; ends early at enough direct ones."""
+        found: list[str] = []
+        is_direct = self._directness(prefix)
+        direct, size = 0, _FIRST_PAGE
+        at, end = span
+        while at < end:
+            answer = yield self._page((at, end), size, prefix, keys_only=True)
+            raws = [kv.key for kv in answer.kvs]
+            found.extend(map(self._keys.name, raws))
+            direct += sum(map(is_direct, raws))
+            if not answer.more or (limit is not None and direct >= limit):
+                break
+            at, size = self._after(raws[-1], prefix), min(size * 4, _LAST_PAGE)
+        return found
+
+    def _directness(self, prefix: str) -> Callable[[bytes], bool]:
+        skip = len(self._keys.of(prefix)) + (1 if prefix else 0)
+        return lambda raw: raw.find(b"/", skip) < 0
+
+    def _after(self, raw: bytes, prefix: str) -> bytes:
+        """Where to go on after a page: behind its last key, or behind the child's whole subtree that this is in."""
+        skip = len(self._keys.of(prefix)) + (1 if prefix else 0)
+        slash = raw.find(b"/", skip)
+        return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _next_size(answer: Any) -> int:
+    """As many entries as come to a few megabytes, if they are like those of this page."""
+    average = max(answer.ByteSize() // len(answer.kvs), 1)
+    return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))

@@ -1,0 +1,138 @@
+"""Sequential keys: a number is taken and its key created in one transaction.
+
+A number taken first and used later would let a lower ticket appear after a higher one was seen, and give a lock two
+holders. The counter of a parent lives outside the parent (``@q/<parent>``), so that it outlives all its children.
+Creations below one parent go one after the other in each store, because they would only refuse each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd.transaction import Compiler, CounterMoved, Plan
+from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.errors import Conflict, LatchworkError, Unavailable
+from latchwork.types import Create, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.keys import Keys
+    from latchwork.backends.etcd.writer import Writer
+    from latchwork.types import HasId
+
+_DIGITS = 10
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A key to be numbered and created."""
+
+    key: str
+    value: bytes
+    session: HasId | None
+    deadline: float
+    outcome: Future[Entry]
+
+
+class _Line:
+    """Creations waiting below one parent, and its counter as last seen: revision (0 for none) and number."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Wish] = deque()
+        self.busy = False
+        self.counter: tuple[int, int] | None = None
+
+
+class Sequences:
+    """Sequential creations of one store. Safe to share between threads."""
+
+    def __init__(self, link: Link, keys: Keys, writer: Writer, compiler: Compiler, ended: Collection[str]) -> None:
+        self._link = link
+        self._keys = keys
+        self._writer = writer
+        self._compiler = compiler
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._lines: dict[str, _Line] = {}
+
+    def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """Create a key whose suffix is greater than each one committed before below its parent."""
+        deadline = self._link.clock.now() + self._link.call_timeout_s
+        wish = _Wish(key, value, session, deadline, Future())
+        parent = key.rpartition("/")[0]
+        with self._lock:
+            line = self._lines.setdefault(parent, _Line())
+            line.waiting.append(wish)
+            first, line.busy = not line.busy, True
+        if first:
+            drive(self._serve(parent, line))
+        return wish.outcome
+
+    def _serve(self, parent: str, line: _Line) -> Steps[None]:
+        while (wish := self._next(line)) is not None:
+            try:
+                entry = yield from self._fulfil(parent, line, wish)
+            except Exception as error:  # handed to whoever wished
+                reject(wish.outcome, error)
+            else:
+                resolve(wish.outcome, entry)
+
+    def _next(self, line: _Line) -> _Wish | None:
+        with self._lock:
+            line.busy = bool(line.waiting)
+            return line.waiting.popleft() if line.busy else None
+
+    def _fulfil(self, parent: str, line: _Line, wish: _Wish) -> Steps[Entry]:
+        """Try numbers until one is ours; each try that fails shows the newest number."""
+        while True:
+            if self._link.clock.now() >= wish.deadline:
+                raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
+            if line.counter is None:
+                line.counter = yield from self._read_counter(parent, wish)
+            revision, last = line.counter
+            plan = self._plan(parent, wish, revision, last + 1)
+            line.counter = None
+            try:
+                committed = yield self._writer.write(plan, _start_over)
+            except CounterMoved as moved:
+                line.counter = (moved.revision, moved.number)
+            except _StartOver:
+                continue
+            except Conflict:
+                line.counter = (revision, last + 1)  # somebody made such a key by hand: pass over its number
+            else:
+                line.counter = (committed.token, last + 1)
+                entry: Entry = committed.entries[0]
+                return entry
+
+    def _plan(self, parent: str, wish: _Wish, revision: int, number: int) -> Plan:
+        create = Create(f"{wish.key}{number:0{_DIGITS}d}", wish.value, wish.session)
+        plan = self._compiler.commit((), (create,), self._ended)
+        condition, write = self._compiler.counter(self._keys.counter(parent), revision, number)
+        plan.conditions.append(condition)
+        plan.ops.append(write)
+        decode = plan.decode
+        plan.decode = lambda answers, at: decode(answers[:-1], at)
+        plan.what = f"create {wish.key!r} with a number"
+        return plan
+
+    def _read_counter(self, parent: str, wish: _Wish) -> Steps[tuple[int, int]]:
+        request = pb.RangeRequest(key=self._keys.counter(parent))
+        answer = yield from self._link.call("Range", request, f"number keys in {parent!r}", wish.deadline)
+        return (answer.kvs[0].mod_revision, int(answer.kvs[0].value)) if answer.kvs else (0, 0)
+
+
+class _StartOver(LatchworkError):
+    """The transaction was not applied, and by now the counter may have moved: make it anew."""
+
+
+def _start_over() -> Plan:
+    raise _StartOver

@@ -1,0 +1,199 @@
+"""Sessions: a lease with a marker key. Nothing here renews by itself.
+
+The session id is the lease id in hexadecimal, 62 random bits, so that an id is never used twice and each key's lease
+names its owner. The marker ``@s/<id>`` hangs on the lease and so exists exactly as long as it: writes on behalf of
+a session compare it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.base import Delta, Snapshot
+from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.channel import chain
+from latchwork.backends.etcd.keys import exactly, lease_of
+from latchwork.backends.etcd.transaction import session_put
+from latchwork.backends.futures import Steps, drive, failed, reject, resolve
+from latchwork.errors import LatchworkError, SessionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork.backends.base import BackendSession, BackendWatch, WatchEvent
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.keys import Keys
+    from latchwork.backends.etcd.watches import WatchHub
+    from latchwork.backends.etcd.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+
+class EtcdSession:
+    """One lease and its marker. Safe to share between threads."""
+
+    confirm_gap_s = 0.0
+
+    def __init__(self, owner: Sessions, session_id: str, ttl_s: float, opened_at: float) -> None:
+        self.id = session_id
+        self.ttl_s = ttl_s
+        self.opened_at = opened_at
+        self.token = 0
+        self.renew_every_s = ttl_s / 3
+        self._owner = owner
+
+    def renew(self) -> Future[float]:
+        """Ask the cluster's leader for another TTL; the local time at which it was asked."""
+        return self._owner.renew(self)
+
+    def close(self) -> Future[None]:
+        """Revoke the lease, which deletes the session's keys; tried for the call timeout, then left to the TTL."""
+        return self._owner.end(self)
+
+
+class Sessions:
+    """The sessions of one store. Safe to share between threads.
+
+    Attributes:
+        ended: ids of the sessions that were closed here; whatever names one of them is refused before any I/O.
+    """
+
+    def __init__(self, link: Link, keys: Keys, writer: Writer, hub: WatchHub) -> None:
+        self._link = link
+        self._keys = keys
+        self._writer = writer
+        self._hub = hub
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[EtcdSession, BackendWatch | None]] = {}
+        self._closing: dict[str, Future[None]] = {}
+        self.ended: set[str] = set()
+
+    def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
+        """Take a lease, write its marker, and watch it so that ``on_gone`` hears of its end."""
+        return drive(self._opening(ttl_s, on_gone))
+
+    def renew(self, session: EtcdSession) -> Future[float]:
+        """One keepalive, tried once: the session's owner knows best when to try again."""
+        if session.id in self.ended:
+            return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
+        outcome: Future[float] = Future()
+        sent_at = self._link.clock.now()
+
+        def answered(rpc: Any) -> None:
+            if rpc.code() is not grpc.StatusCode.OK:
+                self._renewal_failed(rpc, session, outcome)
+            elif rpc.result().TTL <= 0:
+                reject(outcome, SessionLost(f"session {session.id} ended on the server; open a new session"))
+            else:
+                resolve(outcome, sent_at)
+
+        timeout_s = min(self._link.call_timeout_s, session.ttl_s)
+        try:
+            request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
+            self._link.send("LeaseKeepAlive", request, timeout_s).add_done_callback(answered)
+        except LatchworkError as error:
+            reject(outcome, error)
+        return outcome
+
+    def end(self, session: EtcdSession) -> Future[None]:
+        """Refuse the session from now on, and revoke its lease."""
+        with self._lock:
+            self.ended.add(session.id)
+            found = self._closing.get(session.id)
+            if found is not None:
+                return found
+            closing = self._closing[session.id] = Future()
+            _, watch = self._open.pop(session.id, (None, None))
+        if watch is not None:
+            watch.close()
+        chain(drive(self._revoke(session)), closing)
+        return closing
+
+    def end_all(self) -> list[Future[None]]:
+        """End every open session; one future each."""
+        with self._lock:
+            sessions = [session for session, _ in self._open.values()]
+        return [self.end(session) for session in sessions]
+
+    # Private.
+
+    def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> Steps[BackendSession]:
+        deadline = self._link.clock.now() + self._link.call_timeout_s
+        lease = random.getrandbits(62) + 1
+        sent_at = self._link.clock.now()
+        request = pb.LeaseGrantRequest(ID=lease, TTL=max(1, math.ceil(ttl_s)))
+        answer = yield from self._link.call("LeaseGrant", request, "open a session", deadline)
+        session = EtcdSession(self, f"{lease:x}", float(answer.TTL), sent_at)
+        plan = session_put(self._keys, session.id, b"%d" % answer.TTL)
+        try:
+            session.token = yield self._writer.write(plan, lambda: plan)
+        except LatchworkError:
+            self.end(session)
+            raise
+        watch = self._hub.watch_spans([exactly(self._keys.marker(session.id))], _Vigil(session.id, on_gone))
+        with self._lock:
+            if session.id not in self.ended:
+                self._open[session.id] = (session, watch)
+        return session
+
+    def _renewal_failed(self, error: Any, session: EtcdSession, outcome: Future[float]) -> None:
+        if rpc_errors.fate(error) is rpc_errors.Fate.STALE_TOKEN:
+            refreshed = self._link.refresh_token()
+            refreshed.add_done_callback(lambda _: self._renew_again(session, outcome, refreshed))
+            return
+        self._link.failed(error)
+        reject(outcome, rpc_errors.translate(error, f"renew session {session.id}"))
+
+    def _renew_again(self, session: EtcdSession, outcome: Future[float], refreshed: Future[None]) -> None:
+        error = refreshed.exception()
+        if error is not None:
+            reject(outcome, error)
+        else:
+            chain(drive(self._keep(session)), outcome)
+
+    def _keep(self, session: EtcdSession) -> Steps[float]:
+        what = f"renew session {session.id}"
+        sent_at = self._link.clock.now()
+        request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
+        try:
+            answer = yield self._link.send("LeaseKeepAlive", request, min(self._link.call_timeout_s, session.ttl_s))
+        except grpc.RpcError as error:
+            raise rpc_errors.translate(error, what) from error
+        if answer.TTL <= 0:
+            raise SessionLost(f"session {session.id} ended on the server; open a new session")
+        return sent_at
+
+    def _revoke(self, session: EtcdSession) -> Steps[None]:
+        deadline = self._link.clock.now() + self._link.call_timeout_s
+        request = pb.LeaseRevokeRequest(ID=lease_of(session.id))
+        try:
+            yield from self._link.call("LeaseRevoke", request, f"close session {session.id}", deadline)
+        except SessionLost:
+            return
+        except LatchworkError as error:
+            _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
+
+
+class _Vigil:
+    """The sink of a watch on one marker: tells once when it is gone."""
+
+    def __init__(self, session_id: str, on_gone: Callable[[], None]) -> None:
+        self._id = session_id
+        self._on_gone: Callable[[], None] | None = on_gone
+
+    def __call__(self, event: WatchEvent) -> None:
+        gone = (isinstance(event, Snapshot) and not event.entries) or (
+            isinstance(event, Delta) and any(change.entry is None for change in event.changes)
+        )
+        if gone and self._on_gone is not None:
+            tell, self._on_gone = self._on_gone, None
+            _log.info("session %s ended on the server", self._id)
+            tell()

@@ -1,0 +1,85 @@
+"""One thread that runs small things later: retries, renewals, clean-up. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from latchwork.backends.futures import reject, resolve
+from latchwork.errors import Closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+class Timer:
+    """Runs functions that do not block, in order of their time. Safe to share."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._waiting: set[Future[None]] = set()
+        self._numbers = itertools.count()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Run a function after a delay, unless the timer is closed before."""
+        with self._changed:
+            heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
+            self._changed.notify()
+
+    def after(self, delay_s: float) -> Future[None]:
+        """A future that ends after a delay, or with ``Closed`` when the timer is closed before."""
+        future: Future[None] = Future()
+        with self._changed:
+            closed = self._closed
+            if not closed:
+                self._waiting.add(future)
+        if closed:
+            reject(future, Closed("the store was closed"))
+        else:
+            self.call_later(delay_s, lambda: self._end(future))
+        return future
+
+    def close(self) -> None:
+        """Stop, drop what is due later and join the thread. Twice is fine."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, set()
+            self._changed.notify()
+        for future in waiting:
+            reject(future, Closed("the store was closed"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _end(self, future: Future[None]) -> None:
+        with self._changed:
+            self._waiting.discard(future)
+        resolve(future, None)
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                _log.exception("a delayed step of the etcd backend failed")
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._closed:
+                wait_s = self._due[0][0] - self._clock.now() if self._due else None
+                if wait_s is not None and wait_s <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._clock.wait_condition(self._changed, wait_s)
+            return None

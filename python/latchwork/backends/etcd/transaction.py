@@ -1,0 +1,498 @@
+"""From checks and operations to one etcd transaction, and from its answer back. Nothing here touches the network.
+
+Compares of a transaction (all must hold):
+
+    At, Absent, Exists, Create    on the key's revisions
+    SessionAlive                  the session's marker exists
+    a session-bound write         the same, so that nothing asked of an ended session lands
+    every key that may be new     none of its proper ancestors has a lease: session-bound keys are leaves
+    every key bound to a session  nothing exists below it
+    Put without a session         the key's lease is the one we write: none, or its owner's as last seen
+
+The failure branch reads what was compared, so one round trip tells exactly which check failed. A server adds up
+compares and operations along each path of nested transactions and takes 128. Beyond that the compares move into nested
+transactions side by side, each of which overwrites a key that never exists, keeping its lease, when one of its compares
+fails: etcd refuses the whole transaction for that before it applies anything. What failed is then read separately.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, exactly, lease_of, owner_of, without
+from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from latchwork.types import Op, SimpleCheck
+
+#: Compares beside the guard's, and reads of them, that fit next to each other below the server's limit.
+FLAT_LIMIT = 120
+#: Compares of one nested transaction when there are more.
+NESTED_LIMIT = 100
+
+_Compare = pb.Compare
+_EQUAL, _GREATER = pb.Compare.EQUAL, pb.Compare.GREATER
+_CREATE, _MOD, _LEASE = pb.Compare.CREATE, pb.Compare.MOD, pb.Compare.LEASE
+
+
+class CounterMoved(LatchworkError):
+    """Somebody else took a number: where the counter is now. Never reaches a caller."""
+
+    def __init__(self, revision: int, number: int) -> None:
+        super().__init__(f"the counter is at {number}")
+        self.revision = revision
+        self.number = number
+
+
+class Kind(enum.Enum):
+    """What a failed condition means."""
+
+    CHECK = "a public check: Conflict"
+    SESSION = "the session of an operation: SessionLost"
+    LEAF = "the leaf rule: InvalidKey"
+    OWNER = "an assumption about the owner of a key: learn it and send again"
+    COUNTER = "the counter of sequential keys: CounterMoved"
+
+
+@dataclass(slots=True)
+class Condition:
+    """One compare, with the read that tells afterwards whether it held."""
+
+    kind: Kind
+    compare: Any
+    read: Any
+    holds: Callable[[Any], bool]
+    subject: Any
+
+
+@dataclass(slots=True)
+class Plan:
+    """A transaction ready to be sent under a guard.
+
+    Attributes:
+        conditions: all must hold.
+        ops: request operations, one for each public operation.
+        decode: from their responses and the revision to the outcome.
+        recall: reads (with revisions filled in) that show afterwards what the transaction at a revision did.
+        decode_recall: from the answers to ``recall`` and the revision to the outcome.
+        what: the action with its key, for messages.
+        learned: leases of keys as last seen, by raw key; read when the plan is made again.
+    """
+
+    conditions: list[Condition]
+    ops: list[Any]
+    decode: Callable[[Sequence[Any], int], Any]
+    recall: Callable[[int], list[Any]]
+    decode_recall: Callable[[Sequence[Any], int], Any]
+    what: str
+    learned: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether compares and operations fit side by side."""
+        return len(self.conditions) <= FLAT_LIMIT
+
+    def request(self, keys: Keys, guard: tuple[Any, Any, Any] | None) -> Any:
+        """The request; ``guard`` is its compare, its write and its read."""
+        compares = [guard[0]] if guard else []
+        writes = [guard[1]] if guard else []
+        reads = [guard[2]] if guard else []
+        if self.is_flat:
+            compares.extend(condition.compare for condition in self.conditions)
+            reads.extend(condition.read for condition in self.conditions)
+            return pb.TxnRequest(compare=compares, success=writes + self.ops, failure=reads)
+        body = pb.RequestOp(request_txn=pb.TxnRequest(success=writes + self.ops))
+        return pb.TxnRequest(compare=compares, success=[body, *self._assertions(keys)], failure=reads)
+
+    def outcome(self, response: Any, *, guarded: bool) -> Any:
+        """What the transaction did, from the answer of one that succeeded."""
+        answers = response.responses
+        if not self.is_flat:
+            answers = answers[0].response_txn.responses
+        return self.decode(answers[1:] if guarded else answers, response.header.revision)
+
+    def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
+        """The public error that the reads of the conditions show, if any; leases and counters seen are learned."""
+        failed: dict[Kind, list[Condition]] = {}
+        for condition, answer in zip(self.conditions, answers, strict=True):
+            found = answer.response_range.kvs
+            if not condition.holds(found):
+                failed.setdefault(condition.kind, []).append(condition)
+                if condition.kind is Kind.OWNER:
+                    self.learned[condition.subject] = found[0].lease if found else 0
+        for kind, explain in _EXPLANATIONS.items():
+            if kind in failed:
+                return explain(failed[kind], self.what)
+        return None
+
+    def reads(self) -> list[Any]:
+        """The reads that ``failure`` judges."""
+        return [condition.read for condition in self.conditions]
+
+    def _assertions(self, keys: Keys) -> list[Any]:
+        compares = [condition.compare for condition in self.conditions]
+        return [
+            pb.RequestOp(
+                request_txn=pb.TxnRequest(
+                    compare=compares[start : start + NESTED_LIMIT],
+                    failure=[_put(keys.absent(start), b"", ignore_lease=True)],
+                )
+            )
+            for start in range(0, len(compares), NESTED_LIMIT)
+        ]
+
+
+class Compiler:
+    """Makes plans for one root. Safe to share."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._rooted: dict[str, tuple[Condition, ...]] = {}
+        self._parents: dict[str, tuple[str, ...]] = {}
+
+    def commit(
+        self,
+        checks: Sequence[SimpleCheck],
+        ops: Sequence[Op],
+        ended: Collection[str],
+        learned: dict[bytes, int] | None = None,
+    ) -> Plan:
+        """The plan of a commit.
+
+        Args:
+            checks: flattened.
+            ops: each key at most once.
+            ended: sessions that were closed here.
+            learned: leases of keys seen by an earlier try.
+        Raises:
+            InvalidKey: within the transaction a key is written below one that it binds to a session.
+            SessionLost: an operation's session was closed here.
+        """
+        learned = {} if learned is None else learned
+        conditions = [self._check(check) for check in checks]
+        if ops:
+            conditions += self._write_conditions(checks, ops, ended, learned)
+        specs = [self._operation(op, learned) for op in ops]
+        return Plan(
+            conditions,
+            [spec.request for spec in specs],
+            lambda answers, revision: _committed(specs, [_seen(answer) for answer in answers], revision),
+            lambda revision: [spec.recall(revision) for spec in specs],
+            lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
+            _describe(checks, ops),
+            learned,
+        )
+
+    @staticmethod
+    def counter(raw: bytes, revision: int, number: int) -> tuple[Condition, Any]:
+        """What takes a number: the condition that nobody did meanwhile, and the write that tells the others.
+
+        Args:
+            raw: where the counter is.
+            revision: of the counter as last seen, 0 for none.
+            number: to be taken.
+        """
+        seen = [0, 0]
+
+        def holds(kvs: Any) -> bool:
+            seen[:] = (kvs[0].mod_revision, int(kvs[0].value)) if kvs else (0, 0)
+            return seen[0] == revision
+
+        compare = _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL)
+        read = pb.RequestOp(request_range=pb.RangeRequest(key=raw))
+        condition = Condition(Kind.COUNTER, compare, read, holds, seen)
+        return condition, _put(raw, b"%d" % number)
+
+    # Private.
+
+    def _check(self, check: SimpleCheck) -> Condition:
+        if isinstance(check, At):
+            check_version(check.version, VersionKey)
+            assert isinstance(check.version, VersionKey)
+            return self._at(check, check.version.token)
+        if isinstance(check, Absent):
+            return self._absence(check)
+        if isinstance(check, Exists):
+            return _existence(Kind.CHECK, self._keys.of(check.key), check)
+        return _existence(Kind.CHECK, self._keys.marker(check.session_id), check)
+
+    def _at(self, check: At, revision: int) -> Condition:
+        raw = self._keys.of(check.key)
+        return Condition(
+            Kind.CHECK,
+            _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL),
+            _peek(raw),
+            lambda kvs: bool(kvs) and kvs[0].mod_revision == revision,
+            check,
+        )
+
+    def _absence(self, subject: Absent | Create) -> Condition:
+        raw = self._keys.of(subject.key)
+        compare = _Compare(key=raw, target=_CREATE, create_revision=0, result=_EQUAL)
+        return Condition(Kind.CHECK, compare, _peek(raw), lambda kvs: not kvs, subject)
+
+    def _write_conditions(
+        self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
+    ) -> list[Condition]:
+        """What the operations need, beside the checks: creations, sessions, owners and the leaf rule."""
+        conditions: list[Condition] = []
+        sessions: dict[str, None] = {}
+        bound: list[str] = []
+        written: list[str] = []
+        for op in ops:
+            if isinstance(op, Delete):
+                continue
+            written.append(op.key)
+            if op.session is not None:
+                sessions.setdefault(op.session.id)
+                bound.append(op.key)
+            if isinstance(op, Create):
+                conditions.append(self._absence(op))
+            elif op.session is None:
+                conditions.append(self._owner(op.key, learned))
+        for session_id in sessions:
+            if session_id in ended:
+                raise SessionLost(f"session {session_id} was closed here; use a new session")
+            lease_of(session_id)
+            conditions.append(_existence(Kind.SESSION, self._keys.marker(session_id), session_id))
+        return conditions + self._leaf_conditions(checks, ops, written, bound)
+
+    def _leaf_conditions(
+        self, checks: Sequence[SimpleCheck], ops: Sequence[Op], written: list[str], bound: list[str]
+    ) -> list[Condition]:
+        """Session-bound keys are leaves: in this transaction, and with what is there already.
+
+        A key that a check shows to exist has no bound ancestor, because binding one would have found it.
+        """
+        deleted = [op.key for op in ops if isinstance(op, Delete)] if len(ops) > 1 else []
+        above: dict[str, None] = {}
+        known = {check.key for check in checks if isinstance(check, (At, Exists))}
+        for key in written:
+            if key not in known:
+                above.update(dict.fromkeys(self._ancestors(key)))
+            if bound and len(written) > 1:
+                _refuse_within(key, bound)
+        for gone in deleted:
+            above.pop(gone, None)
+        conditions = [condition for key in above for condition in self._unbound(key)]
+        for key in bound:
+            conditions += self._childless(key, deleted)
+        return conditions
+
+    def _ancestors(self, key: str) -> tuple[str, ...]:
+        parent = key.rpartition("/")[0]
+        if not parent:
+            return ()
+        found = self._parents.get(parent)
+        if found is None:
+            found = (*ancestors(parent), parent)
+            _remember(self._parents, parent, found)
+        return found
+
+    def _unbound(self, key: str) -> tuple[Condition, ...]:
+        found = self._rooted.get(key)
+        if found is None:
+            raw = self._keys.of(key)
+            compare = _Compare(key=raw, target=_LEASE, lease=0, result=_EQUAL)
+            found = (Condition(Kind.LEAF, compare, _peek(raw), _no_lease, key),)
+            _remember(self._rooted, key, found)
+        return found
+
+    def _childless(self, key: str, deleted: list[str]) -> list[Condition]:
+        holes = sorted(self._keys.of(gone) for gone in deleted if gone.startswith(key + "/"))
+        return [
+            Condition(
+                Kind.LEAF,
+                _Compare(key=start, range_end=end, target=_CREATE, create_revision=0, result=_EQUAL),
+                _peek(start, end),
+                lambda kvs: not kvs,
+                key,
+            )
+            for start, end in without(self._keys.below(key)[0], holes)
+        ]
+
+    def _owner(self, key: str, learned: dict[bytes, int]) -> Condition:
+        raw = self._keys.of(key)
+        lease = learned.get(raw, 0)
+        compare = _Compare(key=raw, target=_LEASE, lease=lease, result=_EQUAL)
+        return Condition(Kind.OWNER, compare, _peek(raw), lambda kvs: (kvs[0].lease if kvs else 0) == lease, raw)
+
+    def _operation(self, op: Op, learned: dict[bytes, int]) -> _Spec:
+        raw = self._keys.of(op.key)
+        if isinstance(op, Delete):
+            request = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=raw))
+            return _Spec(op, raw, request, 0)
+        lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
+        write = _put(raw, op.value, lease=lease)
+        if isinstance(op, Put):
+            write = pb.RequestOp(request_txn=pb.TxnRequest(success=[write, _peek(raw)]))
+        return _Spec(op, raw, write, lease)
+
+
+class DeleteTree:
+    """The plan of deleting a key and all below it: how many there were."""
+
+    @staticmethod
+    def plan(spans: Sequence[KeyRange], what: str) -> Plan:
+        """The plan for these ranges."""
+        return Plan(
+            [],
+            [
+                pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end))
+                for start, end in spans
+            ],
+            lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
+            lambda revision: [
+                pb.RequestOp(
+                    request_range=pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1)
+                )
+                for start, end in spans
+            ],
+            lambda answers, _: sum(answer.response_range.count for answer in answers),
+            what,
+        )
+
+
+@dataclass(slots=True)
+class _Spec:
+    """One operation as it is sent."""
+
+    op: Op
+    raw: bytes
+    request: Any
+    lease: int
+
+    def recall(self, revision: int) -> Any:
+        """The read that shows what this operation did at a revision: the key then, or what a delete found."""
+        at = revision - 1 if isinstance(self.op, Delete) else revision
+        return pb.RequestOp(request_range=pb.RangeRequest(key=self.raw, keys_only=True, revision=at))
+
+
+def _seen(answer: Any) -> tuple[int, int]:
+    """Creation revision (0 for "this one") and number of deleted keys that an operation's answer shows."""
+    kind = answer.WhichOneof("response")
+    if kind == "response_txn":
+        return answer.response_txn.responses[1].response_range.kvs[0].create_revision, 0
+    return (0, answer.response_delete_range.deleted) if kind == "response_delete_range" else (0, 0)
+
+
+def _recalled(answer: Any) -> tuple[int, int]:
+    kvs = answer.response_range.kvs
+    return (kvs[0].create_revision if kvs else 0), len(kvs)
+
+
+def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revision: int) -> Committed:
+    entries = []
+    deleted = []
+    for spec, (created, count) in zip(specs, facts, strict=True):
+        op = spec.op
+        if isinstance(op, Delete):
+            if count:
+                deleted.append(op.key)
+            continue
+        version = VersionKey(revision)
+        entries.append(Entry(op.key, op.value, version, revision, created or revision, owner_of(spec.lease)))
+    return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
+
+
+def _put(raw: bytes, value: bytes, *, lease: int = 0, ignore_lease: bool = False) -> Any:
+    return pb.RequestOp(request_put=pb.PutRequest(key=raw, value=value, lease=lease, ignore_lease=ignore_lease))
+
+
+def _peek(raw: bytes, end: bytes = b"") -> Any:
+    """Read one key without its value: the first of a range."""
+    return pb.RequestOp(request_range=pb.RangeRequest(key=raw, range_end=end, keys_only=True, limit=1))
+
+
+def _existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
+    compare = _Compare(key=raw, target=_CREATE, create_revision=0, result=_GREATER)
+    return Condition(kind, compare, _peek(raw), bool, subject)
+
+
+def _no_lease(kvs: Any) -> bool:
+    return not kvs or not kvs[0].lease
+
+
+def _refuse_within(key: str, bound: list[str]) -> None:
+    for leaf in bound:
+        if key.startswith(leaf + "/"):
+            raise InvalidKey(
+                f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
+            )
+
+
+def _session_lost(failed: list[Condition], what: str) -> LatchworkError:
+    return SessionLost(f"could not {what}: session {failed[0].subject} ended on the server; open a new session")
+
+
+def _conflict(failed: list[Condition], what: str) -> LatchworkError:
+    subjects = [condition.subject for condition in failed]
+    first = subjects[0]
+    named = f"session {first.session_id}" if isinstance(first, SessionAlive) else repr(first.key)
+    state = {At: "was written since", Create: "exists already", Absent: "exists"}.get(type(first), "is gone")
+    more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
+    return Conflict(f"could not {what}: {named} {state}{more}; read again and try again", subjects)
+
+
+def _not_leaf(failed: list[Condition], what: str) -> LatchworkError:
+    return InvalidKey(
+        f"could not {what}: keys bound to a session have nothing below them, {failed[0].subject!r} would; "
+        "use another key"
+    )
+
+
+def _counter_moved(failed: list[Condition], what: str) -> LatchworkError:
+    del what
+    revision, number = failed[0].subject
+    return CounterMoved(revision, number)
+
+
+_EXPLANATIONS: dict[Kind, Callable[[list[Condition], str], LatchworkError]] = {
+    Kind.COUNTER: _counter_moved,
+    Kind.SESSION: _session_lost,
+    Kind.CHECK: _conflict,
+    Kind.LEAF: _not_leaf,
+}
+
+
+def _describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
+    if not ops:
+        return f"verify {len(checks)} checks"
+    verb = {Put: "put", Create: "create", Delete: "delete"}[type(ops[0])]
+    more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
+    return f"{verb} {ops[0].key!r}{more}"
+
+
+def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
+    """Bounded, and safe without a lock: the worst is that something is worked out again."""
+    if len(cache) >= 4096:
+        cache.clear()
+    cache[name] = value
+
+
+def session_put(keys: Keys, session_id: str, value: bytes) -> Plan:
+    """The plan of writing a session's marker, which must not exist yet."""
+    raw, lease = keys.marker(session_id), lease_of(session_id)
+    condition = Condition(
+        Kind.SESSION,
+        _Compare(key=raw, target=_CREATE, create_revision=0, result=_EQUAL),
+        _peek(*exactly(raw)),
+        lambda kvs: not kvs,
+        session_id,
+    )
+    return Plan(
+        [condition],
+        [_put(raw, value, lease=lease)],
+        lambda _, revision: revision,
+        lambda _: [],
+        lambda _, revision: revision,
+        f"open session {session_id}",
+    )

@@ -1,0 +1,412 @@
+"""Watches: one stream to the server for all watches of a store, read by one thread.
+
+A watch is a few key ranges. Its life: read them all in one transaction at revision R (Snapshot), then watch each from
+R + 1. After a disconnect each range goes on from the revision after its last event. When the server has compacted that
+away, or ends a watch for a reason of its own, the watch starts over with a Snapshot.
+
+``Current``: every so often one progress request is sent for all. Old servers answer it ahead of events that are still
+queued (fixed in 3.4.25 and 3.5.8), so an answer proves that the state was current when the request *before* was sent:
+between two answers the server's sending loop has been idle. For the same reason an answer never moves the revision
+from which a watch resumes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork.backends.etcd import rpc_errors
+from latchwork.errors import Closed, LatchworkError, PermissionDenied
+from latchwork.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from latchwork.backends.base import Sink
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.keys import KeyRange, Keys
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_EVERY_S = 0.9
+_ANSWER_WITHIN_S = 5.0
+_RETRY_S = 0.2
+_DENIALS = 3
+_DELETE = 1
+
+
+class _Part:
+    """One range of a watch, and the revision it goes on from.
+
+    Attributes:
+        ticket: number of its newest creation on the stream; 0 when it is not on one.
+        watch_id: what the server calls it; None until it has said so.
+    """
+
+    __slots__ = ("resume_at", "span", "ticket", "watch", "watch_id")
+
+    def __init__(self, watch: EtcdWatch, span: KeyRange) -> None:
+        self.watch = watch
+        self.span = span
+        self.resume_at = 0
+        self.ticket = 0
+        self.watch_id: int | None = None
+
+
+class EtcdWatch:
+    """One running watch. Safe to share between threads.
+
+    ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered.
+    """
+
+    def __init__(self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink) -> None:
+        self.lock = threading.RLock()
+        self.sink = sink
+        self.parts = [_Part(self, span) for span in spans]
+        self.closed = False
+        self.denials = 0
+        #: Local time since which every part is known to the server; None while one is not.
+        self.live_at: float | None = None
+        self._hub = hub
+
+    def close(self) -> None:
+        """Stop; nothing is delivered afterwards, except when called from inside the sink."""
+        with self.lock:
+            self.closed = True
+        self._hub.drop(self)
+
+
+class _Stream:
+    """One life of the stream: what was asked for on it, and what for."""
+
+    def __init__(self) -> None:
+        self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.parts: dict[int, _Part] = {}
+        #: Creations not answered yet; the server answers them in the order of asking.
+        self.creating: deque[tuple[_Part, int]] = deque()
+        self.asked_at: float | None = None
+        self.answered_ask: float | None = None
+        self.call: Any = None
+
+
+class WatchHub:
+    """All watches of one store. Safe to share between threads."""
+
+    def __init__(self, link: Link, keys: Keys, name: str) -> None:
+        self._link = link
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._watches: set[EtcdWatch] = set()
+        self._tickets = itertools.count(1)
+        self._stream: _Stream | None = None
+        self._wanted = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._name = name
+
+    def watch(self, prefix: str, sink: Sink) -> EtcdWatch:
+        """Watch the key equal to a prefix and all below it."""
+        return self.watch_spans(self._keys.at_or_below(prefix), sink)
+
+    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink) -> EtcdWatch:
+        """Watch some ranges of raw keys."""
+        watch = EtcdWatch(self, spans, sink)
+        with self._lock:
+            if self._closing.is_set():
+                raise Closed("the store was closed; open a new one")
+            self._watches.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._wanted.set()
+        self._start(watch)
+        return watch
+
+    def drop(self, watch: EtcdWatch) -> None:
+        """Forget a watch and tell the server."""
+        with self._lock:
+            self._watches.discard(watch)
+            self._cancel(watch)
+
+    def close(self) -> None:
+        """End every watch and join the thread. Twice is fine."""
+        with self._lock:
+            self._closing.set()
+            watches, stream, thread = list(self._watches), self._stream, self._thread
+        self._wanted.set()
+        for watch in watches:
+            watch.close()
+        if stream is not None:
+            self._end(stream)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # From the snapshot to the stream.
+
+    def _start(self, watch: EtcdWatch) -> None:
+        """Read the current state; what follows happens when it is there."""
+        sent_at = self._link.clock.now()
+        reads = [
+            pb.RequestOp(request_range=pb.RangeRequest(key=part.span[0], range_end=part.span[1]))
+            for part in watch.parts
+        ]
+        what = f"watch {self._keys.name(watch.parts[0].span[0])!r}"
+        future = self._link.read("Txn", pb.TxnRequest(success=reads), what, lambda answer: answer)
+        future.add_done_callback(lambda done: self._started(watch, done, sent_at))
+
+    def _started(self, watch: EtcdWatch, done: Future[Any], sent_at: float) -> None:
+        error = done.exception()
+        if error is not None:
+            self._not_started(watch, error)
+            return
+        answer = done.result()
+        decode = self._keys.entry
+        entries = tuple(decode(kv) for one in answer.responses for kv in one.response_range.kvs)
+        with watch.lock:
+            if watch.closed:
+                return
+            for part in watch.parts:
+                part.resume_at = answer.header.revision + 1
+            self._deliver(watch, Snapshot(entries, sent_at))
+        with self._lock:
+            if self._stream is not None:
+                self._create(self._stream, watch)
+
+    def _not_started(self, watch: EtcdWatch, error: BaseException) -> None:
+        if isinstance(error, PermissionDenied):
+            self._break(watch, error)
+        elif not self._closing.is_set() and not watch.closed:
+            _log.debug("a watch waits for the server: %s", error)
+            self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
+
+    def _restart(self, watch: EtcdWatch) -> None:
+        """After a gap: nothing of the old ranges is delivered any more, then read the state again."""
+        with self._lock:
+            self._cancel(watch)
+            for part in watch.parts:
+                part.resume_at = 0
+        self._start(watch)
+
+    def _break(self, watch: EtcdWatch, error: LatchworkError) -> None:
+        with watch.lock:
+            if not watch.closed:
+                self._deliver(watch, Broken(error))
+                watch.closed = True
+        self.drop(watch)
+
+    # Under self._lock: what goes out on the stream.
+
+    def _create(self, stream: _Stream, watch: EtcdWatch) -> None:
+        if watch not in self._watches or any(part.ticket for part in watch.parts):
+            return
+        watch.live_at = None
+        for part in watch.parts:
+            part.ticket = next(self._tickets)
+            stream.creating.append((part, part.ticket))
+            start, end = part.span
+            request = pb.WatchCreateRequest(key=start, range_end=end, start_revision=part.resume_at)
+            stream.requests.put(pb.WatchRequest(create_request=request))
+
+    def _cancel(self, watch: EtcdWatch) -> None:
+        for part in watch.parts:
+            part.ticket = 0
+            watch_id, part.watch_id = part.watch_id, None
+            if watch_id is not None and self._stream is not None:
+                self._stream.parts.pop(watch_id, None)
+                self._cancel_id(self._stream, watch_id)
+
+    def _cancel_id(self, stream: _Stream, watch_id: int) -> None:
+        stream.requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            stream = _Stream()
+            try:
+                self._follow(stream)
+            except grpc.RpcError as error:
+                self._stream_failed(error)
+            except ValueError as error:
+                _log.debug("the watch stream could not be opened: %s", error)
+            except Exception:
+                _log.exception("the watch stream ended by a defect; it goes on with a new one")
+            finally:
+                self._leave(stream)
+            self._link.clock.wait(self._closing, _RETRY_S / 4)
+
+    def _follow(self, stream: _Stream) -> None:
+        """Open a stream, put every watch on it, and deliver what it says until it ends."""
+        stream.call = self._link.watch_stream(self._outgoing(stream))
+        with self._lock:
+            if self._closing.is_set():
+                stream.call.cancel()
+                return
+            self._stream = stream
+            for watch in self._watches:
+                if watch.parts[0].resume_at:
+                    self._create(stream, watch)
+        for response in stream.call:
+            self._receive(stream, response)
+
+    def _outgoing(self, stream: _Stream) -> Iterator[Any]:
+        """Requests as they come, and progress requests in between. Runs on gRPC's sending thread."""
+        clock = self._link.clock
+        next_at = clock.now() + _PROGRESS_EVERY_S
+        while True:
+            try:
+                request = stream.requests.get(timeout=max(0.0, next_at - clock.now()))
+            except queue.Empty:
+                request = None if self._closing.is_set() else self._progress(stream)
+                next_at = clock.now() + _PROGRESS_EVERY_S
+                if request is None:
+                    continue
+            if request is _END:
+                return
+            yield request
+
+    def _progress(self, stream: _Stream) -> Any:
+        """A progress request, unless the one before is still open; None when there is nothing to ask."""
+        now = self._link.clock.now()
+        if not stream.parts or (stream.asked_at is not None and now < stream.asked_at + _ANSWER_WITHIN_S):
+            return None
+        stream.asked_at = now
+        return pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+
+    def _leave(self, stream: _Stream) -> None:
+        self._end(stream)
+        with self._lock:
+            if self._stream is stream:
+                self._stream = None
+            for part in (*stream.parts.values(), *(part for part, _ in stream.creating)):
+                part.ticket, part.watch_id, part.watch.live_at = 0, None, None
+            stream.parts.clear()
+            stream.creating.clear()
+
+    def _end(self, stream: _Stream) -> None:
+        stream.requests.put(_END)
+        if stream.call is not None:
+            stream.call.cancel()
+
+    def _stream_failed(self, error: grpc.RpcError) -> None:
+        if self._closing.is_set():
+            return
+        _log.debug("the watch stream broke off: %s", rpc_errors.details(error))
+        fate = rpc_errors.fate(error)
+        if fate is rpc_errors.Fate.STALE_TOKEN:
+            self._link.refresh_token()
+        elif fate is not rpc_errors.Fate.REFUSED:
+            self._link.failed(error)
+
+    def _receive(self, stream: _Stream, response: Any) -> None:
+        if response.events:
+            self._events(stream, response)
+        if response.created:
+            self._created(stream, response)
+        elif response.canceled:
+            self._canceled(stream, response)
+        elif not response.events:
+            self._progressed(stream)
+
+    def _events(self, stream: _Stream, response: Any) -> None:
+        part = stream.parts.get(response.watch_id)
+        if part is None:
+            return
+        changes: dict[str, Change] = {}
+        for event in response.events:
+            key = self._keys.name(event.kv.key)
+            changes.pop(key, None)
+            changes[key] = Change(key, None if event.type == _DELETE else self._keys.entry(event.kv))
+        watch = part.watch
+        with watch.lock:
+            if stream.parts.get(response.watch_id) is part and not watch.closed:
+                part.resume_at = response.events[-1].kv.mod_revision + 1
+                self._deliver(watch, Delta(tuple(changes.values())))
+
+    def _created(self, stream: _Stream, response: Any) -> None:
+        """Creations are answered in the order they were asked for; a refused one may come without its id."""
+        with self._lock:
+            if not stream.creating:
+                return
+            part, ticket = stream.creating.popleft()
+            current = part.ticket == ticket
+            if response.canceled:
+                part.ticket = 0 if current else part.ticket
+            elif not current:
+                self._cancel_id(stream, response.watch_id)
+            else:
+                part.watch_id = response.watch_id
+                stream.parts[response.watch_id] = part
+                self._note_life(part.watch)
+        if response.canceled and current:
+            self._ended(stream, part.watch, response)
+
+    def _note_life(self, watch: EtcdWatch) -> None:
+        if all(part.watch_id is not None for part in watch.parts):
+            watch.denials = 0
+            watch.live_at = self._link.clock.now()
+
+    def _canceled(self, stream: _Stream, response: Any) -> None:
+        with self._lock:
+            part = stream.parts.pop(response.watch_id, None)
+            if part is not None:
+                part.ticket, part.watch_id = 0, None
+        if part is not None:
+            self._ended(stream, part.watch, response)
+
+    def _ended(self, stream: _Stream, watch: EtcdWatch, response: Any) -> None:
+        """The server ended a part of a watch. It takes a stale token for a lack of permission: a read tells them apart."""
+        reason = response.cancel_reason
+        if response.compact_revision:
+            _log.info("a watch fell behind compaction at revision %d; reading again", response.compact_revision)
+            self._restart(watch)
+            return
+        _log.debug("the server ended a watch: %s", reason)
+        if "permission denied" not in reason:
+            with self._lock:
+                self._cancel(watch)
+            self._link.timer.call_later(_RETRY_S, lambda: self._restart(watch))
+            return
+        watch.denials += 1
+        if watch.denials >= _DENIALS:
+            what = self._keys.name(watch.parts[0].span[0])
+            self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
+        else:
+            self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
+
+    def _renew_stream(self, stream: _Stream, watch: EtcdWatch) -> None:
+        """Read with the new token, and let all watches move to a stream that carries it."""
+        self._restart(watch)
+        self._end(stream)
+
+    def _progressed(self, stream: _Stream) -> None:
+        asked_at, proven_at = stream.asked_at, stream.answered_ask
+        stream.answered_ask, stream.asked_at = asked_at or proven_at, None
+        if proven_at is None:
+            return
+        with self._lock:
+            watches = {part.watch for part in stream.parts.values()}
+        for watch in watches:
+            with watch.lock:
+                live_at = watch.live_at
+                if not watch.closed and live_at is not None and live_at <= proven_at:
+                    self._deliver(watch, Current(proven_at))
+
+    def _deliver(self, watch: EtcdWatch, event: Any) -> None:
+        """Call the sink; its lock is held, and it never blocks."""
+        try:
+            watch.sink(event)
+        except Exception:
+            _log.exception("the receiver of a watch raised; it goes on with the next event")
+
+
+_END: Callable[[], None] | object = object()
