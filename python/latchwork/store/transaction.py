@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 0.5
 class Tx:
     """What a transaction function reads and writes through. One thread only, valid during the call only.
 
-    Reads are remembered: the same key gives the same entry again, and the commit checks each key read. Own writes are
+    Reads are remembered: the same key or list gives the same again, and the commit checks each key read. Own writes are
     seen by later reads; such entries have the version None and the token 0.
     """
 
@@ -38,6 +38,7 @@ class Tx:
         self._store = store
         self._guard = guard
         self._read: dict[str, Entry | None] = {}
+        self._listed: dict[tuple[str, bool], Entries] = {}
         self._written: dict[str, Op] = {}
         if guard is not None:
             self._fetch(validate_key(guard))
@@ -60,7 +61,7 @@ class Tx:
         if self._guard is None:
             msg = f"tx.list({prefix!r}) needs transact(..., guard=key): without it an added key would go unnoticed"
             raise ValueError(msg)
-        found = {entry.key: entry for entry in self._store.list(prefix, recursive=recursive)}
+        found = self._fetch_list(prefix, recursive=recursive)
         below = f"{validate_prefix(prefix)}/" if prefix else ""
         for op in self._written.values():
             if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
@@ -129,6 +130,12 @@ class Tx:
         if key not in self._read:
             self._read[key] = self._store.get(key)
         return self._read[key]
+
+    def _fetch_list(self, prefix: str, *, recursive: bool) -> dict[str, Entry]:
+        asked = (prefix, recursive)
+        if asked not in self._listed:
+            self._listed[asked] = self._store.list(prefix, recursive=recursive)
+        return {entry.key: entry for entry in self._listed[asked]}
 
     def _pending(self, op: Op) -> Entry | None:
         if isinstance(op, Delete):
