@@ -46,12 +46,12 @@ class Collector:
     def changes(self):
         return [change for event in self.events for change in getattr(event, "changes", ())]
 
-    def keys(self):
+    def changed_keys(self):
         return [change.key for change in self.changes()]
 
     def seen(self):
         """Every key reported so far, in snapshots too."""
-        return [entry.key for event in self.events for entry in getattr(event, "entries", ())] + self.keys()
+        return [entry.key for event in self.events for entry in getattr(event, "entries", ())] + self.changed_keys()
 
     def kinds(self):
         return [type(event).__name__ for event in self.events]

@@ -60,12 +60,14 @@ def test_lists_and_children_agree_with_a_plain_set_of_keys(store):
         assert store.children(prefix).result() == direct_children_of(keys, prefix)
         for after in [*rng.choices(keys, k=3), "", prefix]:
             for limit in (None, 1, 3):
-                assert listed(store, prefix, recursive=True, limit=limit, start_after=after) == [
-                    key for key in subtree if key > after
-                ][:limit]
-                assert listed(store, prefix, limit=limit, start_after=after) == [
-                    key for key in direct if key > after
-                ][:limit]
+                assert (
+                    listed(store, prefix, recursive=True, limit=limit, start_after=after)
+                    == [key for key in subtree if key > after][:limit]
+                )
+                assert (
+                    listed(store, prefix, limit=limit, start_after=after)
+                    == [key for key in direct if key > after][:limit]
+                )
 
 
 def test_limit_zero_lists_nothing(store):

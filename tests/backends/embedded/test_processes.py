@@ -171,7 +171,7 @@ for line in sys.stdin:
     for n in range(20):
         process.stdin.write(f"k{n}\n")
         process.stdin.flush()
-        eventually(lambda n=n: f"k{n}" in sink.keys())
+        eventually(lambda n=n: f"k{n}" in sink.changed_keys())
 
 
 def test_process_stopped_inside_a_write_makes_others_unavailable_until_it_goes(
@@ -200,7 +200,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
     process.kill()
     process.wait()
     assert store.commit([], [Put("c", b"")]).result().token < 1_000_000
-    eventually(lambda: "c" in sink.keys())
+    eventually(lambda: "c" in sink.changed_keys())
     assert keys_of(store) == ["a", "c"]
 
 

@@ -19,7 +19,7 @@ _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 def boot_id() -> str:
     """What tells this boot of the machine from every other; empty where the system has no such id."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

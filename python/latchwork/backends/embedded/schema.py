@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from pathlib import Path
 
 from latchwork.errors import ConnectFailed, LatchworkError, PermissionDenied, QuotaExceeded, Unavailable
@@ -96,13 +97,14 @@ def check_place(path: Path) -> None:
         ConnectFailed: the directory is missing, or the path is no file.
         PermissionDenied: this account cannot write there.
     """
-    if not path.parent.is_dir():
+    directory, file = _mode(path.parent), _mode(path)
+    if not stat.S_ISDIR(directory):
         raise ConnectFailed(f"directory {path.parent} of store file {path.name} does not exist; create it first")
-    if path.exists() and not path.is_file():
+    if file and not stat.S_ISREG(file):
         raise ConnectFailed(f"{path} is no regular file; name a file in the URL")
-    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+    if file and not _may(path, os.R_OK | os.W_OK):
         raise PermissionDenied(f"store file {path} is not readable and writable for this account; change its mode")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if not _may(path.parent, os.W_OK | os.X_OK):
         raise PermissionDenied(f"directory {path.parent} is not writable for this account; the store adds files there")
 
 
@@ -127,6 +129,22 @@ def translate(error: sqlite3.Error, where: str) -> LatchworkError:
     if "unable to open" in text:
         return ConnectFailed(f"{where} cannot be opened ({text}); check its directory and the limit on open files")
     return Unavailable(f"{where} failed ({text}); check its disk")
+
+
+def _mode(path: Path) -> int:
+    """Type and mode of what is there; 0 for nothing."""
+    try:
+        return path.stat().st_mode
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{path} cannot be reached by this account; change the mode of its directories"
+        ) from error
+    except OSError:
+        return 0
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
