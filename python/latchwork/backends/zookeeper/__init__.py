@@ -1,0 +1,39 @@
+"""The ZooKeeper store: ``zk://host:port,host:port/root``, over kazoo's connection and our own requests.
+
+Needs servers of version 3.6 or newer (multi-read and persistent recursive watches).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latchwork.backends.url import SchemeSpec, StoreURL, one_of, readable_file
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend
+    from latchwork.clock import Clock
+
+SPEC = SchemeSpec(
+    schemes=("zk", "zookeeper"),
+    default_port=2181,
+    options={
+        "acl": one_of("creator", "open"),
+        "tls_ca": readable_file,
+        "tls_cert": readable_file,
+        "tls_key": readable_file,
+    },
+    location="hosts",
+    extra="zookeeper",
+)
+
+
+def open_backend(url: StoreURL, clock: Clock) -> Backend:
+    """Connect to one of the servers. Digest accepts any password: a wrong one shows as ``PermissionDenied`` later.
+
+    Raises:
+        BackendNotInstalled: kazoo is missing.
+        ConnectFailed: no server answered within ``connect_timeout_s``.
+    """
+    from latchwork.backends.zookeeper.backend import ZooKeeperBackend
+
+    return ZooKeeperBackend(url, clock)

@@ -1,0 +1,321 @@
+"""The ZooKeeper backend: one connection for everything that no session owns, and one for each session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from latchwork.backends.base import Capability
+from latchwork.backends.futures import drive, failed, then
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.commit import Writer, describe
+from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
+from latchwork.backends.zookeeper.failures import cut_error, session_lost
+from latchwork.backends.zookeeper.nodes import Layout
+from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.sessions import ZooKeeperSession
+from latchwork.backends.zookeeper.ticker import Ticker
+from latchwork.backends.zookeeper.watches import WatchHub, ZooKeeperWatch
+from latchwork.errors import Closed, ConnectFailed
+from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from latchwork.backends.base import BackendSession, Sink
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.url import StoreURL
+    from latchwork.clock import Clock
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_OPEN_ACL = ((31, "world", "anyone"),)
+_CREATOR_ACL = ((31, "auth", ""),)
+_SWEEP_S = 0.2
+_FAREWELL_S = 1.0
+
+
+class ZooKeeperBackend:
+    """As ``Backend``, over ZooKeeper 3.6 or newer. Safe to share.
+
+    Args:
+        url: hosts, root, account, TLS files, timeouts.
+        clock: for deadlines and renewals.
+    Raises:
+        ConnectFailed: no server answered within ``connect_timeout_s``.
+    """
+
+    def __init__(self, url: StoreURL, clock: Clock) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sessions: dict[str, ZooKeeperSession] = {}
+        self._readying: Future[None] | None = None
+        self._emptied: set[str] = set()
+        self._clock = clock
+        self._call_timeout_s = url.call_timeout_s
+        self._ticker = Ticker(clock, "latchwork-zk-ticker")
+        self._settings = Settings(
+            url.hosts, _kazoo_options(url), url.connect_timeout_s, url.call_timeout_s, clock, self._ticker
+        )
+        self._layout = Layout(url.root)
+        wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
+        self._acl = wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL)
+        self._reader = Reader(self._layout)
+        self._writer = Writer(self._layout, self._acl, self._reader, self._ticker, self._sweep_later)
+        self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
+        self._hub = WatchHub(self._main, self._layout, self._reader, self._ticker, clock)
+        self._connect(url)
+
+    @property
+    def capabilities(self) -> Capability:
+        """Digest authentication accepts any password; the ACL refuses later."""
+        return Capability("zk", verifies_password=False)
+
+    # Reading.
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
+        """As ``Backend.get``; one round trip, two for a key with others below it."""
+        if stale_ok:
+            return self._read(f"get {key!r}", lambda deadline: self._reader.get_stale(self._main, key, deadline))
+        return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline))
+
+    def _get(self, key: str, deadline: float) -> Steps[Entry | None]:
+        entry = yield from self._reader.get(self._main, key, deadline)
+        self._writer.memory.note(entry)
+        return entry
+
+    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+        """As ``Backend.get_many``."""
+        return self._read(
+            f"get {len(keys)} keys", lambda deadline: self._reader.get_many(self._main, list(keys), deadline)
+        )
+
+    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
+        """As ``Backend.list``."""
+        steps = self._reader.subtree_part if recursive else self._reader.level
+        return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
+
+    def children(self, prefix: str) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
+        """As ``Backend.children``; childless implied parents are hidden, and swept soon."""
+        found = self._read(f"list {prefix!r}", lambda deadline: self._reader.children(self._main, prefix, deadline))
+        return then(found, self._names_only)
+
+    def _names_only(self, found: tuple[Any, Any]) -> Any:
+        names, hollow = found
+        self._sweep_later(hollow)
+        return names
+
+    # Writing.
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """As ``Backend.commit``; one round trip as long as what is remembered of the keys is true."""
+        owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
+        what = describe(checks, ops)
+        return self._write(
+            owner,
+            what,
+            lambda connection, deadline, owner_id: self._writer.commit(connection, checks, ops, deadline, owner_id),
+        )
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """As ``Backend.create_sequential``."""
+        return self._write(
+            session,
+            f"create {key!r} with a suffix",
+            lambda connection, deadline, owner_id: self._writer.create_sequential(
+                connection, key, value, deadline, owner_id
+            ),
+        )
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """As ``Backend.delete_tree``; parents of sequential keys stay, implied."""
+        return self._write(
+            None,
+            f"delete tree {prefix!r}",
+            lambda connection, deadline, _: self._writer.delete_tree(connection, prefix, deadline),
+        )
+
+    # Sessions and watches.
+
+    def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
+        """As ``Backend.open_session``: a ZooKeeper session of its own."""
+        with self._lock:
+            if self._closed:
+                return failed(Closed("open a session: the store was closed; open a new one"))
+            session = ZooKeeperSession(self._settings, self._layout, ttl_s, on_gone)
+            self._sessions = {each: other for each, other in self._sessions.items() if not self._is_history(other)} | {
+                session.id: session
+            }
+        opened: Future[Any] = drive(session.open(self._writer))
+        return opened
+
+    def _is_history(self, session: ZooKeeperSession) -> bool:
+        return session.connection.over and session.connection.join(0)
+
+    def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
+        """As ``Backend.watch``."""
+        return self._hub.watch(prefix, sink)
+
+    def close(self) -> None:
+        """As ``Backend.close``; unreachable servers delay it by a second at most."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            sessions = list(self._sessions.values())
+        self._hub.close()
+        goodbyes = [session.close() for session in sessions]
+        goodbyes.append(_ending(self._main.finish(self._clock.now() + _FAREWELL_S)))
+        deadline = self._clock.now() + _FAREWELL_S
+        for goodbye in goodbyes:
+            try:
+                goodbye.exception(max(0.0, deadline - self._clock.now()))
+            except FutureTimeout:
+                _log.info("a ZooKeeper session could not be ended at the server; it ends there by its TTL")
+        for connection in (*(session.connection for session in sessions), self._main):
+            connection.abandon()
+        for connection in (*(session.connection for session in sessions), self._main):
+            if not connection.join(self._call_timeout_s):
+                _log.error("a ZooKeeper connection thread did not end; please report this")
+        self._ticker.close()
+
+    # Told by the main connection.
+
+    def on_up(self) -> None:
+        """Connected, maybe again."""
+        _log.debug("connected to ZooKeeper, root %s", self._layout.root)
+        self._hub.on_up()
+
+    def on_event(self, kind: int, path: str) -> None:  # noqa: ARG002 - what happened is seen by reading
+        """A watch fired."""
+        self._hub.on_event(path)
+
+    def on_expired(self) -> bool:
+        """Nothing is bound to it: the next one serves as well."""
+        with self._lock:
+            self._readying = None
+        return self._closed
+
+    # Private.
+
+    def _connect(self, url: StoreURL) -> None:
+        self._main.start()
+        try:
+            self._main.first_up.result(url.connect_timeout_s)
+        except (FutureTimeout, Cut) as error:
+            self._closed = True
+            self._main.abandon()
+            self._main.join(url.connect_timeout_s)
+            self._ticker.close()
+            raise ConnectFailed(
+                f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s; "
+                "check the hosts and that the servers run"
+            ) from error
+
+    def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:
+        return drive(self._read_steps(what, steps))
+
+    def _read_steps(self, what: str, steps: Callable[[float], Steps[T]]) -> Steps[T]:
+        """Once more after each lost connection, until the deadline; another ZooKeeper session might see older data."""
+        main = self._main
+        deadline = main.deadline()
+        while True:
+            zk_session = main.zk_session
+            try:
+                result = yield from steps(deadline)
+            except Cut as cut:
+                if main.over or not cut.sent or main.is_late(deadline):
+                    raise cut_error(cut, what=what, write=False, closed=self._closed) from cut
+                continue
+            if main.zk_session == zk_session:
+                return result
+
+    def _write(
+        self,
+        owner: HasId | None,
+        what: str,
+        steps: Callable[[Connection, float, str | None], Steps[T]],
+    ) -> Future[T]:
+        if owner is None:
+            return drive(self._write_steps(self._main, None, what, steps))
+        session = self._sessions.get(owner.id)
+        if session is None or session.connection.over:
+            return failed(session_lost(owner.id, what))
+        return drive(self._write_steps(session.connection, owner.id, what, steps))
+
+    def _write_steps(
+        self,
+        connection: Connection,
+        owner_id: str | None,
+        what: str,
+        steps: Callable[[Connection, float, str | None], Steps[T]],
+    ) -> Steps[T]:
+        deadline = connection.deadline()
+        while True:
+            if connection.evidence is None:
+                if owner_id is not None:
+                    raise session_lost(owner_id, what)
+                if self._closed:
+                    raise Closed(f"{what}: the store was closed; open a new one")
+                yield self._ready(deadline, what)
+            try:
+                return (yield from steps(connection, deadline, owner_id))
+            except EvidenceGone:
+                with self._lock:
+                    self._readying = None
+
+    def _ready(self, deadline: float, what: str) -> Future[None]:
+        """The main connection gets its evidence; concurrent first writes share the work."""
+        with self._lock:
+            if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
+                return self._readying
+            readying: Future[None] = Future()
+            self._readying = readying
+        path = self._layout.writer(uuid.uuid4().hex)
+        prepared = drive(self._writer.prepare(self._main, path, deadline, what))
+        prepared.add_done_callback(lambda done: _pass_on(done, readying))
+        return readying
+
+    def _sweep_later(self, keys: Iterable[str]) -> None:
+        """Remove empty parents soon, many at once."""
+        with self._lock:
+            begin = not self._emptied
+            self._emptied.update(keys)
+            if not begin or not self._emptied or self._closed:
+                return
+        self._ticker.later(_SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        with self._lock:
+            keys, self._emptied = self._emptied, set()
+        if keys and not self._closed:
+            drive(self._writer.sweep(self._main, keys, self._main.deadline()))
+
+
+def _kazoo_options(url: StoreURL) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if url.user is not None:
+        options["auth_data"] = {("digest", f"{url.user}:{url.password or ''}")}
+    files = {"ca": "tls_ca", "certfile": "tls_cert", "keyfile": "tls_key"}
+    given = {ours: url.options[name] for ours, name in files.items() if name in url.options}
+    if given:
+        options |= {"use_ssl": True, "verify_certs": True, "check_hostname": True, **given}
+    return options
+
+
+def _ending(call: Future[Any]) -> Future[Any]:
+    return call
+
+
+def _pass_on(done: Future[int], waiting: Future[None]) -> None:
+    error = done.exception()
+    if error is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(None)

@@ -1,0 +1,395 @@
+"""A ZooKeeper session that answers with futures: deadlines, the outbox, and writes whose outcome gets known.
+
+Every request ends by its deadline: with the server's reply, or with ``Cut`` that says whether it was ever sent. What
+was not sent waits for the next connection. Reads that must be linearizable ride behind a check-only multi on the same
+connection. Each write sets a znode of this session, the *evidence*, to its own number. When a reply is lost, the
+session's next connection begins with a check-only multi (what the old connection sent is now either applied or refused)
+and a read of the evidence:
+
+    evidence == number   it was applied, at the evidence's mzxid
+    evidence <  number   it was not, and cannot be any more: it is sent again, in its old place
+    evidence >  number   a later one was applied; this one is left unknown
+
+docs/design/0005 has the whole protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import threading
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kazoo.exceptions import SessionExpiredError
+
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.link import Link
+from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from latchwork.backends.zookeeper.ticker import Ticker
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_NUMBER = struct.Struct("!q")
+#: Goes through the leader's pipeline like a write; whatever it answers, what follows on the connection is not stale.
+_BARRIER = wire.multi([wire.check("/")])
+_SWEEP_S = 0.1
+
+
+class Cut(Exception):  # noqa: N818 - internal; never reaches a caller
+    """No reply came.
+
+    Attributes:
+        sent: it was sent, and its outcome is unknown; False: it was not, and never will be.
+        over: the ZooKeeper session has ended, or the connection was closed; False: the deadline passed.
+    """
+
+    def __init__(self, *, sent: bool, over: bool) -> None:
+        super().__init__("no reply")
+        self.sent = sent
+        self.over = over
+
+
+class EvidenceGone(Exception):  # noqa: N818 - internal
+    """The session has no evidence znode (yet, or any more); nothing was written."""
+
+
+class Call(Future[Reply]):
+    """One request and its reply to come."""
+
+    def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
+        super().__init__()
+        self.kind = kind
+        self.payload = payload
+        self.deadline = deadline
+        self.number = number  # of a write with evidence; else 0
+        self.epoch = 0  # of the connection it was sent on last; 0: never sent
+        self.sent_at = 0.0
+        self.barrier: Call | None = None
+        self.hold: Callable[[Call], bool] | None = None
+
+    def answer(self, reply: Reply) -> None:
+        """Take the reply, unless the deadline came first."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_result(reply)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End without a reply; called so by kazoo when the connection ends. A write may be held back to be settled."""
+        if isinstance(exception, Cut):
+            end: Cut = exception
+        else:
+            end = Cut(sent=True, over=isinstance(exception, SessionExpiredError))
+            if not end.over and self.hold is not None and self.hold(self):
+                return
+        with contextlib.suppress(InvalidStateError):
+            super().set_exception(end)
+
+    @property
+    def linearizable(self) -> bool:
+        """The barrier before it was answered on the same connection."""
+        barrier = self.barrier
+        return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None
+
+
+class Listener(Protocol):
+    """Told on the connection's thread; must not block."""
+
+    def on_up(self) -> None:
+        """Connected; nothing has been sent on this connection yet."""
+        ...
+
+    def on_event(self, kind: int, path: str) -> None:
+        """A watch fired."""
+        ...
+
+    def on_expired(self) -> bool:
+        """The server ended the session. True: that was all; False: go on with a new one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all connections of a store share."""
+
+    hosts: tuple[tuple[str, int], ...]
+    options: dict[str, Any] = field(repr=False)
+    connect_timeout_s: float
+    call_timeout_s: float
+    clock: Clock
+    ticker: Ticker
+
+
+class Connection:
+    """One ZooKeeper session, or one after the other, with its thread. Safe to share."""
+
+    def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
+        self._settings = settings
+        self._clock = settings.clock
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._outbox: deque[Call] = deque()
+        self._outstanding: list[Call] = []
+        self._unsettled: list[Call] = []
+        self._barrier: Call | None = None
+        self._woken = self._sweeping = self._over = False
+        self._number = 0
+        self._epoch = 0
+        self._up = False
+        self.evidence: str | None = None
+        self.ttl_s = ttl_s
+        self.zk_session = 0
+        self.opened_at = 0.0
+        self.first_up: Future[None] = Future()
+        self._link = Link(settings.hosts, ttl_s, settings.options, self, settings.clock, name)
+
+    # Asking.
+
+    def start(self) -> None:
+        """Connect in the background; ``first_up`` ends when there is a session, or with ``Cut`` when never."""
+        self._link.start()
+
+    @property
+    def up(self) -> bool:
+        """Connected, as far as is known here."""
+        return self._up
+
+    @property
+    def over(self) -> bool:
+        """Closed, or ended by the server: nothing will be sent any more."""
+        return self._over
+
+    def deadline(self) -> float:
+        """For a call that starts now."""
+        return self._clock.now() + self._settings.call_timeout_s
+
+    def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Call:
+        """Send one request."""
+        call = Call(kind, payload, deadline or self.deadline())
+        self._submit(call)
+        return call
+
+    def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Call:
+        """Send a read behind a barrier; believe the reply only if ``linearizable``."""
+        call = Call(kind, payload, deadline or self.deadline())
+        self._submit(call, barrier=True)
+        return call
+
+    def confirm(self, deadline: float | None = None) -> Call:
+        """A barrier alone: answered only by a quorum, after every event committed before it was sent."""
+        return self.call(MULTI, _BARRIER, deadline)
+
+    def write(self, parts: list[bytes], deadline: float) -> Call:
+        """Send a multi with evidence added as its last part.
+
+        Raises:
+            EvidenceGone: there is none; see ``Writer.prepare``.
+        """
+        evidence = self.evidence
+        if evidence is None:
+            raise EvidenceGone
+        call = Call(MULTI, b"", deadline)
+        call.hold = self._hold
+        self._submit(call, head=(b"".join(parts), evidence))
+        return call
+
+    def is_late(self, deadline: float) -> bool:
+        """The deadline has passed."""
+        return self._clock.now() >= deadline
+
+    def _submit(self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None) -> None:
+        with self._lock:
+            wake = not self._woken
+            sweep = not self._sweeping
+            over = self._over
+            if not over:
+                if head is not None:
+                    self._stamp(call, *head)
+                if barrier:
+                    call.barrier = self._share_barrier(call.deadline)
+                self._outbox.append(call)
+                self._outstanding.append(call)
+                self._woken = self._sweeping = True
+        if over:
+            call.set_exception(Cut(sent=False, over=True))
+            return
+        if wake:
+            self._link.wake()
+        if sweep:
+            self._settings.ticker.later(_SWEEP_S, self._sweep)
+
+    def _stamp(self, call: Call, head: bytes, evidence: str) -> None:
+        self._number += 1
+        call.number = self._number
+        call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
+
+    def _share_barrier(self, deadline: float) -> Call:
+        """One barrier serves all reads that are asked for before it is sent."""
+        if self._barrier is None or self._barrier.epoch or self._barrier.done():
+            self._barrier = Call(MULTI, _BARRIER, deadline)
+            self._outbox.append(self._barrier)
+            self._outstanding.append(self._barrier)
+        return self._barrier
+
+    # Ending.
+
+    def finish(self, deadline: float) -> Call:
+        """End the ZooKeeper session as soon as the server is reached; nothing can be asked afterwards."""
+        call = Call(CLOSE, b"", deadline)
+        self._submit(call)
+        with self._lock:
+            self._over = True
+        return call
+
+    def abandon(self) -> None:
+        """Stop without telling the server; the session runs out there."""
+        with self._lock:
+            self._over = True
+        self._link.stop()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; True when it has."""
+        return self._link.join(timeout_s)
+
+    # Told by the link, on its thread.
+
+    def take(self, most_bytes: int) -> Sequence[Call]:
+        """The next requests to send, marked as sent."""
+        batch: list[Call] = []
+        size = 0
+        now = self._clock.now()
+        with self._lock:
+            self._woken = False
+            while self._outbox and size < most_bytes:
+                call = self._outbox.popleft()
+                if not call.done():
+                    call.epoch, call.sent_at = self._epoch, now
+                    batch.append(call)
+                    size += len(call.payload) + 12
+            again = self._woken = bool(self._outbox)
+        if again:
+            self._link.wake()
+        return batch
+
+    def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
+        """Look for the evidence of unsettled writes first, then let the listener send, then everybody."""
+        self._link.ask_for(granted_s)
+        with self._lock:
+            self._epoch += 1
+            self._up = True
+            self._barrier = None
+            if session_id != self.zk_session:
+                self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
+            settle = self._settle_calls() if self._unsettled else []
+            self._outbox.extendleft(reversed(settle))
+            self._outstanding.extend(settle)
+        for call in settle[1:]:
+            call.add_done_callback(self._settle)
+        self._listener.on_up()
+        with contextlib.suppress(InvalidStateError):
+            self.first_up.set_result(None)
+        self._link.wake()
+
+    def went_down(self) -> None:
+        """Writes in flight were held already."""
+        self._up = False
+
+    def expired(self) -> bool:
+        """Nothing can be settled without the session that owned the evidence."""
+        with self._lock:
+            self._up = False
+            self.evidence = None
+            unsettled, self._unsettled = self._unsettled, []
+        stop = self._listener.on_expired()
+        with self._lock:
+            stop = self._over = self._over or stop
+        for call in unsettled:
+            call.set_exception(Cut(sent=True, over=True))
+        if stop:
+            self._fail_unsent()
+        return stop
+
+    def ended(self) -> None:
+        """The link's thread is over, for whatever reason."""
+        with self._lock:
+            self._up = False
+            self._over = True
+            unsettled, self._unsettled = self._unsettled, []
+        for call in unsettled:
+            call.set_exception(Cut(sent=True, over=True))
+        self._fail_unsent()
+        with contextlib.suppress(InvalidStateError):
+            self.first_up.set_exception(Cut(sent=False, over=True))
+
+    def event(self, kind: int, path: str) -> None:
+        """A watch fired."""
+        self._listener.on_event(kind, path)
+
+    def _fail_unsent(self) -> None:
+        with self._lock:
+            unsent = list(self._outbox)
+            self._outbox.clear()
+        for call in unsent:
+            call.set_exception(Cut(sent=call.epoch > 0, over=True))
+
+    # Settling.
+
+    def _hold(self, call: Call) -> bool:
+        """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
+        with self._lock:
+            if self._over or self.evidence is None or call.done():
+                return False
+            self._unsettled.append(call)
+            return True
+
+    def _settle_calls(self) -> list[Call]:
+        deadline = max(call.deadline for call in self._unsettled)
+        read = Call(GET_DATA, wire.path_and_flag(self.evidence or "/"), deadline)
+        read.barrier = Call(MULTI, _BARRIER, deadline)
+        return [read.barrier, read]
+
+    def _settle(self, read: Future[Reply]) -> None:
+        assert isinstance(read, Call)
+        if read.exception() is not None or not read.linearizable:
+            return  # cut again: the next connection asks again
+        reply = read.result()
+        found = wire.parse_data(reply.body)[0] if reply.error == OK else None
+        reached = _NUMBER.unpack(found.data)[0] if found is not None and found.data else 0
+        with self._lock:
+            unsettled, self._unsettled = self._unsettled, []
+            again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]
+            for call in again:
+                call.epoch = 0  # as if it had never been sent
+            self._outbox.extendleft(reversed(again))
+        for call in unsettled:
+            if found is not None and call.number == reached:
+                call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
+            elif found is None or call.number < reached:
+                call.set_exception(Cut(sent=True, over=False))
+        self._link.wake()
+
+    # Deadlines.
+
+    def _sweep(self) -> None:
+        now = self._clock.now()
+        late: list[Call] = []
+        with self._lock:
+            self._outstanding = [call for call in self._outstanding if not call.done()]
+            late = [call for call in self._outstanding if call.deadline <= now]
+            again = self._sweeping = bool(self._outstanding)
+            cuts = [(call, Cut(sent=call.epoch > 0, over=False)) for call in late]
+            if late:
+                doomed = set(map(id, late))
+                self._outbox = deque(call for call in self._outbox if id(call) not in doomed)
+                self._unsettled = [call for call in self._unsettled if id(call) not in doomed]
+        for call, cut in cuts:
+            call.set_exception(cut)
+        if again:
+            self._settings.ticker.later(_SWEEP_S, self._sweep)

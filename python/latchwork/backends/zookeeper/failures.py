@@ -1,0 +1,61 @@
+"""The one seam where lost connections and ZooKeeper's error codes become latchwork's errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latchwork.backends.zookeeper import wire
+from latchwork.errors import (
+    Closed,
+    InvalidKey,
+    LatchworkError,
+    OutcomeUnknown,
+    PermissionDenied,
+    QuotaExceeded,
+    SessionLost,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from latchwork.backends.zookeeper.connection import Cut
+
+
+def cut_error(
+    cut: Cut, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
+) -> LatchworkError:
+    """What to tell the caller of a request that got no reply.
+
+    Args:
+        cut: how it ended.
+        what: the call and its key, such as ``put 'a/b'``.
+        write: it could have changed something.
+        session_id: whose connection it was, unless the store's own.
+        closed: the store was closed.
+    """
+    if write and cut.sent:
+        return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
+    if cut.over and session_id is not None:
+        return session_lost(session_id, what)
+    if cut.over and closed:
+        return Closed(f"{what}: the store was closed; open a new one")
+    return Unavailable(f"{what}: no ZooKeeper server answered in time; nothing was changed, try again")
+
+
+def session_lost(session_id: str, what: str) -> SessionLost:
+    """The error of every call of a session that has ended."""
+    return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
+
+
+def code_error(code: int, *, what: str, key: str) -> LatchworkError:
+    """What to tell the caller of a request that the server refused; nothing of it was done."""
+    if code == wire.NO_AUTH:
+        return PermissionDenied(f"{what}: this account has no right to do that to {key!r}; fix its ACL or the account")
+    if code == wire.INVALID_ACL:
+        return PermissionDenied(
+            f"{what}: the server refused the ACL; acl=creator needs a user and a password in the URL"
+        )
+    if code == wire.EPHEMERAL_PARENT:
+        return InvalidKey(f"{key!r} lies below a session-bound key; session-bound keys are leaves")
+    if code == wire.QUOTA_EXCEEDED:
+        return QuotaExceeded(f"{what}: a quota set on the server for {key!r} is used up; raise it or delete keys")
+    return Unavailable(f"{what}: the ZooKeeper server refused with error {code}; nothing was changed, try again")

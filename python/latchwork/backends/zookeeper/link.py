@@ -1,0 +1,291 @@
+"""kazoo's connection loop with our own sending and receiving: the only file that knows kazoo's insides.
+
+kazoo does the handshake, authentication, pings and reconnecting. Requests wait in our outbox (``connection.py``), not in
+kazoo's queue: what has not been sent survives a reconnect and is never failed as if it had been. Several requests share
+a system call in both directions. No future of ours runs on a kazoo queue thread, so there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from latchwork.clock import Clock
+
+_RECEIVE_BYTES = 262_144
+_BATCH_BYTES = 65_536
+_MAX_XID = 2_147_483_647
+#: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
+_TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
+
+#: kazoo warns of every reconnect; we recover by ourselves and say so in our own words.
+_kazoo_log = logging.getLogger("latchwork.backends.zookeeper.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+
+class Sent(Protocol):
+    """A request on its way: what the connection loop needs to know of it."""
+
+    kind: int
+    payload: bytes
+
+    def answer(self, reply: Reply) -> None:
+        """Take the server's reply."""
+        ...
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Take the end of the connection; kazoo calls it so."""
+        ...
+
+
+class LinkOwner(Protocol):
+    """Told by the link, on its own thread."""
+
+    def take(self, most_bytes: int) -> Sequence[Sent]:
+        """The next requests to send."""
+        ...
+
+    def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
+        """A session is established or regained; nothing has been sent yet."""
+        ...
+
+    def went_down(self) -> None:
+        """The connection broke; the session may go on."""
+        ...
+
+    def expired(self) -> bool:
+        """The server ended the session. True: stop; False: open a new one."""
+        ...
+
+    def ended(self) -> None:
+        """The thread is about to end."""
+        ...
+
+    def event(self, kind: int, path: str) -> None:
+        """A watch fired."""
+        ...
+
+
+class Link:
+    """One kazoo client: one ZooKeeper session at a time, one thread.
+
+    Args:
+        hosts: tried in random order.
+        ttl_s: session timeout to ask for.
+        options: ``auth_data``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile`` for kazoo.
+        owner: takes what happens.
+        clock: stamps the handshakes.
+        name: of the thread.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[tuple[str, int]],
+        ttl_s: float,
+        options: dict[str, Any],
+        owner: LinkOwner,
+        clock: Clock,
+        name: str,
+    ) -> None:
+        handler = _Handler(name, _TLS_CONNECT_S if options.get("use_ssl") else _TCP_CONNECT_S)
+        self._client = KazooClient(
+            hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts),
+            timeout=ttl_s,
+            handler=handler,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.25, sleep_func=handler.sleep_func),
+            logger=_kazoo_log,
+            **options,
+        )
+        self._loop = _Loop(self._client, owner, clock)
+        self._client._connection = self._loop  # noqa: SLF001 - kazoo has no other way to replace it
+        self._client.add_listener(self._on_state)
+        self._owner = owner
+
+    def start(self) -> None:
+        """Connect, and keep connected, in the background."""
+        self._client.start_async()
+
+    def wake(self) -> None:
+        """Have the loop look into the outbox."""
+        with contextlib.suppress(OSError, AttributeError):  # closed: nobody is left to wake
+            self._loop._write_sock.send(b"\0")  # noqa: SLF001
+
+    def stop(self) -> None:
+        """End the thread without telling the server; does not wait."""
+        self._client._stopped.set()  # noqa: SLF001
+        self._loop.cut()
+        self.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; True when it is gone, and everything it used is closed."""
+        thread = self._loop.thread
+        if thread is None or thread is threading.current_thread():
+            return thread is None
+        thread.join(timeout_s)
+        if thread.is_alive():
+            return False
+        self._client.handler.stop()
+        self._client._stopped.set()  # noqa: SLF001
+        self._loop.close()
+        return True
+
+    def ask_for(self, ttl_s: float) -> None:
+        """Session timeout for the next handshakes."""
+        self._client._session_timeout = int(ttl_s * 1000)  # noqa: SLF001
+
+    def _on_state(self, state: KazooState) -> None:
+        if state == KazooState.SUSPENDED:
+            self._owner.went_down()
+        elif state == KazooState.LOST and self._client.client_state == KeeperState.EXPIRED_SESSION:
+            if self._owner.expired():
+                self._client._stopped.set()  # noqa: SLF001 - the loop sees it before it would connect again
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Threads with a name, and none for callbacks; connects that give up early."""
+
+    def __init__(self, name: str, connect_s: float) -> None:
+        super().__init__()
+        self._name = name
+        self._connect_s = connect_s
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def spawn(self, func: Callable[..., None], *args: object, **kwargs: object) -> threading.Thread:
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name=self._name, daemon=True)
+        thread.start()
+        return thread
+
+    def create_connection(self, *args: object, **kwargs: Any) -> socket.socket:
+        kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_s, self._connect_s)
+        connection: socket.socket = super().create_connection(*args, **kwargs)
+        return connection
+
+    def select(
+        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """As kazoo's, for sockets of any number, without building a selector for every wait."""
+        poll = select.poll()
+        by_number: dict[int, Any] = {}
+        for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+            for each in sockets:
+                by_number[each.fileno()] = each
+                poll.register(each, mask)
+        ready = [by_number[number] for number, _ in poll.poll(None if timeout is None else max(0.0, timeout) * 1000)]
+        return [each for each in ready if each in readers], [each for each in ready if each in writers], []
+
+
+class _Loop(ConnectionHandler):  # type: ignore[misc]
+    def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=_kazoo_log)  # noqa: SLF001
+        self._owner = owner
+        self._clock = clock
+        self._unread = bytearray()
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        routine: threading.Thread | None = self._connection_routine
+        return routine
+
+    def cut(self) -> None:
+        """Break the connection from any thread."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(2)
+
+    def zk_loop(self) -> None:
+        try:
+            super().zk_loop()
+        finally:
+            self._owner.ended()
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        self._unread.clear()
+        sent_at = self._clock.now()
+        read_ms, connect_ms = super()._connect(host, hostip, port)
+        session_id = self.client._session_id or 0  # noqa: SLF001
+        self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
+        return read_ms, connect_ms
+
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(4096)
+        batch = bytearray()
+        for sent in self._owner.take(_BATCH_BYTES):
+            self._xid = self._xid % _MAX_XID + 1
+            batch += REQUEST_HEAD.pack(len(sent.payload) + 8, self._xid, sent.kind)
+            batch += sent.payload
+            self.client._pending.append((sent, sent, self._xid))  # noqa: SLF001
+        if batch:
+            self._write(batch, connect_timeout)
+
+    def _read_socket(self, _read_timeout: float) -> object:
+        self._receive()
+        unread = self._unread
+        at, end = 0, len(unread)
+        try:
+            while end - at >= 4:
+                (size,) = INT.unpack_from(unread, at)
+                if end - at - 4 < size:
+                    break
+                frame = bytes(unread[at + 4 : at + 4 + size])
+                at += 4 + size
+                if self._take_frame(frame) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
+        finally:
+            del unread[:at]
+        return None
+
+    def _receive(self) -> None:
+        """Read what is there, and all of it when TLS holds some back."""
+        with self._socket_error_handling():
+            while True:
+                try:
+                    chunk = self._socket.recv(_RECEIVE_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return
+                if not chunk:
+                    raise ConnectionDropped("the server closed the connection")
+                self._unread += chunk
+                if not (hasattr(self._socket, "pending") and self._socket.pending()):
+                    return
+
+    def _take_frame(self, frame: bytes) -> object:
+        xid, zxid, error = REPLY_HEAD.unpack_from(frame, 0)
+        if xid == PING_XID:
+            self.ping_outstanding.clear()
+        elif xid == WATCH_XID:
+            kind, _ = EVENT_HEAD.unpack_from(frame, 16)
+            self._owner.event(kind, parse_text(frame, 24)[0])
+        elif xid != AUTH_XID:
+            return self._take_reply(xid, Reply(error, zxid, frame[16:]))
+        return None
+
+    def _take_reply(self, xid: int, reply: Reply) -> object:
+        client = self.client
+        if not client._pending or client._pending[0][2] != xid:  # noqa: SLF001
+            raise ConnectionDropped("the server answered out of order")
+        sent = client._pending.popleft()[0]  # noqa: SLF001
+        if reply.zxid > 0:
+            client.last_zxid = reply.zxid
+        sent.answer(reply)
+        return CLOSE_RESPONSE if sent.kind == CLOSE else None

@@ -1,0 +1,189 @@
+"""Keys as znodes: where they are, what their data look like, what was seen of them.
+
+    /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: an implied parent
+    /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid
+    /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart
+    /<root>/@gen/<00..3f>    one guard for each bucket of keys: its version grows with every deletion in the bucket
+    /<root>/@s/<session>     ephemeral: the session lives; data: the number of its last write
+    /<root>/@w/<uuid>        ephemeral: data: the number of the last write of a store's own connection
+
+Keys have no "#", so that the names with one are ours on every level. An implied parent is created and set once in the
+same multi: **a znode of version 0 is a key**. docs/design/0005 has the protocol built on this.
+
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.types import Entry
+
+if TYPE_CHECKING:
+    from latchwork.backends.zookeeper.wire import Data
+
+BUCKETS = 64
+BORN, KEEP = "#born", "#keep"
+UNKNOWN = -1
+_PLAIN, _BOUND, _END = b"=", b"@", b"="
+_OWNER_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The opaque version of an entry: equal when ``mzxid`` is. The rest is what the next check of it needs.
+
+    Attributes:
+        mzxid: transaction that wrote it last: the entry's token.
+        data: dataVersion of the znode; UNKNOWN when the reply to the write was lost.
+        gen: version of the key's bucket guard at some time before this was read; UNKNOWN when it was not.
+        created: transaction that created the key.
+        owner: session it is bound to.
+        born: it has a ``#born`` node.
+    """
+
+    mzxid: int
+    data: int = field(compare=False)
+    gen: int = field(compare=False)
+    created: int = field(compare=False)
+    owner: str | None = field(compare=False)
+    born: bool = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"<version {self.mzxid}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Znode:
+    """What was seen of the znode at a key's path.
+
+    Attributes:
+        exists: there is a znode.
+        version: of the key; None: no key, so an implied parent if it exists.
+        data: dataVersion.
+        children: below it, our own ``#born`` not counted.
+        gen: version of the bucket's guard before it was read.
+        leaf: it is ephemeral: nothing can live below.
+    """
+
+    exists: bool
+    version: Version | None = None
+    data: int = UNKNOWN
+    children: int = 0
+    gen: int = UNKNOWN
+    leaf: bool = False
+
+
+def known_key(version: Version) -> Znode:
+    """A key seen earlier, taken to be without children until a reply says otherwise."""
+    return Znode(True, version, version.data, 0, version.gen, version.owner is not None)  # noqa: FBT003
+
+
+def encode(value: bytes, owner: str | None) -> bytes:
+    """Data of a key's znode."""
+    return _PLAIN + value if owner is None else _BOUND + owner.encode() + _END + value
+
+
+def decode(data: bytes) -> tuple[bytes, str | None]:
+    """Value and owner; data that other programs wrote are taken as they are."""
+    if data[:1] == _PLAIN:
+        return data[1:], None
+    end = 1 + _OWNER_CHARS
+    if data[:1] == _BOUND and data[end : end + 1] == _END:
+        return data[end + 1 :], data[1:end].decode("ascii", "replace")
+    return data, None
+
+
+def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
+    """The entry of a znode; None when it is only an implied parent.
+
+    Args:
+        key: whose znode it is.
+        found: data and stat.
+        gen: version of the bucket's guard before that.
+        born: czxid of its ``#born`` node.
+    """
+    data, stat = found
+    if not data:
+        return None
+    value, owner = decode(data)
+    created = stat.czxid if born is None else born
+    version = Version(stat.mzxid, stat.version, gen, created, owner, born is not None)
+    return Entry(key, value, version, stat.mzxid, created, owner)
+
+
+def bucket(key: str) -> int:
+    """Which guard a key has."""
+    return zlib.crc32(key.encode()) % BUCKETS
+
+
+def parent(key: str) -> str:
+    """The key above; "" is the root."""
+    return key.rpartition("/")[0]
+
+
+def ancestors(key: str) -> list[str]:
+    """Keys above, the nearest first, without the root."""
+    found = []
+    while key := parent(key):
+        found.append(key)
+    return found
+
+
+def is_ours(name: str) -> bool:
+    """A znode below a key that is no key: ``#born`` or ``#keep``."""
+    return name[:1] == "#"
+
+
+class Layout:
+    """Paths of one root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = "/" + root
+        self.guards = [f"{self.root}/@gen/{number:02x}" for number in range(BUCKETS)]
+        self.folders = [f"{self.root}/@gen", f"{self.root}/@s", f"{self.root}/@w"]
+
+    def path(self, key: str) -> str:
+        """Where a key lives; "" is the root."""
+        return f"{self.root}/{key}" if key else self.root
+
+    def guard(self, key: str) -> str:
+        """The guard of a key's bucket."""
+        return self.guards[bucket(key)]
+
+    def born(self, key: str) -> str:
+        """Marks a key that came to life on an existing znode."""
+        return f"{self.path(key)}/{BORN}"
+
+    def keep(self, key: str) -> str:
+        """Marks a parent that is never removed."""
+        return f"{self.path(key)}/{KEEP}"
+
+    def marker(self, session_id: str) -> str:
+        """Lives as long as the session."""
+        return f"{self.root}/@s/{session_id}"
+
+    def writer(self, unique: str) -> str:
+        """Evidence of a store's own connection."""
+        return f"{self.root}/@w/{unique}"
+
+    def root_parts(self) -> list[str]:
+        """The root and what is above it, from the top."""
+        segments = self.root[1:].split("/")
+        return ["/" + "/".join(segments[: count + 1]) for count in range(len(segments))]
+
+    def key_of(self, path: str) -> str | None:
+        """The key whose state an event at this path may have changed; None for our own znodes and strangers."""
+        if path == self.root:
+            return None
+        if not path.startswith(self.root + "/"):
+            return None
+        key = path[len(self.root) + 1 :]
+        if key[:1] == "@":
+            return None
+        head, _, name = key.rpartition("/")
+        if is_ours(name):
+            return head if name == BORN and head else None
+        return key

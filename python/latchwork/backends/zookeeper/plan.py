@@ -1,0 +1,463 @@
+"""From checks, operations and what was seen of their keys to one multi that succeeds only if all of it still holds.
+
+Pure: no I/O, no clock. What was seen may be old (remembered, or carried by an entry's version); then a contradiction is
+no verdict yet but ``NeedStates``: read again. Only against freshly read states is a failing check a ``Conflict``.
+
+The guards that the multi carries, and the race each closes, are listed in docs/design/0005.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.nodes import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
+from latchwork.errors import Conflict, InvalidKey
+from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class NeedStates(Exception):  # noqa: N818 - a question, not an error
+    """What is known does not decide: read the states of all keys, and of these."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        super().__init__("states are needed")
+        self.keys = frozenset(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was seen before compiling.
+
+    Attributes:
+        nodes: by key; a key that is not in it was not looked at.
+        gone: sessions among those checked whose marker is gone.
+        fresh: all of it was read, linearizably, for this compilation.
+    """
+
+    nodes: Mapping[str, Znode]
+    gone: frozenset[str] = frozenset()
+    fresh: bool = False
+
+
+class Part(NamedTuple):
+    """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op, parent or tidy."""
+
+    role: str
+    key: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the entry of one Put or Create follows from the reply.
+
+    Attributes:
+        key, value, owner: of the entry.
+        at: index among the op parts of the setData whose stat tells the dataVersion; None: created, so 0.
+        created: None: by this multi.
+        born: the key has a ``#born`` node.
+    """
+
+    key: str
+    value: bytes
+    owner: str | None
+    at: int | None = None
+    created: int | None = None
+    born: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """A multi and what its success means.
+
+    Attributes:
+        parts: in the order of the multi, without the evidence.
+        outcomes: of Put and Create, in the order of the operations.
+        deleted: keys that Delete removes, in the order of the operations.
+        writes: it changes keys; else it only checks.
+        bumped: index of the setData on a bucket's guard, by bucket.
+        emptied: implied parents that may be childless afterwards.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    writes: bool = False
+    bumped: dict[int, int] = field(default_factory=dict)
+    emptied: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A znode as it will be after the operations so far."""
+
+    exists: bool
+    is_key: bool
+    children: int
+    seen: Znode | None  # None: nothing is known, it is taken to be there
+
+
+def compile_plan(
+    layout: Layout,
+    acl: bytes,
+    checks: Sequence[SimpleCheck],
+    ops: Sequence[Op],
+    known: Known,
+    *,
+    session_id: str | None = None,
+    tidy: bool = True,
+) -> Plan:
+    """The multi for these checks and operations.
+
+    Raises:
+        NeedStates: what is known does not suffice.
+        Conflict: a check does not hold, or a key to be created exists; only when ``known`` is fresh.
+        InvalidKey: a key below a session-bound one, or a binding of a key with others below; only when fresh.
+    """
+    compiler = _Compiler(layout, acl, known, {op.key for op in ops}, session_id)
+    for each in checks:
+        compiler.check(each)
+    for op in ops:
+        compiler.op(op)
+    return compiler.finish(tidy=tidy)
+
+
+class _Compiler:
+    def __init__(self, layout: Layout, acl: bytes, known: Known, touched: set[str], session_id: str | None) -> None:
+        self.layout = layout
+        self.acl = acl
+        self.known = known
+        self.touched = touched
+        self.session_id = session_id
+        self.nodes: dict[str, _Node] = {}
+        self.pinned: dict[str, int] = {}  # keys with an At check: their dataVersion
+        self.guards: dict[int, int] = {}  # version each bucket's guard must have
+        self.bumps: dict[int, None] = {}
+        self.markers: dict[str, None] = {}
+        self.checks: list[Part] = []
+        self.probes: dict[str, None] = {}
+        self.body: list[Part] = []
+        self.plan = Plan()
+
+    # Checks.
+
+    def check(self, check: SimpleCheck) -> None:
+        if isinstance(check, SessionAlive):
+            if check.session_id in self.known.gone:
+                raise Conflict(f"session {check.session_id} has ended; stop the work it protected", [check])
+            self.markers[check.session_id] = None
+        elif isinstance(check, At):
+            self._check_at(check)
+        elif isinstance(check, Exists):
+            self._check_exists(check)
+        else:
+            self._check_absent(check)
+
+    def _check_at(self, check: At) -> None:
+        version = check.version
+        if not isinstance(version, Version):
+            raise ValueError(  # noqa: TRY004 - a wrong value, not a wrong type, for the caller
+                f"version {version!r} of {check.key!r} did not come from this store; "
+                "read the key again with the store you write with"
+            )
+        seen = self._seen(check.key)
+        if seen.version != version:
+            self._refuse(f"{check.key!r} was written since it was read; read it again", check)
+        self._guard(check.key, seen)
+        self.pinned[check.key] = seen.data
+        if check.key not in self.touched:
+            self._add_check(check.key, seen.data)
+
+    def _check_exists(self, check: Exists) -> None:
+        seen = self._seen(check.key)
+        if seen.version is None:
+            self._refuse(f"{check.key!r} does not exist", check)
+        self._guard(check.key, seen)
+        if check.key not in self.touched:
+            self._add_check(check.key, -1)
+
+    def _check_absent(self, check: Absent) -> None:
+        seen = self.known.nodes.get(check.key)
+        if seen is not None and seen.version is not None:
+            self._refuse(f"{check.key!r} exists", check)
+        if check.key not in self.touched:
+            self._hold_absent(check.key, seen)
+
+    def _hold_absent(self, key: str, seen: Znode | None) -> None:
+        """Make the multi fail if the key exists by then."""
+        if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
+            self._guard(key, seen)
+            self._add_check(key, seen.data)
+            return
+        top = key
+        for above in ancestors(key):
+            node = self.known.nodes.get(above)
+            if node is not None and node.exists:
+                if node.leaf:
+                    self._hold_leaf(above, node)
+                    return
+                break
+            if node is not None:
+                top = above
+        self.probes[top] = None
+
+    def _hold_leaf(self, key: str, node: Znode) -> None:
+        """While this session-bound key is there nothing can be below it."""
+        if node.version is None:
+            raise NeedStates([key])
+        self._guard(key, node)
+        self._add_check(key, node.data)
+
+    def _add_check(self, key: str, version: int) -> None:
+        self.checks.append(Part("check", key, wire.check(self.layout.path(key), version)))
+
+    def _seen(self, key: str) -> Znode:
+        """What is known of a key whose state matters."""
+        seen = self.known.nodes.get(key)
+        if seen is None:
+            raise NeedStates([key])
+        return seen
+
+    def _refuse(self, message: str, failed: object) -> None:
+        if not self.known.fresh:
+            raise NeedStates
+        raise Conflict(message, [failed])
+
+    def _guard(self, key: str, seen: Znode) -> None:
+        """The znode seen is still the same one: nothing in its bucket was deleted, its session lives."""
+        number = bucket(key)
+        if seen.gen == UNKNOWN or seen.data == UNKNOWN or self.guards.setdefault(number, seen.gen) != seen.gen:
+            raise NeedStates([key])
+        owner = seen.version.owner if seen.version is not None else None
+        if owner is not None and owner != self.session_id:
+            self.markers[owner] = None
+
+    def _bump(self, key: str) -> None:
+        self.bumps[bucket(key)] = None
+
+    # Operations.
+
+    def op(self, op: Op) -> None:
+        if isinstance(op, Delete):
+            self._delete(op)
+        elif isinstance(op, Create):
+            self._create(op)
+        else:
+            self._put(op)
+
+    def _node(self, key: str) -> _Node:
+        node = self.nodes.get(key)
+        if node is None:
+            seen = self.known.nodes.get(key)
+            if seen is None:
+                if self.known.fresh:
+                    raise NeedStates([key])
+                node = _Node(exists=True, is_key=False, children=1, seen=None)
+            else:
+                node = _Node(seen.exists, seen.version is not None, seen.children, seen)
+            self.nodes[key] = node
+        return node
+
+    def _create(self, op: Create) -> None:
+        if op.key not in self.known.nodes and not self.known.fresh:
+            self._make(op.key, op.value, self.session_id if op.session is not None else None)
+            return
+        node = self._node(op.key)
+        if node.is_key:
+            self._refuse(f"{op.key!r} exists already; put overwrites", op)
+        self._bring_to_life(op.key, op.value, node, bound=op.session is not None)
+
+    def _put(self, op: Put) -> None:
+        if op.key not in self.known.nodes and not self.known.fresh:
+            if len(self.touched) > 1:
+                raise NeedStates([op.key])
+            self._make(op.key, op.value, self.session_id if op.session is not None else None)
+            return
+        node = self._node(op.key)
+        seen = node.seen
+        if not node.is_key or seen is None or seen.version is None:
+            self._bring_to_life(op.key, op.value, node, bound=op.session is not None)
+        elif op.session is None or seen.version.owner == self.session_id:
+            self._overwrite(op, seen, seen.version)
+        else:
+            self._remove(op.key, node, seen, seen.version)
+            if node.exists:
+                raise self._has_descendants(op.key)
+            self._make(op.key, op.value, self.session_id)
+
+    def _overwrite(self, op: Put, seen: Znode, version: Version) -> None:
+        self._guard(op.key, seen)
+        data = encode(op.value, version.owner)
+        at = self._emit("op", op.key, wire.set_data(self.layout.path(op.key), data, self.pinned.get(op.key, -1)))
+        self.plan.outcomes.append(Outcome(op.key, op.value, version.owner, at, version.created, version.born))
+
+    def _bring_to_life(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
+        if not node.exists:
+            self._make(key, value, self.session_id if bound else None, node)
+            return
+        path = self.layout.path(key)
+        if bound and node.children > 0:
+            raise self._has_descendants(key)
+        if node.seen is None or not node.seen.exists:  # made in this multi, as somebody's parent
+            at = self._emit("op", key, wire.set_data(path, encode(value, None)))
+            node.is_key = True
+            self.plan.outcomes.append(Outcome(key, value, None, at))
+            return
+        self._guard(key, node.seen)
+        if bound:
+            self._emit("op", key, wire.delete(path, node.seen.data))
+            self._bump(key)
+            self._count(key, -1)
+            self._make(key, value, self.session_id, node)
+            return
+        at = self._emit("op", key, wire.set_data(path, encode(value, None), node.seen.data))
+        self._emit("op", key, wire.create(self.layout.born(key), b"", self.acl))
+        node.is_key = True
+        self.plan.outcomes.append(Outcome(key, value, None, at, None, born=True))
+
+    def _has_descendants(self, key: str) -> InvalidKey:
+        if not self.known.fresh:
+            raise NeedStates
+        return InvalidKey(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
+
+    def _make(self, key: str, value: bytes, owner: str | None, node: _Node | None = None) -> None:
+        """Create the znode, and the parents that are missing."""
+        self._need_parents(key)
+        flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
+        self._emit("op", key, wire.create(self.layout.path(key), encode(value, owner), self.acl, flags))
+        self._count(key, +1)
+        if node is not None:
+            node.exists = node.is_key = True
+        self.plan.outcomes.append(Outcome(key, value, owner))
+
+    def _need_parents(self, key: str) -> None:
+        missing = []
+        for above in ancestors(key):
+            node = self._node(above)
+            if node.exists:
+                if node.seen is not None and node.seen.leaf:
+                    raise below_session_bound(key, above)
+                break
+            missing.append(above)
+        for above in reversed(missing):
+            path = self.layout.path(above)
+            self._emit("parent", key, wire.create(path, b"", self.acl))
+            self._emit("parent", key, wire.set_data(path, b"", 0))  # so that version 0 stays for keys
+            node = self.nodes[above]
+            node.exists, node.children = True, 0
+            self._count(above, +1)
+
+    def _delete(self, op: Delete) -> None:
+        seen = self._seen(op.key)
+        node = self._node(op.key)
+        if node.is_key and seen.version is not None:
+            self._remove(op.key, node, seen, seen.version)
+            self.plan.deleted.append(op.key)
+        else:
+            self._hold_absent(op.key, seen)
+
+    def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
+        """Delete the key; its znode stays as an implied parent when others are below."""
+        path = self.layout.path(key)
+        if version.born:
+            self._emit("op", key, wire.delete(self.layout.born(key)))
+        pinned = self.pinned.get(key, -1)
+        if seen.data:
+            self._guard(key, seen)
+        else:
+            pinned = 0  # a znode of version 0 is a key, whichever: no guard is needed
+        self._bump(key)
+        if node.children > 0:
+            self._emit("op", key, wire.set_data(path, b"", pinned))
+            node.is_key = False
+        else:
+            self._emit("op", key, wire.delete(path, pinned))
+            node.exists = node.is_key = False
+            self._count(key, -1)
+            self.plan.emptied.update(ancestors(key)[:1])
+
+    def _count(self, key: str, change: int) -> None:
+        above = parent(key)
+        if above and (above in self.nodes or above in self.known.nodes):
+            self._node(above).children += change
+
+    def _emit(self, role: str, key: str, data: bytes) -> int:
+        self.plan.writes = True
+        self.body.append(Part(role, key, data))
+        return len(self.body) - 1
+
+    # Together.
+
+    def finish(self, *, tidy: bool) -> Plan:
+        if tidy and self.known.fresh:
+            for key in sorted(self.plan.emptied, key=len, reverse=True):
+                self._tidy(key)
+        plan = self.plan
+        for number, gen in self.guards.items():
+            if number not in self.bumps:
+                plan.parts.append(Part("guard", "", wire.check(self.layout.guards[number], gen)))
+        for number in self.bumps:
+            plan.bumped[number] = len(plan.parts)
+            bump = wire.set_data(self.layout.guards[number], b"", self.guards.get(number, -1))
+            plan.parts.append(Part("guard", "", bump))
+        plan.parts.extend(Part("marker", each, wire.check(self.layout.marker(each))) for each in self.markers)
+        plan.parts.extend(self.checks)
+        for key in self.probes:
+            path = self.layout.path(key)
+            plan.parts.append(Part("probe", key, wire.create(path, b"=", self.acl)))
+            plan.parts.append(Part("probe", key, wire.delete(path)))
+        for outcome in plan.outcomes:
+            if outcome.at is not None:
+                outcome.at += len(plan.parts)
+        plan.parts.extend(self.body)
+        return plan
+
+    def _tidy(self, key: str) -> None:
+        """Remove implied parents that the operations leave without children."""
+        while key:
+            node = self.nodes.get(key) or (self._node(key) if key in self.known.nodes else None)
+            seen = node.seen if node is not None else None
+            if node is None or seen is None or not node.exists or node.is_key or node.children > 0 or seen.leaf:
+                return
+            if key in self.touched:
+                return  # its version changes in this multi: the sweep finds it
+            try:
+                self._guard(key, seen)
+            except NeedStates:
+                return  # created in this multi, or in a bucket seen at two versions: the sweep finds it
+            self._bump(key)
+            self._emit("tidy", key, wire.delete(self.layout.path(key), seen.data))
+            node.exists = False
+            self._count(key, -1)
+            self.plan.emptied.discard(key)
+            key = parent(key)
+
+
+def below_session_bound(key: str, above: str) -> InvalidKey:
+    """The error for a key below a session-bound one."""
+    return InvalidKey(f"{key!r} lies below {above!r}, which is bound to a session; session-bound keys are leaves")
+
+
+def entries_of(plan: Plan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
+    """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
+
+    Args:
+        plan: what was sent.
+        results: one for each part, or none at all.
+        token: zxid of the multi.
+        gens: version of each outcome's bucket guard, before or in this multi.
+    """
+    entries = []
+    for outcome in plan.outcomes:
+        data, gen = 0, gens.get(bucket(outcome.key), UNKNOWN)
+        if outcome.at is not None:
+            stat = results[outcome.at] if results else None
+            data = stat.version if isinstance(stat, wire.Stat) else UNKNOWN
+        created = token if outcome.created is None else outcome.created
+        version = Version(token, data, gen, created, outcome.owner, outcome.born)
+        entries.append(Entry(outcome.key, outcome.value, version, token, created, outcome.owner))
+    return tuple(entries)

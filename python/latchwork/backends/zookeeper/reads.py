@@ -1,0 +1,400 @@
+"""Reading: one key, many, a level, a subtree; and the states a transaction is compiled from.
+
+Every read that is not ``stale_ok`` rides behind a barrier on the same connection. Many keys are read by one request,
+sized so that answers stay near half a megabyte. A key with children needs a second look, at its ``#born``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.failures import code_error
+from latchwork.backends.zookeeper.nodes import (
+    BUCKETS,
+    UNKNOWN,
+    Layout,
+    Version,
+    Znode,
+    ancestors,
+    bucket,
+    is_ours,
+    read_entry,
+)
+from latchwork.backends.zookeeper.plan import Known
+from latchwork.backends.zookeeper.wire import EXISTS, GET_CHILDREN, GET_DATA, MULTI_READ, NO_NODE, OK, Data, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.zookeeper.connection import Call, Connection
+    from latchwork.types import Entry
+
+_ANSWER_BYTES = 524_288
+_FIRST_BATCH, _LARGEST_BATCH = 64, 1000
+_IN_FLIGHT = 4
+_ATTEMPTS = 50
+
+
+class Reader:
+    """Reads through any connection, as steps that raise ``Cut`` when it breaks: whoever drives them starts anew.
+
+    Safe to share.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._gens = [UNKNOWN] * BUCKETS
+
+    # Guards.
+
+    def learn(self, number: int, gen: int) -> None:
+        """A bucket's guard has had this version."""
+        self._gens[number] = max(self._gens[number], gen)
+
+    def gens(self) -> list[int]:
+        """For each bucket a version its guard has reached by now; valid with whatever is read or written from now."""
+        return self._gens.copy()
+
+    # One key.
+
+    def get(self, connection: Connection, key: str, deadline: float) -> Steps[Entry | None]:
+        """A linearizable read."""
+        payload = wire.multi([wire.read_data(self._layout.guard(key)), wire.read_data(self._layout.path(key))])
+        call = connection.read(MULTI_READ, payload, deadline)
+        reply = yield call
+        while not call.linearizable:
+            call = connection.read(MULTI_READ, payload, deadline)
+            reply = yield call
+        guard, found = wire.parse_multi_read(reply.body)
+        gen = UNKNOWN
+        if isinstance(guard, Data):
+            gen = guard.stat.version
+            self.learn(bucket(key), gen)
+        if not isinstance(found, Data):
+            self._refuse(found, "get", key)
+            return None
+        if not found.stat.children or not found.data:
+            return read_entry(key, found, gen)
+        entries = yield from self.get_many(connection, [key], deadline)
+        return entries[0]
+
+    def get_stale(self, connection: Connection, key: str, deadline: float) -> Steps[Entry | None]:
+        """A read of whatever the connected server has. The version makes any check read the key again first."""
+        reply: Reply = yield connection.call(GET_DATA, wire.path_and_flag(self._layout.path(key)), deadline)
+        if reply.error != OK:
+            self._refuse(reply.error, "get", key)
+            return None
+        found = wire.parse_data(reply.body)[0]
+        if not found.stat.children or not found.data:
+            return read_entry(key, found)
+        entries = yield from self.get_many(connection, [key], deadline)
+        return entries[0]
+
+    # Many keys.
+
+    def get_many(self, connection: Connection, keys: Sequence[str], deadline: float) -> Steps[list[Entry | None]]:
+        """Each linearizable, in order."""
+        gens = self.gens()
+        yield connection.confirm(deadline)
+        return (yield from self.read_keys(connection, keys, gens, deadline))
+
+    def read_with_guards(
+        self, connection: Connection, keys: Sequence[str], deadline: float
+    ) -> Steps[list[Entry | None]]:
+        """Like ``read_keys``, without a barrier: the guards are read first, as old as the connected server is."""
+        buckets = sorted({bucket(key) for key in keys})
+        guards = yield from self._read_data(connection, [self._layout.guards[number] for number in buckets], deadline)
+        gens = [UNKNOWN] * BUCKETS
+        for number, guard in zip(buckets, guards):
+            if isinstance(guard, Data):
+                gens[number] = guard.stat.version
+        return (yield from self.read_keys(connection, keys, gens, deadline))
+
+    def read_keys(
+        self, connection: Connection, keys: Sequence[str], gens: list[int], deadline: float
+    ) -> Steps[list[Entry | None]]:
+        """Entries as the connected server has them, in order; None for what is no key.
+
+        Args:
+            connection: to read through.
+            keys: full keys.
+            gens: as they were before the barrier; UNKNOWN where there was none.
+            deadline: of the whole.
+        """
+        found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
+        entries: list[Entry | None] = []
+        parents = []
+        for index, (key, each) in enumerate(zip(keys, found)):
+            if isinstance(each, Data):
+                if each.stat.children and each.data:
+                    parents.append(index)
+                entries.append(read_entry(key, each, gens[bucket(key)]))
+            else:
+                self._refuse(each, "read", key)
+                entries.append(None)
+        for _ in range(_ATTEMPTS):
+            if not parents:
+                break
+            parents = yield from self._look_for_born(connection, keys, entries, parents, gens, deadline)
+        return entries
+
+    def _look_for_born(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        keys: Sequence[str],
+        entries: list[Entry | None],
+        parents: list[int],
+        gens: list[int],
+        deadline: float,
+    ) -> Steps[list[int]]:
+        """Complete the entries with children; those that changed between the looks are returned, to be looked at again."""
+        paths = [self._layout.born(keys[index]) for index in parents] + [
+            self._layout.path(keys[index]) for index in parents
+        ]
+        found = yield from self._read_data(connection, paths, deadline)
+        again = []
+        for index, born, now in zip(parents, found, found[len(parents) :]):
+            key, before = keys[index], entries[index]
+            if not isinstance(now, Data):
+                entries[index] = None
+                continue
+            czxid = born.stat.czxid if isinstance(born, Data) else None
+            entry = entries[index] = read_entry(key, now, gens[bucket(key)], czxid)
+            if entry is not None and before is not None and entry.token != before.token:
+                again.append(index)
+        return again
+
+    def _read_data(
+        self, connection: Connection, paths: Sequence[str], deadline: float
+    ) -> Steps[list[Data | list[str] | int]]:
+        return (yield from self._read_each(connection, [wire.read_data(path) for path in paths], deadline))
+
+    def _read_each(
+        self, connection: Connection, reads: Sequence[bytes], deadline: float
+    ) -> Steps[list[Data | list[str] | int]]:
+        """Many reads by few requests, a few of them in flight."""
+        results: list[Data | list[str] | int] = []
+        size, at, received = _FIRST_BATCH, 0, 0
+        flying: list[Call] = []
+        while at < len(reads) or flying:
+            while at < len(reads) and len(flying) < (_IN_FLIGHT if results else 1):
+                payload = wire.multi(list(reads[at : at + size]))
+                flying.append(connection.call(MULTI_READ, payload, deadline))
+                at += size
+            reply: Reply = yield flying.pop(0)
+            received += len(reply.body)
+            results.extend(wire.parse_multi_read(reply.body))
+            size = max(1, min(_LARGEST_BATCH, _ANSWER_BYTES * len(results) // received))
+        return results
+
+    # Levels and subtrees.
+
+    def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
+        """Names of the znodes directly below, our own left out, unsorted."""
+        reply: Reply = yield connection.call(GET_CHILDREN, wire.path_and_flag(self._layout.path(key)), deadline)
+        if reply.error != OK:
+            self._refuse(reply.error, "list", key)
+            return []
+        return _visible(wire.parse_names(reply.body)[0], key)
+
+    def below(self, key: str, names: Iterable[str]) -> list[str]:
+        """Full keys of names."""
+        return [f"{key}/{name}" for name in names] if key else list(names)
+
+    def level(
+        self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
+    ) -> Steps[list[Entry]]:
+        """Keys directly below, sorted."""
+        gens = self.gens()
+        yield connection.confirm(deadline)
+        names = yield from self.names(connection, prefix, deadline)
+        keys = sorted(key for key in self.below(prefix, names) if start_after is None or key > start_after)
+        entries: list[Entry] = []
+        at = 0
+        while at < len(keys) and (limit is None or len(entries) < limit):
+            step = len(keys) if limit is None else limit - len(entries)
+            found = yield from self.read_keys(connection, keys[at : at + step], gens, deadline)
+            entries.extend(entry for entry in found if entry is not None)
+            at += step
+        return entries
+
+    def subtree(self, connection: Connection, prefix: str, deadline: float, gens: list[int]) -> Steps[list[Entry]]:
+        """Every key below the prefix, sorted; level by level, without a barrier of its own."""
+        entries: list[Entry] = []
+        level = self.below(prefix, (yield from self.names(connection, prefix, deadline)))
+        while level:
+            found = yield from self.read_keys(connection, level, gens, deadline)
+            entries.extend(entry for entry in found if entry is not None)
+            bound = {entry.key for entry in found if entry is not None and entry.owner is not None}
+            level = yield from self._next_level(connection, [key for key in level if key not in bound], deadline)
+        entries.sort(key=_key_of)
+        return entries
+
+    def _next_level(self, connection: Connection, keys: list[str], deadline: float) -> Steps[list[str]]:
+        reads = [wire.read_children(self._layout.path(key)) for key in keys]
+        found = yield from self._read_each(connection, reads, deadline)
+        level: list[str] = []
+        for key, names in zip(keys, found):
+            if isinstance(names, list):
+                level.extend(self.below(key, _visible(names, key)))
+            else:
+                assert isinstance(names, int)
+                self._refuse(names, "list", key)
+        return level
+
+    def subtree_part(
+        self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
+    ) -> Steps[list[Entry]]:
+        """The subtree in order, only as much of it as is asked for."""
+        gens = self.gens()
+        yield connection.confirm(deadline)
+        if limit is None and start_after is None:
+            return (yield from self.subtree(connection, prefix, deadline, gens))
+        entries: list[Entry] = []
+        heap = [prefix + "/"]
+        while heap and (limit is None or len(entries) < limit):
+            batch = [heapq.heappop(heap)]
+            while heap and not batch[0].endswith("/") and not heap[0].endswith("/") and len(batch) < _FIRST_BATCH:
+                batch.append(heapq.heappop(heap))
+            if batch[0].endswith("/"):
+                yield from self._expand(connection, batch[0][:-1], start_after, heap, deadline)
+            else:
+                found = yield from self.read_keys(connection, batch, gens, deadline)
+                entries.extend(entry for entry in found if entry is not None)
+        return entries if limit is None else entries[:limit]
+
+    def _expand(
+        self, connection: Connection, key: str, start_after: str | None, heap: list[str], deadline: float
+    ) -> Steps[None]:
+        """Put a key's children on the heap, and what stands for their subtrees ("a/" sorts after "a" and "a-b")."""
+        for child in self.below(key, (yield from self.names(connection, key, deadline))):
+            if start_after is None or child > start_after:
+                heapq.heappush(heap, child)
+            if start_after is None or child + "0" > start_after:  # "0" follows "/": not the whole subtree is before
+                heapq.heappush(heap, child + "/")
+
+    def children(self, connection: Connection, prefix: str, deadline: float) -> Steps[tuple[list[str], list[str]]]:
+        """Names directly below that are keys or have one below them, sorted; and keys of childless implied parents."""
+        yield connection.confirm(deadline)
+        hollow: list[str] = []
+        names = yield from self.names(connection, prefix, deadline)
+        alive = yield from self._alive(connection, self.below(prefix, names), hollow, deadline, first=False)
+        return sorted(key.rpartition("/")[2] for key in alive), hollow
+
+    def _alive(
+        self, connection: Connection, keys: list[str], hollow: list[str], deadline: float, *, first: bool
+    ) -> Steps[list[str]]:
+        """Which of these are keys or have a key below; with ``first`` one is enough."""
+        found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
+        alive = [key for key, each in zip(keys, found) if isinstance(each, Data) and each.data]
+        if alive and first:
+            return alive
+        for key, each in zip(keys, found):
+            if not isinstance(each, Data):
+                assert isinstance(each, int)
+                self._refuse(each, "list", key)
+            elif not each.data and not each.stat.children:
+                hollow.append(key)
+            elif not each.data:
+                names = yield from self.names(connection, key, deadline)
+                if (yield from self._alive(connection, self.below(key, names), hollow, deadline, first=True)):
+                    alive.append(key)
+        return alive
+
+    # States for transactions.
+
+    def states(
+        self, connection: Connection, keys: Sequence[str], sessions: Sequence[str], deadline: float
+    ) -> Steps[Known]:
+        """Everything a transaction may need to know of these keys, their parents and these sessions, linearizably."""
+        buckets = sorted({bucket(key) for key in (*keys, *(above for key in keys for above in ancestors(key)))})
+        parents = sorted({above for key in keys for above in ancestors(key)} - set(keys))
+        reads = [wire.read_data(self._layout.guards[number]) for number in buckets]  # first: older than all that follow
+        for key in keys:
+            reads += [wire.read_data(self._layout.path(key)), wire.read_data(self._layout.born(key))]
+        reads += [wire.read_data(self._layout.marker(each)) for each in sessions]
+        payload = wire.multi(reads)
+        together = False
+        while not together:
+            call = connection.read(MULTI_READ, payload, deadline)
+            others = [
+                connection.call(EXISTS, wire.path_and_flag(self._layout.path(each)), deadline) for each in parents
+            ]
+            reply: Reply = yield call
+            replies = []
+            for other in others:
+                replies.append((yield other))
+            together = call.linearizable and all(other.epoch == call.epoch for other in others)
+        found = wire.parse_multi_read(reply.body)
+        gens = self._take_guards(buckets, found)
+        nodes = {each: self._parent_state(each, answer, gens) for each, answer in zip(parents, replies)}
+        at = len(buckets)
+        for key in keys:
+            nodes[key] = self._state(key, found[at], found[at + 1], gens)
+            at += 2
+        return Known(nodes, frozenset(each for each, now in zip(sessions, found[at:]) if now == NO_NODE), fresh=True)
+
+    def _take_guards(self, buckets: Sequence[int], found: Sequence[object]) -> dict[int, int]:
+        gens = dict.fromkeys(buckets, UNKNOWN)
+        for number, guard in zip(buckets, found):
+            if isinstance(guard, Data):
+                gens[number] = guard.stat.version
+                self.learn(number, guard.stat.version)
+        return gens
+
+    def _state(self, key: str, found: object, born: object, gens: dict[int, int]) -> Znode:
+        gen = gens[bucket(key)]
+        if not isinstance(found, Data):
+            self._refuse(found, "read", key)
+            return Znode(exists=False, gen=gen)
+        stat = found.stat
+        czxid = born.stat.czxid if isinstance(born, Data) else None
+        entry = read_entry(key, found, gen, czxid)
+        version = entry.version if entry is not None else None
+        assert version is None or isinstance(version, Version)
+        children = stat.children - (czxid is not None)
+        return Znode(
+            exists=True,
+            version=version,
+            data=stat.version,
+            children=children,
+            gen=gen,
+            leaf=bool(stat.ephemeral_owner),
+        )
+
+    def _parent_state(self, key: str, reply: Reply, gens: dict[int, int]) -> Znode:
+        """A parent's state by its stat alone: whether it is a key shows, but not whose."""
+        gen = gens[bucket(key)]
+        if reply.error != OK:
+            self._refuse(reply.error, "read", key)
+            return Znode(exists=False, gen=gen)
+        stat = wire.parse_stat(reply.body)
+        leaf = bool(stat.ephemeral_owner)
+        version = Version(stat.mzxid, stat.version, UNKNOWN, stat.czxid, None, born=False)
+        return Znode(
+            exists=True,
+            version=version if stat.data_length and not leaf else None,
+            data=stat.version,
+            children=stat.children,
+            gen=gen,
+            leaf=leaf,
+        )
+
+    # Errors.
+
+    def _refuse(self, code: object, what: str, key: str) -> None:
+        """Raise for every error but "there is no such znode"."""
+        assert isinstance(code, int)
+        if code not in {NO_NODE, OK}:
+            raise code_error(code, what=f"{what} {key!r}", key=key)
+
+
+def _visible(names: list[str], key: str) -> list[str]:
+    return [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
+
+
+def _key_of(entry: Entry) -> str:
+    return entry.key

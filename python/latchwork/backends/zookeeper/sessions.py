@@ -1,0 +1,147 @@
+"""A session of the store: its own ZooKeeper session, on its own connection, that carries all that is bound to it.
+
+Its marker ``@s/<id>`` is ephemeral and never created again: whatever is asked of the session sets or checks it, so that
+nothing can land in another ZooKeeper session. Nothing here renews by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from latchwork.backends.futures import drive, failed, reject, resolve
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection, Cut, Settings
+from latchwork.backends.zookeeper.failures import code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
+from latchwork.errors import SessionLost, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.zookeeper.commit import Writer
+    from latchwork.backends.zookeeper.nodes import Layout
+
+_log = logging.getLogger(__name__)
+
+
+class ZooKeeperSession:
+    """As ``BackendSession``. Safe to share."""
+
+    def __init__(self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None]) -> None:
+        self.id = uuid.uuid4().hex
+        self.token = 0
+        self._settings = settings
+        self._marker = layout.marker(self.id)
+        self._on_gone = on_gone
+        self._lock = threading.Lock()
+        self._closing: Future[None] | None = None
+        self._check = wire.multi([wire.check(self._marker)])
+        self.connection = Connection(settings, ttl_s, self, f"latchwork-zk-session-{self.id[:8]}")
+
+    @property
+    def ttl_s(self) -> float:
+        """As granted by the server."""
+        return self.connection.ttl_s
+
+    @property
+    def opened_at(self) -> float:
+        """When the handshake that opened it was sent."""
+        return self.connection.opened_at
+
+    @property
+    def renew_every_s(self) -> float:
+        """An eighth of the TTL."""
+        return self.ttl_s / 8
+
+    @property
+    def confirm_gap_s(self) -> float:
+        """A quarter of the TTL: by then a ping has carried news of this session to the leader."""
+        return self.ttl_s / 4
+
+    def open(self, writer: Writer) -> Steps[ZooKeeperSession]:
+        """Connect and create the marker.
+
+        Raises:
+            Unavailable: not within ``call_timeout_s``; nothing is left behind.
+        """
+        what = "open a session"
+        self.connection.start()
+        try:
+            self.token = yield from writer.prepare(self.connection, self._marker, self.connection.deadline(), what)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SessionLost):
+                raise Unavailable(f"{what}: it ended before it was ready; try again") from error
+            raise
+        _log.info("session %s opened, ttl %.3f s", self.id, self.ttl_s)
+        return self
+
+    def renew(self) -> Future[float]:
+        """A check of the marker: answered by a quorum, and only while the session lives."""
+        return drive(self._renew())
+
+    def _renew(self) -> Steps[float]:
+        what = "renew"
+        deadline = self._settings.clock.now() + min(self._settings.call_timeout_s, self.ttl_s)
+        call = self.connection.call(MULTI, self._check, deadline)
+        try:
+            reply = yield call
+        except Cut as cut:
+            raise cut_error(cut, what=what, write=False, session_id=self.id) from cut
+        error = reply.error or wire.parse_multi(reply.body).error
+        if error in {NO_NODE, SESSION_EXPIRED}:
+            raise session_lost(self.id, what)
+        if error != OK:
+            raise code_error(error, what=what, key=self._marker)
+        return call.sent_at
+
+    def close(self) -> Future[None]:
+        """End the ZooKeeper session; without a connection, as soon as there is one again and the TTL has not passed."""
+        with self._lock:
+            if self._closing is not None:
+                return self._closing
+            closing: Future[None] = Future()
+            self._closing = closing
+        end = self.connection.finish(self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s))
+        end.add_done_callback(lambda _: self._ended(closing))
+        self._settings.ticker.later(self._settings.call_timeout_s, lambda: self._late(closing))
+        return closing
+
+    def _ended(self, closing: Future[None]) -> None:
+        self.connection.abandon()
+        resolve(closing, None)
+
+    def _late(self, closing: Future[None]) -> None:
+        reject(closing, Unavailable(f"session {self.id}: no server was reached to end it; it ends there by its TTL"))
+
+    # Told by the connection.
+
+    def on_up(self) -> None:
+        """Nothing to do: what waits is sent."""
+
+    def on_event(self, kind: int, path: str) -> None:
+        """No watch is set on this connection."""
+
+    def on_expired(self) -> bool:
+        """Never go on with another ZooKeeper session."""
+        _log.info("session %s was ended by the server", self.id)
+        with self._lock:
+            if self._closing is None:
+                self._closing = Future()
+                self._closing.set_result(None)
+                gone = True
+            else:
+                gone = False
+        if gone:
+            self._on_gone()
+        return True
+
+
+def unknown_session(session_id: str, what: str) -> Future[object]:
+    """The answer to a call for a session that is not open here."""
+    return failed(session_lost(session_id, what))

@@ -1,0 +1,308 @@
+"""Watches: persistent recursive ones of the server say which keys to look at again; what is read is what is reported.
+
+One connection and no thread for all of them. A watch loads (set the server's watch, barrier, read the subtree, report
+it as a ``Snapshot``), then lives on re-reads of the keys that events named. Everything starts anew with each
+connection. States between two reads are merged; a key never moves backwards, because one connection's reads never do
+and a load begins with a barrier. Once a second one barrier serves all watches: the events of all that was committed
+before it was sent have come before its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork.backends.futures import drive
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Cut
+from latchwork.backends.zookeeper.wire import ADD_WATCH, REMOVE_WATCHES
+from latchwork.errors import LatchworkError, PermissionDenied
+from latchwork.types import Change, Entry
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from latchwork.backends.base import Sink, WatchEvent
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.zookeeper.connection import Connection
+    from latchwork.backends.zookeeper.nodes import Layout
+    from latchwork.backends.zookeeper.reads import Reader
+    from latchwork.backends.zookeeper.ticker import Ticker
+    from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 1.0
+_RETRY_S = 0.2
+_LOAD_TIMEOUT_S = 60.0
+
+
+class ZooKeeperWatch:
+    """As ``BackendWatch``. The hub's."""
+
+    def __init__(self, hub: WatchHub, prefix: str, sink: Sink) -> None:
+        self.prefix = prefix
+        self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
+        self.live = False
+        self.dirty: set[str] = set()  # named by events while loading
+        self.tokens: dict[str, int] = {}  # of the keys reported
+        self.closed = False
+        self._hub = hub
+        self._sink = sink
+        self._idle = threading.Condition()
+        self._deliverer: int | None = None
+
+    def deliver(self, event: WatchEvent) -> None:
+        """Hand an event to the sink, unless closed; one thread at a time by the hub's order."""
+        with self._idle:
+            if self.closed:
+                return
+            self._deliverer = threading.get_ident()
+        try:
+            self._sink(event)
+        except Exception:
+            _log.exception("the receiver of watch %r failed; please report this", self.prefix)
+        finally:
+            with self._idle:
+                self._deliverer = None
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Stop; waits for a delivery that another thread is in."""
+        with self._idle:
+            first = not self.closed
+            self.closed = True
+            while self._deliverer not in {None, threading.get_ident()}:
+                self._idle.wait(1.0)
+        if first:
+            self._hub.drop(self)
+
+    def changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
+        """What is news to this watch."""
+        news = []
+        for key, entry in found.items():
+            if entry is None:
+                if self.tokens.pop(key, None) is not None:
+                    news.append(Change(key, None))
+            elif entry.token > self.tokens.get(key, 0):
+                self.tokens[key] = entry.token
+                news.append(Change(key, entry))
+        return tuple(news)
+
+
+class WatchHub:
+    """All watches of a store. Safe to share."""
+
+    def __init__(self, connection: Connection, layout: Layout, reader: Reader, ticker: Ticker, clock: Clock) -> None:
+        self._connection = connection
+        self._layout = layout
+        self._reader = reader
+        self._ticker = ticker
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watches: dict[str, list[ZooKeeperWatch]] = {}
+        self._dirty: set[str] = set()
+        self._current: float | None = None
+        self._pumping = self._beating = self._closed = False
+
+    def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
+        """Begin a watch; its first event comes by itself."""
+        watch = ZooKeeperWatch(self, prefix, sink)
+        with self._lock:
+            self._watches.setdefault(prefix, []).append(watch)
+            begin = not self._beating
+            self._beating = True
+        self._load(watch)
+        if begin:
+            self._ticker.later(_HEARTBEAT_S, self._beat)
+        return watch
+
+    def drop(self, watch: ZooKeeperWatch) -> None:
+        """Forget a closed watch, and the server's when it was the last at its prefix."""
+        with self._lock:
+            same = self._watches.get(watch.prefix, [])
+            if watch in same:
+                same.remove(watch)
+            if not same and self._watches.pop(watch.prefix, None) is not None and not self._closed:
+                path = self._layout.path(watch.prefix)
+                self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+
+    def close(self) -> None:
+        """Close every watch."""
+        with self._lock:
+            self._closed = True
+        for watch in self._all():
+            watch.close()
+
+    def _all(self) -> list[ZooKeeperWatch]:
+        with self._lock:
+            return [watch for same in self._watches.values() for watch in same]
+
+    # Told by the connection.
+
+    def on_up(self) -> None:
+        """The server's watches are gone with the old connection: start all of them anew."""
+        with self._lock:
+            self._dirty.clear()
+            self._current = None
+            for same in self._watches.values():
+                for watch in same:
+                    watch.live = False
+        for watch in self._all():
+            self._load(watch)
+
+    def on_event(self, path: str) -> None:
+        """A key changed: look at it again."""
+        key = self._layout.key_of(path)
+        if key is None:
+            return
+        with self._lock:
+            for watch in self._covering(key):
+                if watch.live:
+                    self._dirty.add(key)
+                else:
+                    watch.dirty.add(key)
+        self._kick()
+
+    def _covering(self, key: str) -> list[ZooKeeperWatch]:
+        found = list(self._watches.get("", ()))
+        end = len(key)
+        while end > 0:
+            found += self._watches.get(key[:end], ())
+            end = key.rfind("/", 0, end)
+        return found
+
+    # Loading.
+
+    def _load(self, watch: ZooKeeperWatch) -> None:
+        with self._lock:
+            if watch.closed or self._closed:
+                return
+            watch.live = False
+            watch.loads += 1
+            watch.dirty = set()
+            load = watch.loads
+            path = self._layout.path(watch.prefix)
+            added = self._connection.call(ADD_WATCH, wire.add_watch(path), self._clock.now() + _LOAD_TIMEOUT_S)
+        drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
+
+    def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
+        connection, reader = self._connection, self._reader
+        deadline = self._clock.now() + _LOAD_TIMEOUT_S
+        gens = reader.gens()
+        reply = yield added
+        if reply.error != wire.OK:
+            raise LatchworkError(
+                f"the server refused a recursive watch with error {reply.error}; it needs 3.6 or newer"
+            )
+        confirmed = connection.confirm(deadline)
+        yield confirmed
+        entries = yield from reader.subtree(connection, watch.prefix, deadline, gens)
+        if watch.prefix:
+            own = yield from reader.read_keys(connection, [watch.prefix], gens, deadline)
+            entries += [entry for entry in own if entry is not None]
+        with self._lock:
+            if watch.loads != load:
+                return
+            watch.tokens = {entry.key: entry.token for entry in entries}
+        watch.deliver(Snapshot(tuple(entries), confirmed.sent_at))
+        with self._lock:
+            if watch.loads == load:
+                watch.live = True
+                self._dirty |= watch.dirty
+                watch.dirty = set()
+
+    def _loaded(self, watch: ZooKeeperWatch, load: int, ended: Future[None]) -> None:
+        error = ended.exception()
+        if error is None:
+            self._kick()
+        elif watch.loads != load or watch.closed:
+            return
+        elif isinstance(error, PermissionDenied):
+            watch.deliver(Broken(error))
+            watch.close()
+        elif not self._connection.over:  # a lost connection loads again by itself; loading once more does no harm
+            if not isinstance(error, (Cut, LatchworkError)):
+                _log.error("watch %r could not load: %s", watch.prefix, error, exc_info=error)
+            self._ticker.later(_RETRY_S, lambda: self._load_again(watch, load))
+
+    def _load_again(self, watch: ZooKeeperWatch, load: int) -> None:
+        if watch.loads == load and not watch.live:
+            self._load(watch)
+
+    # Living.
+
+    def _kick(self) -> None:
+        with self._lock:
+            if self._pumping or (not self._dirty and self._current is None):
+                return
+            self._pumping = True
+        drive(self._pump()).add_done_callback(self._pumped)
+
+    def _pumped(self, ended: Future[None]) -> None:
+        error = ended.exception()
+        if error is None:
+            return
+        with self._lock:
+            self._pumping = False
+        if not isinstance(error, Cut):
+            _log.error("a change could not be reported: %s; all watches load again", error, exc_info=error)
+            for watch in self._all():
+                self._load(watch)
+
+    def _pump(self) -> Steps[None]:
+        while True:
+            with self._lock:
+                keys, self._dirty = list(self._dirty), set()
+                current, self._current = (None, self._current) if keys else (self._current, None)
+                if not keys and current is None:
+                    self._pumping = False
+                    return
+            if keys:
+                yield from self._report(keys)
+            else:
+                assert current is not None
+                for watch in self._all():
+                    if watch.live:
+                        watch.deliver(Current(current))
+
+    def _report(self, keys: list[str]) -> Steps[None]:
+        """Read these keys again and tell every live watch what is news to it."""
+        deadline = self._clock.now() + _LOAD_TIMEOUT_S
+        try:
+            entries = yield from self._reader.read_with_guards(self._connection, keys, deadline)
+        except PermissionDenied:
+            for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
+                self._load(watch)  # whoever it concerns finds out by itself
+            return
+        by_watch: dict[int, tuple[ZooKeeperWatch, dict[str, Entry | None]]] = {}
+        for key, entry in zip(keys, entries):
+            for watch in self._covering_now(key):
+                by_watch.setdefault(id(watch), (watch, {}))[1][key] = entry
+        for watch, found in by_watch.values():
+            if watch.live and (news := watch.changes(found)):
+                watch.deliver(Delta(news))
+
+    def _covering_now(self, key: str) -> list[ZooKeeperWatch]:
+        with self._lock:
+            return self._covering(key)
+
+    # The heartbeat.
+
+    def _beat(self) -> None:
+        with self._lock:
+            self._beating = bool(self._watches) and not self._closed
+            if not self._beating:
+                return
+        if self._connection.up:
+            call = self._connection.confirm(self._clock.now() + 2 * _HEARTBEAT_S)
+            call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
+        self._ticker.later(_HEARTBEAT_S, self._beat)
+
+    def _confirmed(self, sent_at: float, answered: bool) -> None:  # noqa: FBT001
+        if answered:
+            with self._lock:
+                self._current = sent_at
+            self._kick()

@@ -1,0 +1,231 @@
+"""ZooKeeper requests and replies as bytes: those that kazoo has no class for, and the hot ones without its overhead.
+
+Nothing here touches the network. A request is a type and a payload; a reply is an error code, the zxid of its header
+and a body, read by one of the ``read_*`` functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+# Request types.
+CREATE, DELETE, EXISTS, GET_DATA, SET_DATA = 1, 2, 3, 4, 5
+GET_CHILDREN, CHECK, MULTI, REMOVE_WATCHES, MULTI_READ = 8, 13, 14, 18, 22
+ADD_WATCH, CLOSE = 106, -11
+
+# Error codes.
+OK = 0
+RUNTIME_INCONSISTENCY = -2
+NO_NODE, NO_AUTH, BAD_VERSION, EPHEMERAL_PARENT = -101, -102, -103, -108
+NODE_EXISTS, NOT_EMPTY, SESSION_EXPIRED, INVALID_ACL = -110, -111, -112, -114
+QUOTA_EXCEEDED = -125
+
+# Create flags.
+PERSISTENT, EPHEMERAL, SEQUENTIAL = 0, 1, 2
+
+#: The server refuses packets from here on (its default ``jute.maxbuffer``); the header takes 8 bytes of it.
+MAX_PAYLOAD = 1_048_575 - 8
+
+_RECURSIVE = 1  # mode of ADD_WATCH: persistent, with the whole subtree
+_ANY_WATCH = 3  # type of REMOVE_WATCHES
+
+INT = struct.Struct("!i")
+REQUEST_HEAD = struct.Struct("!iii")  # length, xid, type
+REPLY_HEAD = struct.Struct("!iqi")  # xid, zxid, error
+EVENT_HEAD = struct.Struct("!ii")  # type, state
+_MULTI_HEAD = struct.Struct("!iBi")  # type, done, error
+_STAT = struct.Struct("!qqqqiiiqiiq")
+_MULTI_END = _MULTI_HEAD.pack(-1, 1, -1)
+_HEADS = {kind: _MULTI_HEAD.pack(kind, 0, -1) for kind in (CREATE, DELETE, SET_DATA, CHECK, GET_DATA, GET_CHILDREN)}
+
+
+class Stat(NamedTuple):
+    """A znode's metadata, in the order of the wire."""
+
+    czxid: int
+    mzxid: int
+    ctime: int
+    mtime: int
+    version: int
+    cversion: int
+    aversion: int
+    ephemeral_owner: int
+    data_length: int
+    children: int
+    pzxid: int
+
+
+class Reply(NamedTuple):
+    """An answer of the server. ``settled``: no answer came, but the write was found to have been applied at ``zxid``."""
+
+    error: int
+    zxid: int
+    body: bytes
+    settled: bool = False
+
+
+class Data(NamedTuple):
+    """What getData gives."""
+
+    data: bytes
+    stat: Stat
+
+
+class MultiReply(NamedTuple):
+    """Results of a multi in order; when ``error`` is not OK nothing was done and ``failed`` is the index to blame."""
+
+    results: list[Stat | str | None]
+    error: int = OK
+    failed: int = -1
+
+
+# Requests.
+
+
+def text(value: str) -> bytes:
+    """A string field."""
+    raw = value.encode()
+    return INT.pack(len(raw)) + raw
+
+
+def blob(value: bytes) -> bytes:
+    """A bytes field."""
+    return INT.pack(len(value)) + value
+
+
+def path_and_flag(path: str, number: int | None = None) -> bytes:
+    """Payload of getData, exists and getChildren (no one-shot watch), or of the requests that end in a number."""
+    return text(path) + (b"\0" if number is None else INT.pack(number))
+
+
+def add_watch(path: str) -> bytes:
+    """Payload of a persistent recursive watch."""
+    return path_and_flag(path, _RECURSIVE)
+
+
+def remove_watches(path: str) -> bytes:
+    """Payload that removes every watch of this connection set at the path."""
+    return path_and_flag(path, _ANY_WATCH)
+
+
+def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
+    """An ACL field of (permissions, scheme, id)."""
+    return INT.pack(len(entries)) + b"".join(
+        INT.pack(permissions) + text(scheme) + text(identity) for permissions, scheme, identity in entries
+    )
+
+
+def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
+    """One create for ``multi``; without the first 9 bytes it is the payload of a lone create."""
+    return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
+
+
+def delete(path: str, version: int = -1) -> bytes:
+    """One delete for ``multi``."""
+    return _HEADS[DELETE] + text(path) + INT.pack(version)
+
+
+def set_data(path: str, data: bytes, version: int = -1) -> bytes:
+    """One setData for ``multi``."""
+    return _HEADS[SET_DATA] + text(path) + blob(data) + INT.pack(version)
+
+
+def check(path: str, version: int = -1) -> bytes:
+    """One check for ``multi``."""
+    return _HEADS[CHECK] + text(path) + INT.pack(version)
+
+
+def read_data(path: str) -> bytes:
+    """One getData for ``multi`` of type MULTI_READ."""
+    return _HEADS[GET_DATA] + text(path) + b"\0"
+
+
+def read_children(path: str) -> bytes:
+    """One getChildren for ``multi`` of type MULTI_READ."""
+    return _HEADS[GET_CHILDREN] + text(path) + b"\0"
+
+
+def multi(parts: list[bytes]) -> bytes:
+    """Payload of a MULTI or MULTI_READ."""
+    return b"".join(parts) + _MULTI_END
+
+
+# Replies.
+
+
+def parse_text(body: bytes, at: int) -> tuple[str, int]:
+    """A string field and where the next begins."""
+    (length,) = INT.unpack_from(body, at)
+    at += 4
+    return (body[at : at + length].decode(), at + length) if length > 0 else ("", at)
+
+
+def parse_stat(body: bytes, at: int = 0) -> Stat:
+    """A stat record."""
+    return Stat._make(_STAT.unpack_from(body, at))
+
+
+def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
+    """Data and stat, and where the next field begins."""
+    (length,) = INT.unpack_from(body, at)
+    at += 4
+    end = at + max(length, 0)
+    return Data(body[at:end], Stat._make(_STAT.unpack_from(body, end))), end + _STAT.size
+
+
+def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
+    """Children, in the server's order, and where the next field begins."""
+    (count,) = INT.unpack_from(body, at)
+    at += 4
+    names = []
+    for _ in range(count):
+        name, at = parse_text(body, at)
+        names.append(name)
+    return names, at
+
+
+def parse_multi(body: bytes) -> MultiReply:
+    """The reply to a MULTI."""
+    results: list[Stat | str | None] = []
+    errors: list[int] = []
+    at = 0
+    while True:
+        kind, done, _ = _MULTI_HEAD.unpack_from(body, at)
+        at += _MULTI_HEAD.size
+        if done:
+            break
+        result: Stat | str | None = None
+        if kind == CREATE:
+            result, at = parse_text(body, at)
+        elif kind == SET_DATA:
+            result = parse_stat(body, at)
+            at += _STAT.size
+        elif kind == -1:
+            errors.append(INT.unpack_from(body, at)[0])
+            at += 4
+        results.append(result)
+    for index, code in enumerate(errors):
+        if code not in {OK, RUNTIME_INCONSISTENCY}:
+            return MultiReply([], code, index)
+    return MultiReply([], errors[0], 0) if errors else MultiReply(results)
+
+
+def parse_multi_read(body: bytes) -> list[Data | list[str] | int]:
+    """The reply to a MULTI_READ: data, names or an error code for each read, in order."""
+    results: list[Data | list[str] | int] = []
+    at = 0
+    while True:
+        kind, done, _ = _MULTI_HEAD.unpack_from(body, at)
+        at += 9
+        if done:
+            return results
+        if kind == GET_DATA:
+            found, at = parse_data(body, at)
+            results.append(found)
+        elif kind == GET_CHILDREN:
+            names, at = parse_names(body, at)
+            results.append(names)
+        else:
+            results.append(INT.unpack_from(body, at)[0])
+            at += 4
