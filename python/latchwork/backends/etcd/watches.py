@@ -364,7 +364,7 @@ class WatchHub:
             self._ended(stream, part.watch, response)
 
     def _ended(self, stream: _Stream, watch: EtcdWatch, response: Any) -> None:
-        """The server ended a part of a watch. It takes a stale token for a lack of permission: a read tells them apart."""
+        """The server ended a part of a watch; it takes a stale token for a lack of permission, a new token tells."""
         reason = response.cancel_reason
         if response.compact_revision:
             _log.info("a watch fell behind compaction at revision %d; reading again", response.compact_revision)
