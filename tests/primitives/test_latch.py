@@ -1,0 +1,330 @@
+"""Leader election on every backend."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from latchwork.errors import Closed, Conflict, InvalidKey, NotLeader, OutcomeUnknown, SessionLost, WaitTimeout
+from latchwork.primitives import LeaderLatch
+from latchwork.types import Put
+
+TTL_S = 1.0
+
+
+@pytest.fixture
+def candidates(connect):
+    """Make a candidate with a client, and so a session, of its own; closed after the test."""
+    made = []
+
+    def make(node_id, *, store=None, session=None, name="leader", start=True):
+        store = store or connect(session_ttl_s=TTL_S)
+        made.append(LeaderLatch(store, name, node_id=node_id, session=session))
+        if start:
+            made[-1].start()
+        return made[-1]
+
+    yield make
+    for latch in made:
+        latch.close()
+
+
+@pytest.fixture
+def queue(candidates, eventually):
+    """Candidates that joined in this order."""
+
+    def make(*node_ids, **options):
+        made = []
+        for node_id in node_ids:
+            made.append(candidates(node_id, **options))
+            eventually(lambda: made[-1].state in ("waiting", "leading"))
+        return made
+
+    return make
+
+
+def test_the_first_candidate_leads_and_the_others_wait(queue):
+    first, second = queue("n1", "n2")
+    first.wait(5.0)
+    assert first.is_leader
+    assert not second.is_leader
+    with pytest.raises(WaitTimeout, match="'n2' does not lead 'leader'"):
+        second.wait(0.2)
+
+
+def test_leadership_goes_round_in_the_order_of_arrival(queue):
+    latches = queue("n1", "n2", "n3", "n4", "n5")
+    order, tokens = [], []
+    for latch in latches:
+        tokens.append(latch.wait(5.0).token)
+        order.append([each.node_id for each in latches if each.is_leader])
+        latch.close()
+    assert order == [["n1"], ["n2"], ["n3"], ["n4"], ["n5"]]
+    assert tokens == sorted(set(tokens))
+
+
+def test_candidates_are_listed_in_the_order_in_which_they_will_lead(queue, other):
+    latches = queue("n1", "n2", "n3")
+    fence = latches[0].wait(5.0)
+    onlooker = LeaderLatch(other, "leader", node_id="onlooker")
+    assert [found.node_id for found in onlooker.candidates()] == ["n1", "n2", "n3"]
+    assert onlooker.leader().node_id == "n1"
+    assert onlooker.leader().token == fence.token
+    assert LeaderLatch(other, "nobody", node_id="onlooker").leader() is None
+
+
+def test_a_candidate_that_leaves_while_waiting_leaves_nothing_behind(queue, store):
+    first, second, third = queue("n1", "n2", "n3")
+    second.close()
+    assert [found.node_id for found in third.candidates()] == ["n1", "n3"]
+    assert first.is_leader
+    first.close()
+    third.wait(5.0)
+    third.close()
+    assert store.list("leader") == []
+
+
+def test_with_joins_without_waiting_and_leaves_at_the_end(connect, queue):
+    (first,) = queue("n1")
+    with LeaderLatch(connect(), "leader", node_id="n2") as latch:
+        assert not latch.is_leader
+        first.close()
+        latch.wait(5.0)
+        assert latch.is_leader
+    assert not latch.is_leader
+    assert first.candidates() == []
+
+
+def test_a_graceful_hand_over_is_quick(queue):
+    first, second = queue("n1", "n2")
+    first.wait(5.0)
+    started_at = time.monotonic()
+    first.close()
+    second.wait(5.0)
+    assert time.monotonic() - started_at < 0.5
+
+
+def test_the_fence_holds_while_leading_and_is_refused_after(queue, store):
+    (latch,) = queue("n1")
+    fence = latch.wait(5.0)
+    store.commit([fence], [Put("plan", b"1")])
+    latch.close()
+    with pytest.raises(Conflict):
+        store.commit([fence], [Put("plan", b"late")])
+    with pytest.raises(NotLeader, match="'n1' does not lead 'leader'"):
+        _ = latch.fence
+
+
+def test_the_fence_is_valid_in_every_namespace(connect, candidates):
+    store = connect()
+    latch = candidates("n1", store=store.namespace("app"))
+    store.namespace("data").commit([latch.wait(5.0)], [Put("plan", b"1")])
+    assert store.get("data/plan").value == b"1"
+
+
+def test_a_session_that_is_handed_in_carries_the_candidacy(connect, candidates):
+    store = connect()
+    session = store.open_session(TTL_S)
+    latch = candidates("n1", store=store, session=session)
+    latch.wait(5.0)
+    assert latch.leader().session_id == session.id
+    second = candidates("n2")
+    session.close()
+    assert not latch.is_leader  # at once, whatever the latch's thread knows
+    second.wait(5.0)
+    with pytest.raises((SessionLost, Closed)):
+        latch.wait(5.0)
+
+
+def test_a_lost_session_revokes_before_the_next_leads_and_then_rejoins(connect, candidates, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    told = []
+    first = candidates("n1", store=store)
+    first.on_elected(lambda: told.append("elected"))
+    first.on_revoked(lambda: told.append("revoked"))
+    token = first.wait(5.0).token
+    second = candidates("n2")
+    eventually(lambda: second.state == "waiting")
+    session = store.session
+    session.notice_gone()  # as when the server says that it has expired
+    assert not first.is_leader
+    second.wait(5.0)
+    eventually(lambda: first.state == "waiting")
+    assert [found.node_id for found in first.candidates()] == ["n2", "n1"]
+    second.close()
+    assert first.wait(5.0).token > token
+    first.close()
+    assert told == ["elected", "revoked", "elected", "revoked"]
+
+
+def test_listeners_added_while_leading_hear_of_it_at_once(queue, eventually):
+    (latch,) = queue("n1")
+    latch.wait(5.0)
+    told = []
+    latch.on_elected(lambda: told.append("elected"))
+    eventually(lambda: told == ["elected"])
+
+
+def test_a_listener_that_raises_stops_no_other(queue, eventually):
+    first, second = queue("n1", "n2")
+    told = []
+    second.on_elected(lambda: 1 / 0)
+    second.on_elected(lambda: told.append("elected"))
+    first.close()
+    eventually(lambda: told == ["elected"])
+
+
+def test_revoked_listeners_end_before_the_next_candidate_leads(queue, eventually):
+    first, second = queue("n1", "n2")
+    first.wait(5.0)
+    order = []
+    first.on_revoked(lambda: (time.sleep(0.2), order.append("first has stopped")))
+    second.on_elected(lambda: order.append("second leads"))
+    first.close()
+    second.wait(5.0)
+    eventually(lambda: len(order) == 2)
+    assert order == ["first has stopped", "second leads"]
+
+
+def test_closing_from_a_listener_does_not_hang(queue, eventually):
+    first, second = queue("n1", "n2")
+    second.on_elected(second.close)
+    first.close()
+    eventually(lambda: second.state == "ended")
+    assert second.candidates() == []
+
+
+def test_a_ticket_deleted_by_hand_revokes_and_the_candidate_queues_again(queue, store, eventually):
+    first, second = queue("n1", "n2")
+    fence = first.wait(5.0)
+    store.delete(first.leader().ticket)
+    second.wait(5.0)
+    eventually(lambda: first.state == "waiting")
+    assert not first.is_leader
+    assert [found.node_id for found in first.candidates()] == ["n2", "n1"]
+    with pytest.raises(Conflict):
+        store.commit([fence], [Put("plan", b"late")])
+
+
+def test_a_wait_ends_when_the_latch_is_closed(queue):
+    _, second = queue("n1", "n2")
+    errors = []
+
+    def wait():
+        try:
+            second.wait()
+        except Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    second.close()
+    thread.join(5.0)
+    assert len(errors) == 1
+    second.close()
+    with pytest.raises(Closed):
+        second.start()
+
+
+def test_waiting_without_having_started_is_an_error(candidates):
+    with pytest.raises(Closed, match="start it before waiting"):
+        candidates("n1", start=False).wait(1.0)
+
+
+def test_each_candidate_watches_exactly_the_one_before_it(connect, candidates, eventually, monkeypatch):
+    latches, watched = [], []
+    for number in range(5):
+        store = connect()
+        seen = []
+        watched.append(seen)
+        watch = store.watch
+        monkeypatch.setattr(store, "watch", lambda key, seen=seen, watch=watch: seen.append(key) or watch(key))
+        latch = candidates(f"n{number}", store=store)
+        eventually(lambda: latch.state in ("waiting", "leading") and seen)  # noqa: B023 - asked at once
+        latches.append(latch)
+    tickets = [found.ticket for found in latches[0].candidates()]
+    assert watched == [[tickets[0]], *[[ticket] for ticket in tickets[:-1]]]
+    latches[0].close()
+    latches[1].wait(5.0)
+    assert [len(seen) for seen in watched[2:]] == [1, 1, 1]  # the others were not even woken
+
+
+@pytest.mark.parametrize("when", ["applied", "never applied"])
+def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monkeypatch, when):
+    store = connect()
+    create, cut = store.create, []
+
+    def losing(key, value, **options):
+        if cut:
+            return create(key, value, **options)
+        cut.append(key)
+        if when == "applied":
+            create(key, value, **options)
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "create", losing)
+    latch = candidates("n1", store=store)
+    latch.wait(5.0)
+    assert [found.node_id for found in latch.candidates()] == ["n1"]
+    latch.close()
+    assert store.list("leader") == []
+
+
+def test_a_join_that_lands_late_does_not_stay_in_the_queue(connect, candidates, monkeypatch):
+    store = connect()
+    create, late = store.create, []
+
+    def losing(key, value, **options):
+        if late:
+            return create(key, value, **options)
+        late.append(lambda: create(key, value, **options))
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "create", losing)
+    latch = candidates("n1", store=store)
+    latch.wait(5.0)
+    late[0]()
+    second = candidates("n2")
+    latch.close()
+    second.wait(5.0)
+    assert [found.node_id for found in second.candidates()] == ["n2"]
+
+
+def test_a_leader_that_is_killed_is_followed_when_its_session_ends(holder, candidates):
+    first = holder("latch", "leader", TTL_S)
+    token = first.hear()["token"]
+    second = candidates("n2")
+    granted_s = second._store.session.ttl_s
+    time.sleep(0.3)
+    killed_at = time.monotonic()
+    first.send(signal.SIGKILL)
+    fence = second.wait(granted_s + 10.0)
+    took_s = time.monotonic() - killed_at
+    print(f"leads {took_s:.2f} s after the kill; the session's ttl is {granted_s:.2f} s")
+    assert took_s < granted_s + 1.0
+    assert fence.token > token
+
+
+def test_a_leader_that_slept_past_its_session_is_refused_and_knows(holder, candidates, store):
+    first = holder("latch", "leader", TTL_S)
+    first.hear()
+    assert first.ask("write") == {"write": "written"}
+    second = candidates("n2")
+    first.freeze()
+    store.commit([second.wait(15.0)], [Put("written", b"by the next")])
+    first.wake()
+    answers = [first.ask("ours"), first.ask("write"), first.hear()]
+    assert {"ours": False} in answers
+    assert {"lost": True} in answers
+    assert any(answer.get("write") in ("Conflict", "SessionLost") for answer in answers)
+    assert store.get("written").value == b"by the next"
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "/a", "a b", "@x"])
+def test_a_malformed_name_is_refused_before_any_io(name):
+    with pytest.raises(InvalidKey, match="latch name"):
+        LeaderLatch(None, name, node_id="n1")
