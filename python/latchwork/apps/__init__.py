@@ -1,0 +1,1 @@
+"""Whole applications built on latchwork, one folder each; they never import each other."""

@@ -1,0 +1,86 @@
+"""The demo's records in the store: where they are, and how they are written as JSON.
+
+Times are those of the machine's own clock since boot, which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from latchwork.apps.demo.corpus import Counts
+from latchwork.types import Entry
+
+PREFIX = "demo"
+RUNNING = f"{PREFIX}/running"
+STARTS = f"{PREFIX}/starts"
+RESULTS = f"{PREFIX}/results"
+SHARES = f"{PREFIX}/shares"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a node runs; `item` is None between items."""
+
+    item: str | None
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of one item."""
+
+    node: str
+    pid: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one item came to, and who found out."""
+
+    node: str
+    pid: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The items that a run of a node began with, and when."""
+
+    node: str
+    at_s: float
+    items: tuple[str, ...]
+
+
+def encode(record: Running | Result | Share) -> bytes:
+    """A record as JSON."""
+    return json.dumps(asdict(record), separators=(",", ":")).encode()
+
+
+def encode_starts(starts: Sequence[Start]) -> bytes:
+    """All starts of an item as JSON, oldest first."""
+    return json.dumps([asdict(start) for start in starts], separators=(",", ":")).encode()
+
+
+def running(entry: Entry | None) -> Running:
+    """The record of a node; of one that wrote none, that it runs nothing."""
+    return Running(**json.loads(entry.value)) if entry is not None else Running(None, 0)
+
+
+def starts(entry: Entry | None) -> tuple[Start, ...]:
+    """All starts of an item, oldest first."""
+    return tuple(Start(**each) for each in json.loads(entry.value)) if entry is not None else ()
+
+
+def result(entry: Entry) -> Result:
+    """The result of an item."""
+    body = json.loads(entry.value)
+    return Result(body["node"], body["pid"], Counts(**body["counts"]))
+
+
+def share(entry: Entry) -> Share:
+    """One share of one node."""
+    body = json.loads(entry.value)
+    return Share(body["node"], body["at_s"], tuple(body["items"]))

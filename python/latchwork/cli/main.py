@@ -1,0 +1,58 @@
+"""The entry point: `latchwork`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import latchwork
+from latchwork.cli import bench, demo, run, status, tree
+from latchwork.cli.options import Debug, examples
+
+app = typer.Typer(
+    name="latchwork",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # one line per error, whatever the terminal's width
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "latchwork demo",
+        "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
+        "latchwork status --url sqlite:///jobs.db",
+    ),
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"latchwork {latchwork.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Coordination for Python over etcd, ZooKeeper or SQLite: run job clusters, and look into them.
+
+    Exit codes: 0 ok, 1 failure, 2 usage (fix the call), 3 no cluster under that root, 130 interrupted.
+    """
+
+
+bench.register(app)
+demo.register(app)
+run.register(app)
+status.register(app)
+tree.register(app)
+
+
+def main() -> None:
+    """Run the command line on this process's arguments, and exit."""
+    sys.exit(app(prog_name="latchwork"))

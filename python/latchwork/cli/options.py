@@ -1,0 +1,67 @@
+"""Options that several commands share, and what is said about them in one place."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latchwork.backends.url import find_spec, parse_url
+from latchwork.cli.outcome import UsageError, set_debugging
+from latchwork.store.connect import URL_VARIABLE
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        metavar="URL",
+        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.db?root=root.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", callback=set_debugging, help="Show tracebacks and the library's log; also with LATCHWORK_DEBUG=1."
+    ),
+]
+
+_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
+
+
+def wanted_url(url: str | None) -> str:
+    """The URL a command works on. Warns when the machine's other users can read a password in it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not url:
+        raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
+    warn_of_password(url)
+    return url
+
+
+def missing_file(url: str) -> str | None:
+    """The store's file when the URL names one that does not exist: looking at it must not create it."""
+    parsed = parse_url(url)
+    in_file = find_spec(parsed.scheme).location == "file"
+    return parsed.path if in_file and parsed.path and not Path(parsed.path).exists() else None
+
+
+def warn_of_password(url: str) -> None:
+    """Say so when a password is in this process's command line, where every user of the machine can read it."""
+    if _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
+        typer.echo(
+            "warning: a password in --url can be read by every user of this machine; "
+            f"put the URL into {URL_VARIABLE}, or the password into a file named by ?password_file=",
+            err=True,
+        )
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command: commands to try, each on its own line, not wrapped."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,127 @@
+"""How a command ends: one line for each error, and an exit code that scripts can rely on.
+
+0 ok, 1 failure, 2 usage (fix the call), 3 no cluster under that root, 130 interrupted by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import typer
+
+from latchwork.errors import (
+    BackendNotInstalled,
+    InvalidKey,
+    InvalidURL,
+    LatchworkError,
+    TransactionTooLarge,
+    ValueTooLarge,
+)
+
+OK = 0
+FAILURE = 1
+USAGE = 2
+NO_CLUSTER = 3
+INTERRUPTED = 130
+
+DEBUG_VARIABLE = "LATCHWORK_DEBUG"
+#: The family "fix the call".
+_USAGE_ERRORS = (InvalidURL, InvalidKey, ValueTooLarge, TransactionTooLarge, BackendNotInstalled)
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+class UsageError(LatchworkError, ValueError):
+    """What was asked for on the command line cannot be done; the message says what to write instead."""
+
+
+class NoCluster(LatchworkError):
+    """There is no job cluster under the root of the URL."""
+
+
+def reported(command: F) -> F:
+    """Make a command end with one line on stderr and an exit code, whatever it raises."""
+
+    @functools.wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)  # noqa: T201 - this is the command line
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # whoever read our output has gone, as `| head` does
+            _silence_stdout()
+            raise typer.Exit(FAILURE) from None
+        except Exception as error:
+            if not _is_of_this_world(error):
+                raise
+            report(error)
+            raise typer.Exit(exit_code(error)) from None
+
+    return run  # type: ignore[return-value]
+
+
+def report(error: Exception) -> None:
+    """Print an error as one line on stderr; with debugging on, where it came from before that."""
+    if debugging():
+        traceback.print_exception(type(error), error, error.__traceback__)
+    print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
+
+
+def exit_code(error: Exception) -> int:
+    """The exit code of a command that ended with this error."""
+    if isinstance(error, NoCluster):
+        return NO_CLUSTER
+    # Jobs and ids refuse what they are given with errors that are ValueErrors too.
+    if isinstance(error, _USAGE_ERRORS) or (isinstance(error, ValueError) and isinstance(error, LatchworkError)):
+        return USAGE
+    return FAILURE
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks; the type's name where the message alone would say too little."""
+    text = " ".join(str(error).split())
+    if isinstance(error, LatchworkError) and text:
+        return text
+    hint = "" if debugging() else f"; set {DEBUG_VARIABLE}=1 to see where"
+    return f"unexpected {type(error).__name__}: {text or 'no message'}{hint}"
+
+
+def debugging() -> bool:
+    """True when tracebacks and the library's log are wanted."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+
+
+def set_debugging(value: bool) -> bool:
+    """What `--debug` does; processes started by this one inherit it."""
+    if value:
+        os.environ[DEBUG_VARIABLE] = "1"
+    return value
+
+
+def quiet_logs() -> None:
+    """Keep the library's log off the terminal unless debugging: a command speaks for itself."""
+    if debugging():
+        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format=LOG_FORMAT)
+        logging.getLogger("latchwork").setLevel(logging.DEBUG)
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def _is_of_this_world(error: Exception) -> bool:
+    """False for the exceptions by which the command line parser itself ends a command."""
+    return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter flush what is left of stdout into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,161 @@
+"""`latchwork status`: a job cluster seen from outside, without joining it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from latchwork.backends.url import parse_url
+from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
+from latchwork.cli.outcome import NoCluster, quiet_logs, reported
+from latchwork.jobs import ClusterState, NodeView, inspect
+from latchwork.store import connect
+
+_FEW = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "latchwork status --url sqlite:///jobs.db",
+            "latchwork status --url etcd://127.0.0.1:2379/app --all",
+            "latchwork status --json | jq .manager",
+        )
+    )(status)
+
+
+@reported
+def status(
+    *,
+    url: Url = None,
+    as_json: Json = False,
+    everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
+    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
+) -> None:
+    """Show a job cluster: who leads, who lives, which items run where, which locks are held.
+
+    Reads only, and may be called at any time. The parts are read one after the other: while items move, an item may
+    show up at its old node and its new one. Exit code 3 when there is no cluster under the URL's root.
+    """
+    quiet_logs()
+    where = wanted_url(url)
+    if file := missing_file(where):
+        raise NoCluster(
+            f"no cluster: store file {file} does not exist; correct the URL, or start a node with latchwork run"
+        )
+    with connect(where) as store:
+        state = inspect(store)
+        if state is None:
+            raise NoCluster(
+                f"no cluster under /{parse_url(where).root} of {store.url}; start a node with latchwork run"
+            )
+        if as_json:
+            typer.echo(json.dumps(to_json(state), indent=2))
+        else:
+            _print(Console(highlight=False, soft_wrap=True), state, None if everything else _FEW)
+
+
+def to_json(state: ClusterState) -> dict[str, object]:
+    """The state for programs; lists are sorted."""
+    return {
+        "manager": state.manager,
+        "candidates": list(state.candidates),
+        "nodes": {
+            node.node_id: {
+                "state": node.member.state,
+                "host": node.member.host,
+                "pid": node.member.pid,
+                "since": _since(node),
+                "session_ttl_s": node.member.ttl_s,
+                "weight": node.member.weight,
+                "version": node.member.version,
+                "labels": dict(node.member.labels),
+                "is_manager": node.is_manager,
+                "jobs": list(node.jobs),
+                "assigned": {job: list(items) for job, items in sorted(node.assigned.items())},
+            }
+            for node in state.nodes.values()
+        },
+        "jobs": {
+            job.job_id: {
+                "items": job.items,
+                "nodes": list(job.nodes),
+                "assigned": dict(sorted(job.assigned.items())),
+                "running": dict(sorted(job.running.items())),
+            }
+            for job in state.jobs()
+        },
+        "leftovers": list(state.leftovers),
+        "locks": [
+            {
+                "job": lock.job,
+                "item": lock.item,
+                "holder": lock.holder.label,
+                "host": lock.holder.host,
+                "pid": lock.holder.pid,
+                "ttl_s": lock.holder.ttl_s,
+                "token": lock.token,
+            }
+            for lock in state.locks
+        ],
+    }
+
+
+def _print(console: Console, state: ClusterState, most: int | None) -> None:
+    waiting = ", ".join(state.candidates[1:])
+    console.print(
+        Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else ""))
+    )
+    console.print(_nodes(state))
+    for job in state.jobs():
+        console.print(Text(f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run", style="bold"))
+        by_node: dict[str, list[str]] = {}
+        for item, node in job.assigned.items():
+            by_node.setdefault(node, []).append(item)
+        for node, items in sorted(by_node.items()):
+            console.print(Text(f"  {node}: {len(items)} items: {_few(items, most)}"))
+        if unassigned := job.items - len(job.assigned):
+            console.print(Text(f"  nobody: {unassigned} items are not assigned", style="yellow"))
+        moving = [f"{item} ({holder})" for item, holder in job.running.items() if job.assigned.get(item) != holder]
+        if moving:
+            console.print(Text(f"  still locked elsewhere: {len(moving)}: {_few(moving, most)}", style="yellow"))
+    if state.leftovers:
+        console.print(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
+    held = Counter(lock.holder.label for lock in state.locks)
+    owners = ", ".join(f"{label} {count}" for label, count in sorted(held.items()))
+    console.print(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
+
+
+def _nodes(state: ClusterState) -> Table:
+    table = Table()
+    for name in ("node", "state", "host", "pid", "since", "jobs"):
+        table.add_column(name, overflow="fold")
+    table.add_column("items", justify="right")
+    for node in state.nodes.values():
+        items = sum(len(share) for share in node.assigned.values())
+        member = node.member
+        role = f"{member.state}, manager" if node.is_manager else member.state
+        cells = (node.node_id, role, member.host, str(member.pid), _since(node), ", ".join(node.jobs), str(items))
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _since(node: NodeView) -> str:
+    return datetime.fromtimestamp(node.member.since, timezone.utc).isoformat(timespec="seconds")
+
+
+def _few(items: Iterable[str], most: int | None) -> str:
+    ordered: Sequence[str] = sorted(items)
+    shown = ordered if most is None else ordered[:most]
+    rest = f" and {len(ordered) - len(shown)} more" if len(shown) < len(ordered) else ""
+    printable = ("".join(char if char.isprintable() else repr(char)[1:-1] for char in item) for item in shown)
+    return ", ".join(printable) + rest

@@ -1,0 +1,111 @@
+"""From `module:attribute` to jobs: what `latchwork run` runs.
+
+User code is imported and called here, so whatever it raises becomes one line that names the place in that code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from latchwork.cli.outcome import UsageError
+from latchwork.errors import LatchworkError
+from latchwork.jobs import Job
+
+_REMEDY = "give a Job, a list of Jobs, or a function without parameters that returns one or the other"
+
+
+class TargetFailed(LatchworkError):
+    """The user's own code raised while it was imported or called."""
+
+
+def load_jobs(target: str) -> list[Job]:
+    """Import the module with the current directory importable, and take the jobs from its attribute.
+
+    Args:
+        target: `module:attribute`; both may have dots.
+    Returns:
+        The jobs in the order given; may be empty, ids may still clash.
+    Raises:
+        UsageError: no such module or attribute, or it is neither jobs nor makes them.
+        TargetFailed: the module or the function raised.
+    """
+    name, colon, attribute = target.partition(":")
+    parts = [*name.split("."), *attribute.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise UsageError(
+            f"target {target!r} is not module:attribute; write for example jobs:report for report in jobs.py"
+        )
+    found = _attribute(_import(name), name, attribute)
+    return _as_jobs(_call(found, target) if callable(found) and not isinstance(found, Job) else found, target)
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a module may do anything
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"there is no module {error.name!r} in {here} or on the Python path; "
+                "change to its directory, or correct the name before the colon"
+            ) from error
+        raise TargetFailed(f"module {name!r} {_raised(error)}; repair it, or run it with python to see more") from error
+
+
+def _attribute(module: ModuleType, name: str, path: str) -> object:
+    found: object = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            jobs = sorted(key for key, value in vars(module).items() if isinstance(value, Job))
+            known = f"its jobs are {', '.join(jobs)}" if jobs else f"{_REMEDY} that name"
+            raise UsageError(f"module {name!r} ({module.__file__ or 'built in'}) has no attribute {path!r}; {known}")
+        found = getattr(found, part)
+    return found
+
+
+def _call(function: object, target: str) -> object:
+    try:
+        return function()  # type: ignore[operator]
+    except KeyboardInterrupt:
+        raise
+    except LatchworkError:
+        raise  # such as an invalid job: it says all there is to say
+    except BaseException as error:
+        raise TargetFailed(f"{target} {_raised(error)}; it has to return jobs when called without arguments") from error
+
+
+def _as_jobs(found: object, target: str) -> list[Job]:
+    listed = isinstance(found, Iterable) and not isinstance(found, (str, bytes, Job, type))
+    jobs: list[Job] = []
+    for job in found if listed and isinstance(found, Iterable) else [found]:
+        if not isinstance(job, Job):
+            raise UsageError(f"{target} gives {_article(type(job).__name__)}; {_REMEDY}")
+        jobs.append(job)
+    return jobs
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _raised(error: BaseException) -> str:
+    """What was raised and where, in the user's words."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"has a syntax error: {text}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {text}{where}" if text else f"raised {type(error).__name__}{where}"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith("<frozen") or filename in {__file__, importlib.__file__}

@@ -1,0 +1,147 @@
+"""`latchwork tree`: every key under a root.
+
+Values are not shown unless asked for, and even then nothing is decoded: text is shown as it is stored, with what
+looks like a secret masked and control characters escaped; other bytes are only counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
+from latchwork.cli.outcome import UsageError, quiet_logs, reported
+from latchwork.store import Store, connect
+from latchwork.types import Entry
+
+_PAGE = 1000
+_LONGEST_SHOWN = 200
+_SECRET = re.compile(r"(?i)pass(word|wd|phrase)?|secret|token|credential|api[-_.]?key|private[-_.]?key")
+_MASK = "***"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "latchwork tree --url zk://127.0.0.1:2181/app",
+            "latchwork tree workers --url etcd://127.0.0.1:2379/app --values",
+            "latchwork tree --json | jq 'map(.bytes) | add'",
+        )
+    )(tree)
+
+
+@reported
+def tree(
+    prefix: Annotated[str, typer.Argument(help="Show only what is below this key; the whole root without it.")] = "",
+    *,
+    url: Url = None,
+    as_json: Json = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Show values that are text, secrets masked, up to 200 characters.")
+    ] = False,
+    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
+) -> None:
+    """Show every key under the root: its size, and the session it is bound to.
+
+    Values stay hidden unless --values is given. Members of JSON objects and keys whose names look like a password, a
+    secret or a token are masked even then. Tokens tell the order of writes: the greatest was written last.
+    """
+    quiet_logs()
+    where = wanted_url(url)
+    if file := missing_file(where):
+        raise UsageError(f"store file {file} does not exist; correct the URL")
+    with connect(where) as store:
+        if as_json:
+            _print_json(_entries(store, prefix), values=values)
+            return
+        entries = list(_entries(store, prefix))
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(draw(store.url, prefix, entries, values=values))
+        size = sum(len(entry.value) for entry in entries)
+        console.print(f"{len(entries)} keys, {size:,} bytes" if entries else f"no keys under {prefix or 'the root'}")
+
+
+def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
+    """The entries as a tree; implied parents are shown without a size."""
+    root = Tree(Text(f"{url}{' ' + prefix if prefix else ''}", style="bold"))
+    branches = {prefix: root}
+    for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
+        parent = root if entry.key == prefix else _branch(branches, prefix, entry.key.rpartition("/")[0])
+        label = Text(entry.key.rpartition("/")[2])
+        label.append(f"  {len(entry.value):,} B", style="cyan")
+        if entry.owner is not None:
+            label.append(f"  session {entry.owner}", style="yellow")
+        if values:
+            label.append(f"  {shown(entry)}", style="dim")
+        branches[entry.key] = parent.add(label)
+    return root
+
+
+def shown(entry: Entry) -> str:
+    """A value for people: masked, escaped and cut short; or what it is instead."""
+    if any(_SECRET.search(segment) for segment in entry.key.split("/")):
+        return _MASK
+    try:
+        text = entry.value.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"<{len(entry.value):,} bytes that are no text>"
+    text = _masked(text)
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _masked(text: str) -> str:
+    """JSON text with secret members masked; text that is no JSON is masked whole if it seems to name a secret."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return _MASK if _SECRET.search(text) else text
+    return json.dumps(_mask_members(value), ensure_ascii=False) if _SECRET.search(text) else text
+
+
+def _mask_members(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _MASK if _SECRET.search(str(name)) else _mask_members(part) for name, part in value.items()}
+    return [_mask_members(part) for part in value] if isinstance(value, list) else value
+
+
+def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
+    if key in branches or key == "":
+        return branches.get(key, branches[prefix])
+    parent = _branch(branches, prefix, key.rpartition("/")[0])
+    branches[key] = parent.add(Text(key.rpartition("/")[2], style="bold"))
+    return branches[key]
+
+
+def _entries(store: Store, prefix: str) -> Iterator[Entry]:
+    """The key itself and all below it, in pages, so that the store's answers stay small."""
+    if prefix and (own := store.get(prefix)) is not None:
+        yield own
+    last: str | None = None
+    while page := store.list(prefix, recursive=True, limit=_PAGE, start_after=last):
+        yield from page
+        last = page[-1].key
+
+
+def _print_json(entries: Iterator[Entry], *, values: bool) -> None:
+    rows = []
+    for entry in entries:
+        row: dict[str, object] = {
+            "key": entry.key,
+            "bytes": len(entry.value),
+            "owner": entry.owner,
+            "token": entry.token,
+            "created": entry.created,
+        }
+        if values:
+            row["value"] = shown(entry)
+        rows.append(row)
+    typer.echo(json.dumps(rows, indent=2))
