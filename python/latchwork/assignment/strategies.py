@@ -27,8 +27,8 @@ MODES: tuple[Mode, ...] = ("fast", "compat")
 class Rendezvous:
     """Every item to the worker that scores highest for the key `job:item`.
 
-    Loads are even only statistically. A worker that joins takes only what it wins, one that leaves gives up only what it
-    had.
+    Loads are even only statistically. A worker that joins takes only what it wins, one that leaves gives up only what
+    it had.
 
     Args:
         mode: "fast", or "compat" for the scores of `mmh3.hash64`; see `RendezvousHasher`.

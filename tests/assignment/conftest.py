@@ -1,0 +1,10 @@
+"""Makes the slow references importable, and draws random problems."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))  # for `assignment_reference`
