@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: A cron wait looks at the wall clock at least so often, in case it was set.
 _LONGEST_WAIT_S = 30.0
+#: A run whose locks are about to run out is not begun; it is told to stop, or they are renewed, within so many seconds.
+_LOCK_WAIT_S = 0.1
 _JOIN_S = 2.0
 
 
@@ -77,6 +79,8 @@ class RunSetup:
         job: the job.
         new_context: makes the context of a run from its share.
         counters: where runs and failures are counted.
+        may_run: tells whether the locks are held long enough to begin; asked right before each run, since a process that
+            was frozen wakes with its locks gone and its next run due.
         on_end: called in the run's thread when it has ended for good; must not block.
         clock: what it waits on.
         wall_s: seconds since the epoch.
@@ -85,6 +89,7 @@ class RunSetup:
     job: Job
     new_context: Callable[[tuple[str, ...]], JobContext]
     counters: Counters
+    may_run: Callable[[], bool]
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
@@ -176,6 +181,9 @@ class JobRun:
         job = self._setup.job
         due = self._first_due
         while self._wait(due):
+            if not self._setup.may_run():
+                self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+                continue
             self._resume = None
             self._run_once()
             if self._stop.is_set():

@@ -278,6 +278,7 @@ class Worker:
             job=job,
             new_context=self._new_context(job.id),
             counters=Counters(),
+            may_run=lambda: self.locks.remaining_s() > self._margin_s,
             on_end=self._wake.set,
             clock=self._store.clock,
             wall_s=time.time,

@@ -1,0 +1,100 @@
+"""One live run: its thread, its schedule, its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.jobs import FixedDelay, Job
+from latchwork.jobs.context import JobContext
+from latchwork.jobs.runs import Counters, JobRun, RunSetup
+
+
+@pytest.fixture
+def start():
+    runs = []
+
+    def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
+        setup = RunSetup(
+            job=Job("report", work_pool=["a"], run=run, schedule=schedule),
+            new_context=lambda items: JobContext(items, job_id="report"),
+            counters=Counters(),
+            may_run=may_run,
+            on_end=lambda: None,
+            clock=SYSTEM_CLOCK,
+        )
+        made = JobRun(1, ("a",), setup, SYSTEM_CLOCK.now() + due_in_s)
+        runs.append(made)
+        made.start()
+        return made
+
+    yield make
+    for run in runs:
+        run.stop()
+        run.join(5)
+
+
+def test_it_runs_again_and_again_with_a_new_context_each_time(start, eventually):
+    contexts = []
+    start(contexts.append)
+    eventually(lambda: len(contexts) >= 3)
+    assert len(set(map(id, contexts))) == len(contexts)
+
+
+def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):
+    run = start(lambda context: None, due_in_s=60.0)
+    run.stop()
+    eventually(lambda: run.ended)
+    assert run.resume_due == pytest.approx(SYSTEM_CLOCK.now() + 60.0, abs=5)
+
+
+def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
+    begun = threading.Event()
+    run = start(lambda context: (begun.set(), context.wait_stop()))
+    begun.wait(5)
+    run.stop()
+    eventually(lambda: run.ended)
+    assert run.resume_due is None
+
+
+def test_stop_returns_at_once_although_a_listener_hangs(start, eventually):
+    leave, begun = threading.Event(), threading.Event()
+
+    def work(context):
+        context.on_stop(lambda: leave.wait(10))
+        begun.set()
+        context.wait_stop()
+
+    run = start(work)
+    begun.wait(5)
+    before = time.monotonic()
+    run.stop()
+    assert time.monotonic() - before < 1.0
+    eventually(lambda: run.ended)
+    leave.set()
+
+
+def test_a_run_is_not_begun_while_its_locks_are_not_held(start, eventually):
+    held, ran = threading.Event(), threading.Event()
+    start(lambda context: ran.set(), may_run=held.is_set)
+    assert not ran.wait(0.3)
+    held.set()
+    assert ran.wait(5)
+
+
+def test_a_schedule_that_raises_is_logged_and_does_not_run_in_circles(start, eventually, caplog):
+    class Odd(FixedDelay):
+        def next_due(self, due, ended):
+            raise RuntimeError("no calendar")
+
+    runs = []
+    run = start(runs.append, schedule=Odd(0.0))
+    eventually(lambda: "no calendar" in caplog.text)
+    assert not threading.Event().wait(0.2)
+    assert len(runs) == 1
+    assert not run.ended
+    run.stop()
+    eventually(lambda: run.ended)
