@@ -1,0 +1,146 @@
+"""Writes that were cut off: found out, and never landing late. Each race is lost on purpose."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from etcd3 import etcdrpc as pb
+
+from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.types import Create, Delete, Put
+
+
+@pytest.fixture
+def proxy(server, proxied):
+    return proxied(server)
+
+
+@pytest.fixture
+def cut_off(proxy, root, opened):
+    """A backend behind the proxy, with a slot in use already."""
+    backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=5")
+    backend.commit([], [Put("warm", b"up")]).result(5)
+    return backend
+
+
+def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, raw, raw_client):
+    delayed = raw_client(proxy)
+    delayed.put(b"/control", b"1")
+    proxy.hold(to_server=True)
+    late = delayed.kv.Put.future(pb.PutRequest(key=b"/control", value=b"late"), timeout=5)
+    time.sleep(0.1)
+    proxy.cut_clients()
+    assert late.exception(5) is not None
+    raw.put(b"/control", b"newer")
+    proxy.release()
+    deadline = time.monotonic() + 5
+    while raw.values(b"/control")[b"/control"] != b"late":
+        assert time.monotonic() < deadline, "the proxy delays nothing: the tests below prove nothing"
+        time.sleep(0.02)
+
+
+def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(proxy, cut_off, backend):
+    proxy.hold(to_server=True)
+    future = cut_off.commit([], [Put("k", b"delayed")])
+    time.sleep(0.1)
+    proxy.cut_clients()
+    told = future.result(6)  # settled as not applied, and sent again
+    newer = backend.commit([], [Put("k", b"newer")]).result(5)
+    assert newer.token > told.token
+    proxy.release()
+    time.sleep(0.5)
+    found = backend.get("k", stale_ok=False).result(5)
+    assert (found.value, found.token, found.created) == (b"newer", newer.token, told.token)
+
+
+@pytest.mark.parametrize("kind", ["put", "create", "delete", "tree", "sequential"])
+def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, proxy, cut_off, backend):
+    first = backend.commit([], [Put("k/a", b"1"), Put("k/b", b"1"), Put("gone", b"1")]).result(5)
+    proxy.hold(to_server=False)
+    sent = {
+        "put": lambda: cut_off.commit([], [Put("k/a", b"2"), Delete("gone"), Delete("never")]),
+        "create": lambda: cut_off.commit([], [Create("new", b"2")]),
+        "delete": lambda: cut_off.commit([], [Delete("gone")]),
+        "tree": lambda: cut_off.delete_tree("k"),
+        "sequential": lambda: cut_off.create_sequential("k/n-", b"2", None),
+    }[kind]()
+    time.sleep(0.2)
+    proxy.cut_clients()
+    told = sent.result(6)
+    entries = {entry.key: entry for entry in backend.list("", recursive=True, limit=None, start_after=None).result(5)}
+    if kind == "put":
+        assert told.entries == (entries["k/a"],)
+        assert entries["k/a"].created == first.token
+        assert told.deleted == ("gone",)
+    elif kind == "create":
+        assert told.entries == (entries["new"],)
+    elif kind == "delete":
+        assert told.deleted == ("gone",)
+        assert "gone" not in entries
+    elif kind == "tree":
+        assert told == 2
+        assert set(entries) == {"gone", "warm"}
+    else:
+        assert told == entries["k/n-0000000001"]
+        assert sorted(entries) == ["gone", "k/a", "k/b", "k/n-0000000001", "warm"]
+
+
+def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_store_is_final(
+    proxy, opened, root, backend
+):
+    cut_off = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1.5")
+    cut_off.commit([], [Put("k", b"before")]).result(5)
+    proxy.hold(to_server=True)
+    started = time.monotonic()
+    future = cut_off.commit([], [Put("k", b"delayed")])
+    time.sleep(0.1)
+    proxy.refusing = True
+    proxy.cut_clients()
+    with pytest.raises(OutcomeUnknown, match="'k'.*may land yet"):
+        future.result(5)
+    assert time.monotonic() - started < 1.6
+    with pytest.raises(Unavailable, match="nothing was sent"):
+        cut_off.commit([], [Put("other", b"")]).result(5)
+    proxy.refusing = False
+    final = cut_off.get("k", stale_ok=False)
+    while True:
+        try:
+            assert final.result(5).value == b"before"
+            break
+        except Unavailable:
+            final = cut_off.get("k", stale_ok=False)
+    proxy.release()
+    time.sleep(0.5)
+    assert backend.get("k", stale_ok=False).result(5).value == b"before"
+    assert cut_off.commit([], [Put("k", b"after")]).result(5).entries[0].value == b"after"
+
+
+def test_pipelined_writes_of_the_same_store_survive_the_settling_of_others(proxy, cut_off, backend):
+    proxy.hold(to_server=False)
+    futures = [cut_off.commit([], [Put(f"p/{number}", b"x"), Create(f"once/{number}", b"")]) for number in range(50)]
+    time.sleep(0.3)
+    proxy.cut_clients()
+    tokens = [future.result(6).token for future in futures]
+    assert len(set(tokens)) == 50
+    entries = backend.list("p", recursive=True, limit=None, start_after=None).result(5)
+    assert sorted(entry.token for entry in entries) == sorted(tokens)
+
+
+def test_writer_whose_lease_ended_goes_on_with_a_new_one(server, root, backend, raw):
+    backend.commit([], [Put("k", b"1")]).result(5)
+    (slot,) = raw.values(f"/{root}/@w/".encode())
+    raw.lease.LeaseRevoke(pb.LeaseRevokeRequest(ID=int(slot.split(b"/")[-2], 16)), timeout=5)
+    assert backend.commit([], [Put("k", b"2")]).result(5).entries[0].value == b"2"
+    (other,) = raw.values(f"/{root}/@w/".encode())
+    assert other != slot
+
+
+def test_closed_stores_leave_no_guards_behind(server, root, opened, raw):
+    for _ in range(5):
+        backend = opened(server.url(root))
+        for future in [backend.commit([], [Put(f"k/{number}", b"")]) for number in range(20)]:
+            future.result(5)
+        assert raw.values(f"/{root}/@w/".encode())
+        backend.close()
+    assert raw.values(f"/{root}/@".encode()) == {}
