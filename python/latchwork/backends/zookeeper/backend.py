@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from latchwork.backends.base import Capability
 from latchwork.backends.futures import drive, failed, then
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.commit import Writer, describe
+from latchwork.backends.zookeeper.commit import Task, Writer, describe
 from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
 from latchwork.backends.zookeeper.failures import cut_error, session_lost
 from latchwork.backends.zookeeper.nodes import Layout
@@ -120,7 +120,7 @@ class ZooKeeperBackend:
         return self._write(
             owner,
             what,
-            lambda connection, deadline, owner_id: self._writer.commit(connection, checks, ops, deadline, owner_id),
+            lambda task: self._writer.commit(task, checks, ops),
         )
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
@@ -128,9 +128,7 @@ class ZooKeeperBackend:
         return self._write(
             session,
             f"create {key!r} with a suffix",
-            lambda connection, deadline, owner_id: self._writer.create_sequential(
-                connection, key, value, deadline, owner_id
-            ),
+            lambda task: self._writer.create_sequential(task, key, value),
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
@@ -138,7 +136,7 @@ class ZooKeeperBackend:
         return self._write(
             None,
             f"delete tree {prefix!r}",
-            lambda connection, deadline, _: self._writer.delete_tree(connection, prefix, deadline),
+            lambda task: self._writer.delete_tree(task, prefix),
         )
 
     # Sessions and watches.
@@ -236,49 +234,38 @@ class ZooKeeperBackend:
             if main.zk_session == zk_session:
                 return result
 
-    def _write(
-        self,
-        owner: HasId | None,
-        what: str,
-        steps: Callable[[Connection, float, str | None], Steps[T]],
-    ) -> Future[T]:
-        if owner is None:
-            return drive(self._write_steps(self._main, None, what, steps))
-        session = self._sessions.get(owner.id)
-        if session is None or session.connection.over:
-            return failed(session_lost(owner.id, what))
-        return drive(self._write_steps(session.connection, owner.id, what, steps))
+    def _write(self, owner: HasId | None, what: str, steps: Callable[[Task], Steps[T]]) -> Future[T]:
+        connection = self._main
+        if owner is not None:
+            session = self._sessions.get(owner.id)
+            if session is None or session.connection.over:
+                return failed(session_lost(owner.id, what))
+            connection = session.connection
+        task = Task(connection, connection.deadline(), None if owner is None else owner.id, what)
+        return drive(self._write_steps(task, steps))
 
-    def _write_steps(
-        self,
-        connection: Connection,
-        owner_id: str | None,
-        what: str,
-        steps: Callable[[Connection, float, str | None], Steps[T]],
-    ) -> Steps[T]:
-        deadline = connection.deadline()
+    def _write_steps(self, task: Task, steps: Callable[[Task], Steps[T]]) -> Steps[T]:
         while True:
-            if connection.evidence is None:
-                if owner_id is not None:
-                    raise session_lost(owner_id, what)
+            if task.connection.evidence is None:
+                if task.session_id is not None:
+                    raise session_lost(task.session_id, task.what)
                 if self._closed:
-                    raise Closed(f"{what}: the store was closed; open a new one")
-                yield self._ready(deadline, what)
+                    raise Closed(f"{task.what}: the store was closed; open a new one")
+                yield self._ready(task)
             try:
-                return (yield from steps(connection, deadline, owner_id))
+                return (yield from steps(task))
             except EvidenceGone:
                 with self._lock:
                     self._readying = None
 
-    def _ready(self, deadline: float, what: str) -> Future[None]:
+    def _ready(self, task: Task) -> Future[None]:
         """The main connection gets its evidence; concurrent first writes share the work."""
         with self._lock:
             if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
                 return self._readying
             readying: Future[None] = Future()
             self._readying = readying
-        path = self._layout.writer(uuid.uuid4().hex)
-        prepared = drive(self._writer.prepare(self._main, path, deadline, what))
+        prepared = drive(self._writer.prepare(task, self._layout.writer(uuid.uuid4().hex)))
         prepared.add_done_callback(lambda done: _pass_on(done, readying))
         return readying
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _EVIDENCE_BYTES = 256
+_MULTI_HEAD_BYTES = 9
 _FINAL_CODES = frozenset({NO_AUTH, wire.EPHEMERAL_PARENT, wire.INVALID_ACL, wire.QUOTA_EXCEEDED})
 _STALE_CODES = frozenset({NO_NODE, NODE_EXISTS, wire.BAD_VERSION, wire.NOT_EMPTY})
 _REMEMBERED = 20_000
 _BATCH = 100
 _LONGEST_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One call: through which connection, by when, for which session (None: none), and its name in messages."""
+
+    connection: Connection
+    deadline: float
+    session_id: str | None
+    what: str
+
+    def error(self, cut: Cut, *, write: bool) -> LatchworkError:
+        """What to tell the caller of a lost connection."""
+        return cut_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
+
+    def may_retry(self) -> bool:
+        """There is time, and somebody to ask."""
+        return not self.connection.over and not self.connection.is_late(self.deadline)
 
 
 class Memory:
@@ -60,7 +80,7 @@ class Memory:
             return
         version = entry.version
         assert isinstance(version, Version)
-        if version.gen == UNKNOWN or version.data == UNKNOWN:
+        if UNKNOWN in {version.gen, version.data}:
             return
         if len(self._versions) >= _REMEMBERED:
             self._versions = {}
@@ -114,16 +134,9 @@ class Writer:
 
     # Transactions.
 
-    def commit(
-        self,
-        connection: Connection,
-        checks: Sequence[SimpleCheck],
-        ops: Sequence[Op],
-        deadline: float,
-        session_id: str | None,
-    ) -> Steps[Committed]:
+    def commit(self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
         """One transaction, as ``Backend.commit``."""
-        what = describe(checks, ops)
+        session_id = task.session_id
         known = self.memory.known(checks, ops)
         extra: frozenset[str] = frozenset()
         tidy = True
@@ -132,62 +145,54 @@ class Writer:
                 plan = compile_plan(self._layout, self._acl, checks, ops, known, session_id=session_id, tidy=tidy)
             except NeedStates as need:
                 extra |= need.keys
-                known = yield from self._fresh(connection, checks, ops, extra, deadline, what, attempt)
+                known = yield from self._fresh(task, _keys_of(checks, ops, extra), checks, attempt)
                 continue
             if not plan.writes and not checks:
                 return Committed(0)
             if _size(plan) > wire.MAX_PAYLOAD - _EVIDENCE_BYTES:
-                yield from self._make_parents(connection, plan, deadline, what)
+                yield from self._make_parents(task, plan)
                 known = Known({})
                 continue
             gens = self._reader.gens()
-            reply = yield from self._send(connection, plan, deadline, what, session_id)
-            if reply is None:  # nothing happened, and nothing is known to have changed: the connection was lost
+            reply = yield from self._send(task, plan)
+            if reply is None:  # it only checks, and the connection was lost
                 continue
             result = wire.parse_multi(reply.body) if reply.body else wire.MultiReply([], reply.error)
-            if reply.settled or (reply.error == OK and result.error == OK):
+            if result.error == OK:
                 return self._done(plan, result.results, reply.zxid, gens)
-            tidy = self._judge(plan, result, connection, what, session_id, tidy=tidy)
-            known = yield from self._fresh(connection, checks, ops, extra, deadline, what, attempt)
+            if result.failed < len(plan.parts):
+                tidy = self._judge(task, plan, result, tidy=tidy)
+            else:
+                self._judge_evidence(task, result)
+            known = yield from self._fresh(task, _keys_of(checks, ops, extra), checks, attempt)
         raise AssertionError("unreachable")
 
-    def _fresh(
-        self,
-        connection: Connection,
-        checks: Sequence[SimpleCheck],
-        ops: Sequence[Op],
-        extra: frozenset[str],
-        deadline: float,
-        what: str,
-        attempt: int,
-    ) -> Steps[Known]:
+    def _fresh(self, task: Task, keys: Sequence[str], checks: Sequence[SimpleCheck], attempt: int) -> Steps[Known]:
         """Read the states of all keys; after some attempts, wait a little first."""
         if attempt >= 2:
             yield self._ticker.pause(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
-        if attempt and connection.is_late(deadline):
-            raise Unavailable(f"{what}: others kept changing the same keys until the time was over; try again")
-        keys = {each.key: None for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
-        keys.update(dict.fromkeys(extra))
+        if attempt and task.connection.is_late(task.deadline):
+            raise Unavailable(f"{task.what}: others kept changing the same keys until the time was over; try again")
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
         while True:
             try:
-                return (yield from self._reader.states(connection, list(keys), sessions, deadline))
+                return (yield from self._reader.states(task.connection, keys, sessions, task.deadline))
             except Cut as cut:
-                if connection.over or connection.is_late(deadline):
-                    raise cut_error(cut, what=what, write=False, closed=True) from cut
+                if not task.may_retry():
+                    raise task.error(cut, write=False) from cut
 
-    def _send(
-        self, connection: Connection, plan: Plan, deadline: float, what: str, session_id: str | None
-    ) -> Steps[Reply | None]:
+    def _send(self, task: Task, plan: Plan) -> Steps[Reply | None]:
         parts = [part.data for part in plan.parts]
-        call = connection.write(parts, deadline) if plan.writes else connection.call(MULTI, wire.multi(parts), deadline)
+        connection = task.connection
         try:
-            reply: Reply = yield call
+            if plan.writes:
+                reply: Reply = yield connection.write(parts, task.deadline)
+            else:
+                reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
         except Cut as cut:
-            retry = not plan.writes and not connection.over and not connection.is_late(deadline)
-            if retry:
+            if not plan.writes and task.may_retry():
                 return None
-            raise cut_error(cut, what=what, write=plan.writes, session_id=session_id, closed=True) from cut
+            raise task.error(cut, write=plan.writes) from cut
         return reply
 
     def _done(self, plan: Plan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
@@ -207,154 +212,136 @@ class Writer:
             self._on_emptied(plan.emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
-    def _judge(
-        self,
-        plan: Plan,
-        result: wire.MultiReply,
-        connection: Connection,
-        what: str,
-        session_id: str | None,
-        *,
-        tidy: bool,
-    ) -> bool:
+    def _judge(self, task: Task, plan: Plan, result: wire.MultiReply, *, tidy: bool) -> bool:
         """Raise what reading again cannot help with; else whether to tidy in the next attempt."""
-        if result.failed >= len(plan.parts) or result.failed < 0:
-            if result.error == NO_NODE and result.failed >= 0:
-                if session_id is not None:
-                    raise session_lost(session_id, what)
-                connection.evidence = None
-                raise EvidenceGone
+        if result.failed < 0:  # the request as a whole was refused
+            if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
+                raise session_lost(task.session_id, task.what)
             if result.error in _FINAL_CODES:
-                raise code_error(result.error, what=what, key="")
-            if result.error == wire.SESSION_EXPIRED and session_id is not None:
-                raise session_lost(session_id, what)
+                raise code_error(result.error, what=task.what, key=plan.parts[-1].key)
             return tidy
         part = plan.parts[result.failed]
         if part.role == "tidy" and result.error == NO_AUTH:
             return False
         if result.error not in _STALE_CODES:
-            raise code_error(result.error, what=what, key=part.key)
+            raise code_error(result.error, what=task.what, key=part.key or plan.parts[-1].key)
         return tidy
 
-    def _make_parents(self, connection: Connection, plan: Plan, deadline: float, what: str) -> Steps[None]:
+    def _judge_evidence(self, task: Task, result: wire.MultiReply) -> None:
+        """The multi failed at the evidence that was added to it."""
+        if result.error != NO_NODE:
+            raise code_error(result.error, what=task.what, key="@w")
+        if task.session_id is not None:
+            raise session_lost(task.session_id, task.what)
+        task.connection.evidence = None
+        raise EvidenceGone
+
+    def _make_parents(self, task: Task, plan: Plan) -> Steps[None]:
         """Create the missing parents beforehand, where the multi would be too long with them."""
         parts = [part.data for part in plan.parts if part.role == "parent"]
         if not parts:
             raise TransactionTooLarge(
-                f"{what}: {_size(plan)} bytes with all that ZooKeeper needs, and it takes at most {wire.MAX_PAYLOAD}; "
-                "write in several transactions"
+                f"{task.what}: {_size(plan)} bytes with all that ZooKeeper needs, and it takes at most "
+                f"{wire.MAX_PAYLOAD}; write in several transactions"
             )
-        step = 2 * max(1, _BATCH // 2)
-        for at in range(0, len(parts), step):
+        for at in range(0, len(parts), _BATCH):
             try:
-                reply: Reply = yield connection.call(MULTI, wire.multi(parts[at : at + step]), deadline)
+                reply: Reply = yield task.connection.call(MULTI, wire.multi(parts[at : at + _BATCH]), task.deadline)
             except Cut as cut:
-                raise cut_error(cut, what=what, write=False, closed=True) from cut
+                raise task.error(cut, write=False) from cut
             result = wire.parse_multi(reply.body)
             if result.error in _FINAL_CODES:
-                raise code_error(result.error, what=what, key=plan.outcomes[0].key)
+                raise code_error(result.error, what=task.what, key=plan.outcomes[0].key)
 
     # Sequential keys.
 
-    def create_sequential(
-        self, connection: Connection, key: str, value: bytes, deadline: float, session_id: str | None
-    ) -> Steps[Entry]:
+    def create_sequential(self, task: Task, key: str, value: bytes) -> Steps[Entry]:
         """ZooKeeper's own counter, under a parent that is kept for ever because of its ``#keep``."""
-        what = f"create {key!r} with a suffix"
         above = parent(key)
-        flags = wire.SEQUENTIAL | (wire.PERSISTENT if session_id is None else wire.EPHEMERAL)
-        ticket = wire.create(self._layout.path(key), encode(value, session_id), self._acl, flags)
+        flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
+        ticket = wire.create(self._layout.path(key), encode(value, task.session_id), self._acl, flags)
         parts = [wire.check(self._layout.keep(above)), ticket] if above else [ticket]
-        while not connection.is_late(deadline):
+        while not task.connection.is_late(task.deadline):
             gens = self._reader.gens()
             try:
-                reply: Reply = yield connection.write(parts, deadline)
+                reply: Reply = yield task.connection.write(parts, task.deadline)
             except Cut as cut:
-                raise cut_error(cut, what=what, write=True, session_id=session_id, closed=True) from cut
+                raise task.error(cut, write=True) from cut
             result = wire.parse_multi(reply.body) if reply.body else wire.MultiReply([], reply.error)
             if reply.settled:
-                name = yield from self._find_ticket(connection, key, reply.zxid, deadline, what)
+                made = yield from self._find_ticket(task, key, reply.zxid)
             elif result.error == OK:
                 name = str(result.results[len(parts) - 1]).rpartition("/")[2]
-            else:
-                yield from self._prepare_counter(connection, key, result, len(parts), deadline, what, session_id)
+                made = f"{above}/{name}" if above else name
+            elif result.failed == len(parts):
+                self._judge_evidence(task, result)
                 continue
-            made = f"{above}/{name}" if above else name
-            version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, session_id, born=False)
-            entry = Entry(made, value, version, reply.zxid, reply.zxid, session_id)
+            else:
+                yield from self._prepare_counter(task, key, result)
+                continue
+            version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
+            entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
             self.memory.note(entry)
             return entry
-        raise Unavailable(f"{what}: the parent could not be prepared in time; nothing was changed, try again")
+        raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
-    def _prepare_counter(
-        self,
-        connection: Connection,
-        key: str,
-        result: wire.MultiReply,
-        evidence: int,
-        deadline: float,
-        what: str,
-        session_id: str | None,
-    ) -> Steps[None]:
-        if result.failed == evidence and result.error == NO_NODE:
-            if session_id is not None:
-                raise session_lost(session_id, what)
-            connection.evidence = None
-            raise EvidenceGone
+    def _prepare_counter(self, task: Task, key: str, result: wire.MultiReply) -> Steps[None]:
+        """Create the parent with its ``#keep``; others may do the same."""
         if result.error != NO_NODE:
-            raise code_error(result.error, what=what, key=key)
+            raise code_error(result.error, what=task.what, key=key)
         above = parent(key)
         parts: list[bytes] = []
         try:
-            known = yield from self._reader.states(connection, [above], [], deadline)
+            known = yield from self._reader.states(task.connection, [above], [], task.deadline)
             for each in reversed([above, *ancestors(above)]):
                 if not known.nodes[each].exists:
                     path = self._layout.path(each)
                     parts += [wire.create(path, b"", self._acl), wire.set_data(path, b"", 0)]
             parts.append(wire.create(self._layout.keep(above), b"", self._acl))
-            reply: Reply = yield connection.call(MULTI, wire.multi(parts), deadline)
+            reply: Reply = yield task.connection.call(MULTI, wire.multi(parts), task.deadline)
         except Cut as cut:
-            raise cut_error(cut, what=what, write=False, session_id=session_id, closed=True) from cut
+            raise task.error(cut, write=False) from cut
         error = wire.parse_multi(reply.body).error if reply.body else reply.error
         if error in _FINAL_CODES:
-            raise code_error(error, what=what, key=key)
+            raise code_error(error, what=task.what, key=key)
 
-    def _find_ticket(self, connection: Connection, key: str, token: int, deadline: float, what: str) -> Steps[str]:
-        """The name that a create was given whose reply was lost: the child that this transaction created."""
+    def _find_ticket(self, task: Task, key: str, token: int) -> Steps[str]:
+        """The key that a create made whose reply was lost: the child that this transaction created."""
         above = parent(key)
         try:
-            names = yield from self._reader.names(connection, above, deadline)
+            names = yield from self._reader.names(task.connection, above, task.deadline)
             keys = [each for each in self._reader.below(above, names) if each.startswith(key)]
-            entries = yield from self._reader.read_keys(connection, keys, self._reader.gens(), deadline)
+            entries = yield from self._reader.read_keys(task.connection, keys, self._reader.gens(), task.deadline)
         except Cut as cut:
-            raise cut_error(cut, what=what, write=True) from cut
+            raise task.error(Cut(sent=True, over=cut.over), write=True) from cut
         for entry in entries:
             if entry is not None and entry.created == token:
-                return entry.key.rpartition("/")[2]
-        raise cut_error(Cut(sent=True, over=False), what=what, write=True)
+                made: str = entry.key
+                return made
+        raise task.error(Cut(sent=True, over=False), write=True)
 
     # Trees and leftovers.
 
-    def delete_tree(self, connection: Connection, prefix: str, deadline: float) -> Steps[int]:
+    def delete_tree(self, task: Task, prefix: str) -> Steps[int]:
         """Delete what is there now, the deepest first, in transactions of some keys each."""
-        what = f"delete tree {prefix!r}"
         try:
             gens = self._reader.gens()
-            yield connection.confirm(deadline)
-            entries = yield from self._reader.subtree(connection, prefix, deadline, gens)
-            own = (yield from self._reader.read_keys(connection, [prefix], gens, deadline)) if prefix else []
+            yield task.connection.confirm(task.deadline)
+            entries = yield from self._reader.subtree(task.connection, prefix, task.deadline, gens)
+            if prefix:
+                own = yield from self._reader.read_keys(task.connection, [prefix], gens, task.deadline)
+                entries += [entry for entry in own if entry is not None]
         except Cut as cut:
-            raise cut_error(cut, what=what, write=False, closed=True) from cut
-        keys = [entry.key for entry in (*own, *entries) if entry is not None]
-        for entry in (*own, *entries):
+            raise task.error(cut, write=False) from cut
+        for entry in entries:
             self.memory.note(entry)
-        keys.sort(reverse=True)
+        keys = sorted((entry.key for entry in entries), reverse=True)
         deleted = 0
         for at in range(0, len(keys), _BATCH):
-            ops = [Delete(key) for key in keys[at : at + _BATCH]]
-            committed = yield from self.commit(connection, [], ops, deadline, None)
+            committed = yield from self.commit(task, [], [Delete(key) for key in keys[at : at + _BATCH]])
             deleted += len(committed.deleted)
-        yield from self.sweep(connection, {above for key in keys for above in ancestors(key)}, deadline)
+        above = {each for key in keys for each in ancestors(key)}
+        yield from self.sweep(task.connection, above, task.deadline)
         return deleted
 
     def sweep(self, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
@@ -387,50 +374,46 @@ class Writer:
 
     # Beginnings.
 
-    def prepare(self, connection: Connection, path: str, deadline: float, what: str) -> Steps[int]:
+    def prepare(self, task: Task, path: str) -> Steps[int]:
         """Create an ephemeral znode that is the connection's evidence, and the root if it is missing; its zxid."""
-        payload = wire.create(path, b"", self._acl, wire.EPHEMERAL)[9:]
-        while not connection.is_late(deadline):
+        payload = wire.create(path, b"", self._acl, wire.EPHEMERAL)[_MULTI_HEAD_BYTES:]
+        while not task.connection.is_late(task.deadline):
             try:
-                reply: Reply = yield connection.call(wire.CREATE, payload, deadline)
+                reply: Reply = yield task.connection.call(wire.CREATE, payload, task.deadline)
+                if reply.error == NO_NODE:
+                    yield from self._make_root(task)
+                    continue
+                if reply.error not in {OK, NODE_EXISTS}:
+                    raise code_error(reply.error, what=task.what, key=self._layout.root)
+                yield from self._learn_guards(task)
             except Cut as cut:
-                if connection.over or cut.over or not cut.sent:
-                    raise cut_error(cut, what=what, write=False, closed=True) from cut
-                continue  # the path is unique: if it is there already, it is ours
-            if reply.error == NO_NODE:
-                yield from self._make_root(connection, deadline, what)
-                continue
-            if reply.error not in {OK, NODE_EXISTS}:
-                raise code_error(reply.error, what=what, key=self._layout.root)
-            connection.evidence = path
-            yield from self._learn_guards(connection, deadline, what)
+                if cut.sent and not cut.over and task.may_retry():
+                    continue  # the path is unique: if it is there already, it is ours
+                raise task.error(cut, write=False) from cut
+            task.connection.evidence = path
             return reply.zxid
-        raise Unavailable(f"{what}: the root {self._layout.root} could not be prepared in time; try again")
+        raise Unavailable(f"{task.what}: the root {self._layout.root} could not be prepared in time; try again")
 
-    def _make_root(self, connection: Connection, deadline: float, what: str) -> Steps[None]:
-        try:
-            for path in self._layout.root_parts():
-                reply: Reply = yield connection.call(wire.CREATE, wire.create(path, b"", self._acl)[9:], deadline)
-            if reply.error not in {OK, NODE_EXISTS}:
-                # Above the root anything may be refused: it only matters that the root itself is there.
-                there: Reply = yield connection.call(wire.EXISTS, wire.path_and_flag(self._layout.root), deadline)
-                if there.error != OK:
-                    raise code_error(reply.error, what=what, key=self._layout.root)
-            parts = [wire.create(path, b"", self._acl) for path in (*self._layout.folders, *self._layout.guards)]
-            reply = yield connection.call(MULTI, wire.multi(parts), deadline)
-        except Cut as cut:
-            raise cut_error(cut, what=what, write=False, closed=True) from cut
+    def _make_root(self, task: Task) -> Steps[None]:
+        """Create what is missing of the root, its guards and its folders."""
+        for path in self._layout.root_parts():
+            payload = wire.create(path, b"", self._acl)[_MULTI_HEAD_BYTES:]
+            reply: Reply = yield task.connection.call(wire.CREATE, payload, task.deadline)
+        if reply.error not in {OK, NODE_EXISTS}:
+            # Above the root anything may be refused: it only matters that the root itself is there.
+            payload = wire.path_and_flag(self._layout.root)
+            there: Reply = yield task.connection.call(wire.EXISTS, payload, task.deadline)
+            if there.error != OK:
+                raise code_error(reply.error, what=task.what, key=self._layout.root)
+        parts = [wire.create(path, b"", self._acl) for path in (*self._layout.folders, *self._layout.guards)]
+        reply = yield task.connection.call(MULTI, wire.multi(parts), task.deadline)
         error = wire.parse_multi(reply.body).error if reply.body else reply.error
         if error not in {OK, NODE_EXISTS}:
-            raise code_error(error, what=what, key=self._layout.root)
+            raise code_error(error, what=task.what, key=self._layout.root)
 
-    def _learn_guards(self, connection: Connection, deadline: float, what: str) -> Steps[None]:
-        try:
-            reply: Reply = yield connection.call(
-                MULTI_READ, wire.multi([wire.read_data(path) for path in self._layout.guards]), deadline
-            )
-        except Cut as cut:
-            raise cut_error(cut, what=what, write=False, closed=True) from cut
+    def _learn_guards(self, task: Task) -> Steps[None]:
+        payload = wire.multi([wire.read_data(path) for path in self._layout.guards])
+        reply: Reply = yield task.connection.call(MULTI_READ, payload, task.deadline)
         for number, guard in enumerate(wire.parse_multi_read(reply.body)):
             if isinstance(guard, Data):
                 self._reader.learn(number, guard.stat.version)
@@ -448,3 +431,8 @@ def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
 
 def _size(plan: Plan) -> int:
     return sum(len(part.data) for part in plan.parts)
+
+
+def _keys_of(checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> list[str]:
+    keys = {each.key: None for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
+    return list(keys | dict.fromkeys(extra))

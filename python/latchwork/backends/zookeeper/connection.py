@@ -44,7 +44,7 @@ _BARRIER = wire.multi([wire.check("/")])
 _SWEEP_S = 0.1
 
 
-class Cut(Exception):  # noqa: N818 - internal; never reaches a caller
+class Cut(Exception):
     """No reply came.
 
     Attributes:
@@ -58,7 +58,7 @@ class Cut(Exception):  # noqa: N818 - internal; never reaches a caller
         self.over = over
 
 
-class EvidenceGone(Exception):  # noqa: N818 - internal
+class EvidenceGone(Exception):
     """The session has no evidence znode (yet, or any more); nothing was written."""
 
 
@@ -71,6 +71,7 @@ class Call(Future[Reply]):
         self.payload = payload
         self.deadline = deadline
         self.number = number  # of a write with evidence; else 0
+        self.evidence = ""
         self.epoch = 0  # of the connection it was sent on last; 0: never sent
         self.sent_at = 0.0
         self.barrier: Call | None = None
@@ -138,6 +139,7 @@ class Connection:
         self._outbox: deque[Call] = deque()
         self._outstanding: list[Call] = []
         self._unsettled: list[Call] = []
+        self._settling: deque[Call] = deque()
         self._barrier: Call | None = None
         self._woken = self._sweeping = self._over = False
         self._number = 0
@@ -148,7 +150,7 @@ class Connection:
         self.zk_session = 0
         self.opened_at = 0.0
         self.first_up: Future[None] = Future()
-        self._link = Link(settings.hosts, ttl_s, settings.options, self, settings.clock, name)
+        self._link = Link(settings.hosts, ttl_s, options=settings.options, owner=self, clock=settings.clock, name=name)
 
     # Asking.
 
@@ -227,7 +229,7 @@ class Connection:
 
     def _stamp(self, call: Call, head: bytes, evidence: str) -> None:
         self._number += 1
-        call.number = self._number
+        call.number, call.evidence = self._number, evidence
         call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
 
     def _share_barrier(self, deadline: float) -> Call:
@@ -261,19 +263,23 @@ class Connection:
     # Told by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Call]:
-        """The next requests to send, marked as sent."""
+        """The next requests to send, marked as sent; while writes are unsettled, only what settles them.
+
+        Otherwise a later write could overtake an earlier one that has to be sent again, in effect and in the evidence.
+        """
         batch: list[Call] = []
         size = 0
         now = self._clock.now()
         with self._lock:
             self._woken = False
-            while self._outbox and size < most_bytes:
-                call = self._outbox.popleft()
+            waiting = self._settling if self._unsettled else self._outbox
+            while waiting and size < most_bytes:
+                call = waiting.popleft()
                 if not call.done():
                     call.epoch, call.sent_at = self._epoch, now
                     batch.append(call)
                     size += len(call.payload) + 12
-            again = self._woken = bool(self._outbox)
+            again = self._woken = bool(waiting)
         if again:
             self._link.wake()
         return batch
@@ -288,7 +294,7 @@ class Connection:
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
             settle = self._settle_calls() if self._unsettled else []
-            self._outbox.extendleft(reversed(settle))
+            self._settling = deque(settle)
             self._outstanding.extend(settle)
         for call in settle[1:]:
             call.add_done_callback(self._settle)
@@ -344,7 +350,7 @@ class Connection:
     def _hold(self, call: Call) -> bool:
         """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
         with self._lock:
-            if self._over or self.evidence is None or call.done():
+            if self._over or self.evidence != call.evidence or call.done():
                 return False
             self._unsettled.append(call)
             return True
@@ -363,6 +369,8 @@ class Connection:
         found = wire.parse_data(reply.body)[0] if reply.error == OK else None
         reached = _NUMBER.unpack(found.data)[0] if found is not None and found.data else 0
         with self._lock:
+            if self.evidence is None or read.payload != wire.path_and_flag(self.evidence):
+                found = None
             unsettled, self._unsettled = self._unsettled, []
             again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]
             for call in again:
@@ -389,7 +397,10 @@ class Connection:
                 doomed = set(map(id, late))
                 self._outbox = deque(call for call in self._outbox if id(call) not in doomed)
                 self._unsettled = [call for call in self._unsettled if id(call) not in doomed]
+                self._woken = True
         for call, cut in cuts:
             call.set_exception(cut)
+        if cuts:
+            self._link.wake()
         if again:
             self._settings.ticker.later(_SWEEP_S, self._sweep)

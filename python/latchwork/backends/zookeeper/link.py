@@ -1,8 +1,9 @@
 """kazoo's connection loop with our own sending and receiving: the only file that knows kazoo's insides.
 
-kazoo does the handshake, authentication, pings and reconnecting. Requests wait in our outbox (``connection.py``), not in
-kazoo's queue: what has not been sent survives a reconnect and is never failed as if it had been. Several requests share
-a system call in both directions. No future of ours runs on a kazoo queue thread, so there is none.
+kazoo does the handshake, authentication, pings and reconnecting. Requests wait in our outbox (``connection.py``), not
+in kazoo's queue: what has not been sent survives a reconnect and is never failed as if it had been. Several requests
+share a system call in both directions. Replies end their futures on the connection's thread; kazoo's queue threads are
+not started.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class Link:
         self,
         hosts: Sequence[tuple[str, int]],
         ttl_s: float,
+        *,
         options: dict[str, Any],
         owner: LinkOwner,
         clock: Clock,
@@ -153,7 +155,7 @@ class Link:
     def _on_state(self, state: KazooState) -> None:
         if state == KazooState.SUSPENDED:
             self._owner.went_down()
-        elif state == KazooState.LOST and self._client.client_state == KeeperState.EXPIRED_SESSION:
+        elif state == KazooState.LOST and self._client.client_state == KeeperState.EXPIRED_SESSION:  # noqa: SIM102
             if self._owner.expired():
                 self._client._stopped.set()  # noqa: SLF001 - the loop sees it before it would connect again
 
@@ -202,6 +204,7 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         self._owner = owner
         self._clock = clock
         self._unread = bytearray()
+        self._xid = 0
 
     @property
     def thread(self) -> threading.Thread | None:

@@ -78,7 +78,7 @@ class Znode:
 
 def known_key(version: Version) -> Znode:
     """A key seen earlier, taken to be without children until a reply says otherwise."""
-    return Znode(True, version, version.data, 0, version.gen, version.owner is not None)  # noqa: FBT003
+    return Znode(True, version, version.data, 0, version.gen, version.owner is not None)
 
 
 def encode(value: bytes, owner: str | None) -> bytes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-class NeedStates(Exception):  # noqa: N818 - a question, not an error
+class NeedStates(Exception):
     """What is known does not decide: read the states of all keys, and of these."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -230,7 +230,7 @@ class _Compiler:
     def _guard(self, key: str, seen: Znode) -> None:
         """The znode seen is still the same one: nothing in its bucket was deleted, its session lives."""
         number = bucket(key)
-        if seen.gen == UNKNOWN or seen.data == UNKNOWN or self.guards.setdefault(number, seen.gen) != seen.gen:
+        if UNKNOWN in {seen.gen, seen.data} or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
         owner = seen.version.owner if seen.version is not None else None
         if owner is not None and owner != self.session_id:

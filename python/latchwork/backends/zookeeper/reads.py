@@ -108,7 +108,7 @@ class Reader:
         buckets = sorted({bucket(key) for key in keys})
         guards = yield from self._read_data(connection, [self._layout.guards[number] for number in buckets], deadline)
         gens = [UNKNOWN] * BUCKETS
-        for number, guard in zip(buckets, guards):
+        for number, guard in zip(buckets, guards, strict=True):
             if isinstance(guard, Data):
                 gens[number] = guard.stat.version
         return (yield from self.read_keys(connection, keys, gens, deadline))
@@ -127,7 +127,7 @@ class Reader:
         found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
         entries: list[Entry | None] = []
         parents = []
-        for index, (key, each) in enumerate(zip(keys, found)):
+        for index, (key, each) in enumerate(zip(keys, found, strict=True)):
             if isinstance(each, Data):
                 if each.stat.children and each.data:
                     parents.append(index)
@@ -150,13 +150,13 @@ class Reader:
         gens: list[int],
         deadline: float,
     ) -> Steps[list[int]]:
-        """Complete the entries with children; those that changed between the looks are returned, to be looked at again."""
+        """Complete the entries with children; those that changed between the looks are returned, for another."""
         paths = [self._layout.born(keys[index]) for index in parents] + [
             self._layout.path(keys[index]) for index in parents
         ]
         found = yield from self._read_data(connection, paths, deadline)
         again = []
-        for index, born, now in zip(parents, found, found[len(parents) :]):
+        for index, born, now in zip(parents, found, found[len(parents) :], strict=False):
             key, before = keys[index], entries[index]
             if not isinstance(now, Data):
                 entries[index] = None
@@ -237,7 +237,7 @@ class Reader:
         reads = [wire.read_children(self._layout.path(key)) for key in keys]
         found = yield from self._read_each(connection, reads, deadline)
         level: list[str] = []
-        for key, names in zip(keys, found):
+        for key, names in zip(keys, found, strict=True):
             if isinstance(names, list):
                 level.extend(self.below(key, _visible(names, key)))
             else:
@@ -289,10 +289,10 @@ class Reader:
     ) -> Steps[list[str]]:
         """Which of these are keys or have a key below; with ``first`` one is enough."""
         found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
-        alive = [key for key, each in zip(keys, found) if isinstance(each, Data) and each.data]
+        alive = [key for key, each in zip(keys, found, strict=True) if isinstance(each, Data) and each.data]
         if alive and first:
             return alive
-        for key, each in zip(keys, found):
+        for key, each in zip(keys, found, strict=True):
             if not isinstance(each, Data):
                 assert isinstance(each, int)
                 self._refuse(each, "list", key)
@@ -326,20 +326,22 @@ class Reader:
             reply: Reply = yield call
             replies = []
             for other in others:
-                replies.append((yield other))
+                replies.append((yield other))  # noqa: PERF401 - a comprehension cannot yield
             together = call.linearizable and all(other.epoch == call.epoch for other in others)
         found = wire.parse_multi_read(reply.body)
         gens = self._take_guards(buckets, found)
-        nodes = {each: self._parent_state(each, answer, gens) for each, answer in zip(parents, replies)}
+        nodes = {each: self._parent_state(each, answer, gens) for each, answer in zip(parents, replies, strict=True)}
         at = len(buckets)
         for key in keys:
             nodes[key] = self._state(key, found[at], found[at + 1], gens)
             at += 2
-        return Known(nodes, frozenset(each for each, now in zip(sessions, found[at:]) if now == NO_NODE), fresh=True)
+        return Known(
+            nodes, frozenset(each for each, now in zip(sessions, found[at:], strict=True) if now == NO_NODE), fresh=True
+        )
 
     def _take_guards(self, buckets: Sequence[int], found: Sequence[object]) -> dict[int, int]:
         gens = dict.fromkeys(buckets, UNKNOWN)
-        for number, guard in zip(buckets, found):
+        for number, guard in zip(buckets, found, strict=False):
             if isinstance(guard, Data):
                 gens[number] = guard.stat.version
                 self.learn(number, guard.stat.version)

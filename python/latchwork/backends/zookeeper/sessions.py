@@ -12,8 +12,9 @@ import uuid
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import drive, failed, reject, resolve
+from latchwork.backends.futures import drive, reject, resolve
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.commit import Task
 from latchwork.backends.zookeeper.connection import Connection, Cut, Settings
 from latchwork.backends.zookeeper.failures import code_error, cut_error, session_lost
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
@@ -72,7 +73,8 @@ class ZooKeeperSession:
         what = "open a session"
         self.connection.start()
         try:
-            self.token = yield from writer.prepare(self.connection, self._marker, self.connection.deadline(), what)
+            task = Task(self.connection, self.connection.deadline(), self.id, what)
+            self.token = yield from writer.prepare(task, self._marker)
         except BaseException as error:
             self.close()
             if isinstance(error, SessionLost):
@@ -140,8 +142,3 @@ class ZooKeeperSession:
         if gone:
             self._on_gone()
         return True
-
-
-def unknown_session(session_id: str, what: str) -> Future[object]:
-    """The answer to a call for a session that is not open here."""
-    return failed(session_lost(session_id, what))

@@ -278,7 +278,7 @@ class WatchHub:
                 self._load(watch)  # whoever it concerns finds out by itself
             return
         by_watch: dict[int, tuple[ZooKeeperWatch, dict[str, Entry | None]]] = {}
-        for key, entry in zip(keys, entries):
+        for key, entry in zip(keys, entries, strict=True):
             for watch in self._covering_now(key):
                 by_watch.setdefault(id(watch), (watch, {}))[1][key] = entry
         for watch, found in by_watch.values():
@@ -301,7 +301,7 @@ class WatchHub:
             call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
         self._ticker.later(_HEARTBEAT_S, self._beat)
 
-    def _confirmed(self, sent_at: float, answered: bool) -> None:  # noqa: FBT001
+    def _confirmed(self, sent_at: float, answered: bool) -> None:
         if answered:
             with self._lock:
                 self._current = sent_at

@@ -57,7 +57,7 @@ class Stat(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer of the server. ``settled``: no answer came, but the write was found to have been applied at ``zxid``."""
+    """An answer of the server. ``settled``: none came, but the write was found to have been applied at ``zxid``."""
 
     error: int
     zxid: int
