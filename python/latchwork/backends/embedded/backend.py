@@ -19,7 +19,7 @@ from latchwork.backends.embedded.database import FileDatabase, Work
 from latchwork.backends.embedded.memory import join_memory, leave_memory
 from latchwork.backends.embedded.poller import Poller, View, Watcher
 from latchwork.backends.embedded.session import LEAST_TTL_S, EmbeddedSession
-from latchwork.backends.futures import attempt
+from latchwork.backends.futures import attempt, completed
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
@@ -127,9 +127,9 @@ class EmbeddedBackend:
 
         def all_batches() -> int:
             total = 0
-            while count := self._write(work):
+            while (count := self._write(work)) == _TREE_BATCH:
                 total += count
-            return total
+            return total + count
 
         return attempt(all_batches)
 
@@ -158,10 +158,11 @@ class EmbeddedBackend:
     def end_session(self, session: EmbeddedSession) -> Future[None]:
         """For ``EmbeddedSession.close``."""
         with self._lock:
-            self._ended.add(session.id)
-            known = self._sessions.pop(session.id, None)
-        if known is None:
-            return attempt(lambda: None)
+            known = self._sessions.pop(session.id, None) is not None or session.id in self._ended
+            if known:
+                self._ended.add(session.id)
+        if self._closed or not known:
+            return completed(None)
         return attempt(lambda: self._end_in_database(session.id))
 
     # Watches.

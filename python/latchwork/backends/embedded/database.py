@@ -62,6 +62,8 @@ class Pool:
             Closed: the pool is closed.
         """
         with self._lock:
+            if self._closed:
+                raise Closed(f"{self._where} was closed; connect again")
             if self._idle:  # then nobody is in the queue
                 return self._idle.pop()
             turn = _Turn()
@@ -72,7 +74,7 @@ class Pool:
         with self._lock:
             if not turn.granted:
                 if self._closed:
-                    raise Closed(f"{self._where} was closed; connect again")
+                    raise Closed(f"{self._where} was closed while this call waited; connect again")
                 self._queue.remove(turn)
                 raise Unavailable(f"{self._where} was in use by other threads until the time was over; try again")
         return turn.conn or self._connect(deadline)

@@ -94,8 +94,13 @@ class Watcher:
         self._forget(self)
         with self._state:
             self._closed = True
+            deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
             while self._teller not in {None, threading.get_ident()}:
-                SYSTEM_CLOCK.wait_condition(self._state, _CLOSE_TIMEOUT_S)
+                if not SYSTEM_CLOCK.wait_condition(self._state, deadline - SYSTEM_CLOCK.now()):
+                    break
+            stuck = self._teller not in {None, threading.get_ident()}
+        if stuck:
+            _log.error("the sink of the watch on %r did not return within %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
 
 
 class Poller:
