@@ -23,7 +23,9 @@ class FakeEntryPoint:
 def remote(monkeypatch):
     """A scheme of another package, with hosts, so that no client library is needed here."""
     module = ModuleType("remote_backend")
-    module.SPEC = SchemeSpec(schemes=("remote", "rem"), default_port=99, options={"mode": one_of("a", "b")}, extra="etcd")
+    module.SPEC = SchemeSpec(
+        schemes=("remote", "rem"), default_port=99, options={"mode": one_of("a", "b")}, extra="etcd"
+    )
     points = [FakeEntryPoint("remote", lambda: module), FakeEntryPoint("rem", lambda: module)]
 
     def entry_points(*, group, name=None):
@@ -71,7 +73,9 @@ def test_durations_are_parsed_and_have_defaults():
 
 
 def test_overrides_win_and_none_means_not_given():
-    parsed = parse_url("sqlite:///a.db?sync=normal&session_ttl_s=3", {"sync": "full", "session_ttl_s": None, "root": "r"})
+    parsed = parse_url(
+        "sqlite:///a.db?sync=normal&session_ttl_s=3", {"sync": "full", "session_ttl_s": None, "root": "r"}
+    )
     assert (parsed.options["sync"], parsed.session_ttl_s, parsed.root) == ("full", 3.0, "r")
 
 

@@ -187,7 +187,7 @@ def test_a_lower_ticket_never_appears_after_a_higher_one_was_seen(store, other):
     highest = ""
     seen: set[str] = set()
     try:
-        for _ in range(40):
+        while len(seen) < 40:  # a fixed number of looks ends before a fast store has created anything
             keys = [entry.key for entry in store.list("q")]
             late = [key for key in keys if key not in seen and key < highest]
             assert late == []
@@ -197,7 +197,6 @@ def test_a_lower_ticket_never_appears_after_a_higher_one_was_seen(store, other):
         stop.set()
         for thread in threads:
             thread.join()
-    assert len(seen) > 10
 
 
 def test_versions_never_lie_after_delete_and_re_creation(store, other):
