@@ -51,6 +51,19 @@ mod tests {
     }
 
     #[test]
+    fn workers_without_room_are_passed_over() {
+        let job = Job {
+            id: "j",
+            items: vec!["a", "b"],
+            able: vec![0, 1, 2, 3, 4],
+            weights: vec![1.0; 5],
+            previous: vec![NOBODY, 4],
+        };
+        let seated = [false, false, false, true, true];
+        assert_eq!(items(&job, &Share::new(&job), &seated), [3, 4]);
+    }
+
+    #[test]
     fn a_job_nobody_can_run_stays_without_owners() {
         let job = Job { items: vec!["a", "b"], previous: vec![NOBODY; 2], ..Job::default() };
         assert_eq!(items(&job, &Share::new(&job), &[]), [NOBODY; 2]);

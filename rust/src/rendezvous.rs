@@ -225,6 +225,20 @@ mod tests {
     }
 
     #[test]
+    fn ties_go_to_the_first_in_name_order_with_weights_and_among_the_best_k() {
+        let names = names(9);
+        let mut hashing = rendezvous(&names, &[2.0; 9], Mode::Fast);
+        hashing.hashes = vec![hashing.hashes[0]; 9];
+        for weights in [None, Some(vec![2.0; 9])] {
+            hashing.weights = weights;
+            let (key, mut buffer) = (hashing.key("k"), Vec::new());
+            assert_eq!(hashing.owner(key, &mut buffer), 0);
+            assert_eq!(hashing.best_of(key, [3, 5, 8].into_iter(), &mut buffer), Some(3));
+            assert_eq!(hashing.owners(key, 4, &mut buffer), [0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
     fn a_worker_whose_every_score_is_zero_can_still_own() {
         assert_eq!(fast_score(5, 5), 0);
         assert_eq!(first_best(5, &[5]), 0);

@@ -112,6 +112,37 @@ mod tests {
         }
     }
 
+    /// How many sigma a chi-square lies above its mean.
+    fn sigma(counts: &[u64], expected: f64) -> f64 {
+        let chi: f64 = counts.iter().map(|&c| (c as f64 - expected).powi(2) / expected).sum();
+        let freedom = counts.len() as f64 - 1.0;
+        (chi - freedom) / (2.0 * freedom).sqrt()
+    }
+
+    #[test]
+    fn loads_of_two_to_five_workers_are_as_even_as_chance_over_millions_of_items() {
+        let items = 4_000_000u64;
+        let workers: Vec<u64> = (0..5).map(|n| fast_worker(format!("worker-{n}").as_bytes())).collect();
+        let mut loads = [[0u64; 5]; 6];
+        for n in 0..items {
+            let mut id = *b"orders:000000000";
+            (0..9).for_each(|digit| id[15 - digit] += (n / 10u64.pow(digit as u32) % 10) as u8);
+            let key = fast_key(&id);
+            let (mut top, mut owner) = (0, 0);
+            for (worker, &hash) in workers.iter().enumerate() {
+                let score = fast_score(key, hash);
+                if score > top {
+                    (top, owner) = (score, worker);
+                }
+                loads[worker + 1][owner] += 1;
+            }
+        }
+        for (count, load) in loads.iter().enumerate().skip(2) {
+            let off = sigma(&load[..count], items as f64 / count as f64);
+            assert!(off < 4.0, "{count} workers: {off} sigma, {load:?}");
+        }
+    }
+
     #[test]
     fn ascending_keeps_the_signed_order() {
         let scores = [i64::MIN, -5, -1, 0, 1, 7, i64::MAX];
