@@ -96,7 +96,9 @@ class Link:
             Closed: the connection was closed.
         """
         try:
-            return self._callables[method].future(request, timeout_s, self.metadata)
+            # A stale token would fail even the call that replaces it.
+            metadata = () if method == "Authenticate" else self.metadata
+            return self._callables[method].future(request, timeout_s, metadata)
         except ValueError as error:
             if not self.closed:
                 raise
