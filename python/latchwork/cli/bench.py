@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from latchwork.assignment import bench
 from latchwork.cli.options import Debug, Json, examples
 from latchwork.cli.outcome import reported
 
@@ -30,7 +32,7 @@ def register(app: typer.Typer) -> None:
 @reported
 def assign(
     *,
-    workers: Annotated[int, typer.Option(min=1, help="Workers to share the items out to.")] = 100,
+    workers: Annotated[int, typer.Option(min=2, help="Workers to share the items out to.")] = 100,
     items: Annotated[int, typer.Option(min=1, help="Work items to place.")] = 100_000,
     repeats: Annotated[int, typer.Option(min=1, help="Times to measure each; the fastest counts.")] = 3,
     as_json: Json = False,
@@ -40,19 +42,25 @@ def assign(
 
     Nothing is stored and no server is needed.
     """
-    from latchwork.assignment import bench
-
     figures = bench.run(workers, items, repeats)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
         return
-    Console(highlight=False).print(_table(workers, items, figures))
+    console = Console(highlight=False)
+    console.print(
+        f"{items:,} items, {workers:,} workers, the best of {repeats}; {', '.join(figures['machine'].values())}"
+    )
+    console.print(_table("the owner of each key", figures["hashing"]))
+    console.print(_table("strategies, 10 jobs", figures["strategies"]))
 
 
-def _table(workers: int, items: int, figures: dict[str, object]) -> Table:
-    table = Table(title=f"{items:,} items on {workers:,} workers")
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    with_moves = any("moves" in row for row in rows)
+    table = Table(title=title, title_justify="left")
     table.add_column("what")
-    table.add_column("figure", justify="right")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    for name in ("items", "seconds", "items/s", *(["moves"] if with_moves else [])):
+        table.add_column(name, justify="right")
+    for row in rows:
+        moves = [f"{row['moves']:,}"] if with_moves else []
+        table.add_row(row["name"], f"{row['items']:,}", f"{row['seconds']:.4f}", f"{row['items_per_s']:,.0f}", *moves)
     return table

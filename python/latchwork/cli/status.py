@@ -115,7 +115,7 @@ def _print(console: Console, state: ClusterState, most: int | None) -> None:
     console.print(
         Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else ""))
     )
-    console.print(_nodes(state))
+    console.print(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
     for job in state.jobs():
         console.print(Text(f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run", style="bold"))
         by_node: dict[str, list[str]] = {}
@@ -150,7 +150,7 @@ def _nodes(state: ClusterState) -> Table:
 
 
 def _since(node: NodeView) -> str:
-    return datetime.fromtimestamp(node.member.since, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(node.member.since, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _few(items: Iterable[str], most: int | None) -> str:

@@ -78,8 +78,14 @@ def run_demo(options: DemoOptions, view: View) -> Report:
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(keep=options.keep))
         url = options.url or f"sqlite:///{folder}/demo.db"
-        root = f"{parse_url(url).root}/demo-{uuid.uuid4().hex[:8]}"
-        store = stack.enter_context(_store(url, root, keep=options.keep))
+        name = f"demo-{uuid.uuid4().hex[:8]}"
+        root = f"{parse_url(url).root}/{name}"
+        store = connect(url, root=root)
+        if not options.keep:
+            stack.callback(_remove, url, root, name, view)  # once the store is closed
+        stack.enter_context(store)
+        if not store.capabilities.multi_process:
+            raise DemoImpossible(f"{store.url} cannot be shared by processes; use sqlite://, etcd:// or zk://")
         write_broken_item(folder)
         items = find_items(folder)
         stack.callback(view.close)
@@ -229,17 +235,15 @@ def _folder(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _store(url: str, root: str, *, keep: bool) -> Iterator[Store]:
-    """The store at a root of the demo's own, which is emptied at the end."""
-    with connect(url, root=root) as store:
-        if not store.capabilities.multi_process:
-            raise DemoImpossible(f"{store.url} cannot be shared by processes; use sqlite://, etcd:// or zk://")
-        try:
-            yield store
-        finally:
-            if not keep:
-                store.delete_tree("")
+def _remove(url: str, root: str, name: str, view: View) -> None:
+    """Remove a demo's root and all below it, when nobody uses it any more."""
+    try:
+        with connect(url, root=root) as store:
+            store.delete_tree("")
+        with connect(url) as above:  # what the backend kept for itself below that root is an ordinary key from here
+            above.delete_tree(name)
+    except LatchworkError as error:
+        view.say(f"/{root} is left in the store and may be deleted: {error}")
 
 
 def _name(entry: Entry) -> str:
