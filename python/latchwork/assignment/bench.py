@@ -17,7 +17,7 @@ from latchwork.assignment.model import JobProblem, Problem
 from latchwork.assignment.strategies import strategy_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 # Slower candidates place only so many pairs; their rate is what is compared.
 _COMPAT_PAIRS = 20_000_000
@@ -89,13 +89,14 @@ def share(pairs: int, workers: int) -> int:
     return max(10, pairs // workers)
 
 
-def run(workers: int, items: int, repeats: int = 3) -> dict[str, Any]:
+def run(workers: int, items: int, repeats: int = 3, peers: Iterable[Candidate] = ()) -> dict[str, Any]:
     """Time everything at one size.
 
     Args:
         workers: number of workers, at least 2.
         items: number of items, at least 1.
         repeats: how often each candidate is run, at least 1; the least time counts.
+        peers: more hashers to compare, timed in turn with ours.
     Returns:
         workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `strategies`: those for
         all strategies from nothing and after one worker left, each with `moves`.
@@ -110,7 +111,7 @@ def run(workers: int, items: int, repeats: int = 3) -> dict[str, Any]:
         "items": items,
         "repeats": repeats,
         "machine": machine(),
-        "hashing": measure(hashing_candidates(workers, items), repeats),
+        "hashing": measure([*hashing_candidates(workers, items), *peers], repeats),
         "strategies": [*_strategies(workers, items, repeats)],
     }
 
