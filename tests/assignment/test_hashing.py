@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from pathlib import Path
 
 import assignment_reference as reference
@@ -161,3 +163,23 @@ def test_keys_that_are_no_text_are_refused():
         hasher.owner(5)
     with pytest.raises(ValueError, match="lone surrogate"):
         hasher.owner("\udfff")
+
+
+def test_other_threads_run_while_keys_are_assigned():
+    hasher = RendezvousHasher([f"w{n}" for n in range(1000)], mode="compat")
+    keys = [str(n) for n in range(15_000)]
+    times = []
+
+    def assign():
+        started = time.perf_counter()
+        hasher.assign(keys)
+        times.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=assign, name="assign")
+    thread.start()
+    last, longest = time.perf_counter(), 0.0
+    while thread.is_alive():
+        now = time.perf_counter()
+        last, longest = now, max(longest, now - last)
+    thread.join()
+    assert longest < times[0] / 2
