@@ -26,7 +26,10 @@ def guarded(request):
             auth.UserAdd(pb.AuthUserAddRequest(name=user, password=f"{user}-secret"), timeout=5)
             auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
             auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
-        grants = [(auth_pb2.Permission.READWRITE, b"/app/", b"/app0"), (auth_pb2.Permission.READ, b"/shown/", b"/shown0")]
+        grants = [
+            (auth_pb2.Permission.READWRITE, b"/app/", b"/app0"),
+            (auth_pb2.Permission.READ, b"/shown/", b"/shown0"),
+        ]
         for kind, key, end in grants:
             perm = auth_pb2.Permission(permType=kind, key=key, range_end=end)
             auth.RoleGrantPermission(pb.AuthRoleGrantPermissionRequest(name="app", perm=perm), timeout=5)
