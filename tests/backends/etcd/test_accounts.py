@@ -145,9 +145,10 @@ def test_tls_with_client_certificates_connects_and_wrong_tls_says_so(certificate
         pair = {"tls_cert": certificates / "client.pem", "tls_key": certificates / "client.key"}
         backend = opened(server.url("tls", **pair))
         assert backend.commit([], [Put("k", b"1")]).result(5).entries[0].value == b"1"
-        with pytest.raises(ConnectFailed, match="TLS|tls"):
+        with pytest.raises(ConnectFailed, match=r"TLS|tls"):
             opened(server.url("tls", tls_ca=certificates / "client.pem", connect_timeout_s=1, **pair))
         with pytest.raises(ConnectFailed, match="TLS options"):
             opened(f"etcd://{server.endpoint}/tls?connect_timeout_s=1")
         with pytest.raises(ConnectFailed):
             opened(server.url("tls", connect_timeout_s=1))
+        backend.close()

@@ -176,6 +176,7 @@ def test_member_that_lost_the_others_is_left_for_one_that_serves(opened, collect
         seen.wait_until(lambda it: it.state.get("w/k") is not None and it.state["w/k"].token == token, 10)
         assert session.renew().result(5) > 0
         ordered[0].resume()
+        backend.close()
 
 
 def test_leader_killed_costs_seconds_and_no_answer(opened, collector):
@@ -188,3 +189,4 @@ def test_leader_killed_costs_seconds_and_no_answer(opened, collector):
         for number in range(1, 50):
             backend.commit([], [Put("w/k", b"%d" % number)]).result(11)
         seen.wait_until(lambda it: it.values() == {"w/k": b"49"})
+        backend.close()

@@ -89,7 +89,7 @@ def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, pr
 def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_store_is_final(
     proxy, opened, root, backend
 ):
-    cut_off = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1.5")
+    cut_off = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1")
     cut_off.commit([], [Put("k", b"before")]).result(5)
     proxy.hold(to_server=True)
     started = time.monotonic()
@@ -97,9 +97,9 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
     time.sleep(0.1)
     proxy.refusing = True
     proxy.cut_clients()
-    with pytest.raises(OutcomeUnknown, match="'k'.*may land yet"):
+    with pytest.raises(OutcomeUnknown, match=r"'k'.*may land yet"):
         future.result(5)
-    assert time.monotonic() - started < 1.6
+    assert time.monotonic() - started < 1.3
     with pytest.raises(Unavailable, match="nothing was sent"):
         cut_off.commit([], [Put("other", b"")]).result(5)
     proxy.refusing = False

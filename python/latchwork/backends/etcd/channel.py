@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 RETRY_S = 0.05
 _ROTATE_EVERY_S = 1.0
+_FIRST_TRY_S = 2.0
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -116,7 +117,7 @@ class Link:
 
         try:
             deadline = self.clock.now() + self.call_timeout_s
-            self.send(method, request, self._attempt_s(self.call_timeout_s)).add_done_callback(ended)
+            self.send(method, request, self.attempt_s(self.call_timeout_s)).add_done_callback(ended)
         except Closed as error:
             reject(outcome, error)
         return outcome
@@ -131,7 +132,7 @@ class Link:
         while True:
             left_s = max(deadline - self.clock.now(), 0.001)
             try:
-                answer = yield self.send(method, request, self._attempt_s(left_s))
+                answer = yield self.send(method, request, self.attempt_s(left_s))
             except grpc.RpcError as error:
                 refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
             else:
@@ -224,7 +225,7 @@ class Link:
         while True:
             try:
                 answer = yield self.send(
-                    "Authenticate", request, self._attempt_s(max(deadline - self.clock.now(), 0.001))
+                    "Authenticate", request, self.attempt_s(max(deadline - self.clock.now(), 0.001))
                 )
             except grpc.RpcError as error:
                 if rpc_errors.says(error, "authentication is not enabled"):
@@ -270,9 +271,15 @@ class Link:
                 "tls_key, and that the server's certificate names the host"
             ) from error
 
-    def _attempt_s(self, left_s: float) -> float:
-        """Time for one try: with several members, leave some for another one."""
-        return left_s if len(self._hosts) == 1 else max(left_s * 0.4, min(left_s, 1.0))
+    def attempt_s(self, left_s: float) -> float:
+        """Time for one try: with several members, leave some for another one.
+
+        A member that forwards to a leader that has just died would keep a call for 6 s. The first try is short for that
+        reason only; when it failed, later ones are longer, in case it is the answer that takes long.
+        """
+        if len(self._hosts) == 1:
+            return left_s
+        return min(left_s, _FIRST_TRY_S if self.healthy else max(left_s * 0.4, 1.0))
 
     def _rotate(self) -> None:
         with self._lock:

@@ -106,7 +106,9 @@ class Writer:
             chain(drive(self._go_on(rpc, plan, replan, slot, deadline)), outcome)
 
         try:
-            link.send("Txn", plan.request(self._keys, slot.guard()), self._send_s).add_done_callback(answered)
+            link.send(
+                "Txn", plan.request(self._keys, slot.guard()), self._link.attempt_s(self._send_s)
+            ).add_done_callback(answered)
         except Closed as error:
             reject(outcome, error)
         return outcome
