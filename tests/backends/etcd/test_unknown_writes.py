@@ -7,7 +7,7 @@ import time
 import pytest
 from etcd3 import etcdrpc as pb
 
-from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.errors import Closed, OutcomeUnknown, Unavailable
 from latchwork.types import Create, Delete, Put
 
 
@@ -144,3 +144,23 @@ def test_closed_stores_leave_no_guards_behind(server, root, opened, raw):
         assert raw.values(f"/{root}/@w/".encode())
         backend.close()
     assert raw.values(f"/{root}/@".encode()) == {}
+
+
+def test_close_with_writes_in_flight_ends_every_future_and_nothing_lands_afterwards(proxy, cut_off, backend):
+    proxy.hold(to_server=True)
+    futures = [cut_off.commit([], [Put(f"p/{number}", b"x")]) for number in range(100)]
+    started = time.monotonic()
+    cut_off.close()
+    assert time.monotonic() - started < 3
+    for future in futures:
+        assert isinstance(future.exception(1), (OutcomeUnknown, Closed))
+    proxy.release()
+    time.sleep(0.3)
+    landed = {
+        entry.key: entry.token for entry in backend.list("p", recursive=True, limit=None, start_after=None).result(5)
+    }
+    time.sleep(0.3)
+    later = {
+        entry.key: entry.token for entry in backend.list("p", recursive=True, limit=None, start_after=None).result(5)
+    }
+    assert later == landed

@@ -74,6 +74,8 @@ class EtcdWatch:
         self.parts = [_Part(self, span) for span in spans]
         self.closed = False
         self.denials = 0
+        #: Counts the snapshots asked for; the answer to an older question is of no use.
+        self.epoch = 0
         #: Local time since which every part is known to the server; None while one is not.
         self.live_at: float | None = None
         self._hub = hub
@@ -154,6 +156,9 @@ class WatchHub:
 
     def _start(self, watch: EtcdWatch) -> None:
         """Read the current state; what follows happens when it is there."""
+        with watch.lock:
+            watch.epoch += 1
+            epoch = watch.epoch
         sent_at = self._link.clock.now()
         reads = [
             pb.RequestOp(request_range=pb.RangeRequest(key=part.span[0], range_end=part.span[1]))
@@ -161,18 +166,18 @@ class WatchHub:
         ]
         what = f"watch {self._keys.name(watch.parts[0].span[0])!r}"
         future = self._link.read("Txn", pb.TxnRequest(success=reads), what, lambda answer: answer)
-        future.add_done_callback(lambda done: self._started(watch, done, sent_at))
+        future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
-    def _started(self, watch: EtcdWatch, done: Future[Any], sent_at: float) -> None:
+    def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
         error = done.exception()
         if error is not None:
-            self._not_started(watch, error)
+            self._not_started(watch, epoch, error)
             return
         answer = done.result()
         decode = self._keys.entry
         entries = tuple(decode(kv) for one in answer.responses for kv in one.response_range.kvs)
         with watch.lock:
-            if watch.closed:
+            if watch.closed or watch.epoch != epoch:
                 return
             for part in watch.parts:
                 part.resume_at = answer.header.revision + 1
@@ -181,7 +186,9 @@ class WatchHub:
             if self._stream is not None:
                 self._create(self._stream, watch)
 
-    def _not_started(self, watch: EtcdWatch, error: BaseException) -> None:
+    def _not_started(self, watch: EtcdWatch, epoch: int, error: BaseException) -> None:
+        if watch.epoch != epoch:
+            return
         if isinstance(error, PermissionDenied):
             self._break(watch, error)
         elif not self._closing.is_set() and not watch.closed:

@@ -268,18 +268,13 @@ class Writer:
 
     def _settle_outcome(self, error: grpc.RpcError, plan: Plan, slot: Slot, deadline: float) -> Steps[tuple[bool, Any]]:
         """Find out what became of a write that was cut off."""
-        while True:
-            left_s = deadline - self._link.clock.now()
-            try:
-                revision = yield from self._settle(slot, min(1.0, max(left_s, 0.01)))
-                break
-            except _GuardGone as gone:
-                raise self._unknown(plan, "its guard is gone, so it cannot land any more", error) from gone
-            except LatchworkError:
-                if left_s <= 0.1 or self._link.closed or self._closing:
-                    self._leave_unsettled(slot)
-                    raise self._unknown(plan, "it may land yet", error) from error
-                yield self._link.timer.after(0.05)
+        try:
+            revision = yield from self._settle_until(slot, deadline)
+        except _GuardGone as gone:
+            raise self._unknown(plan, "its guard is gone, so it cannot land any more", error) from gone
+        except LatchworkError:
+            self._leave_unsettled(slot)
+            raise self._unknown(plan, "it may land yet", error) from error
         self._link.healthy = True
         self._give_back(slot)
         if not revision:
@@ -290,6 +285,17 @@ class Writer:
         except LatchworkError as failed:
             raise self._unknown(plan, f"it was applied at revision {revision}", failed) from failed
         return True, result
+
+    def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
+        """Settle a slot, trying again until the deadline or until the store is closed."""
+        while True:
+            left_s = deadline - self._link.clock.now()
+            try:
+                return (yield from self._settle(slot, min(1.0, max(left_s, 0.01))))
+            except LatchworkError:
+                if left_s <= 0.1 or self._link.closed or self._closing:
+                    raise
+                yield self._link.timer.after(0.05)
 
     def _settle(self, slot: Slot, timeout_s: float) -> Steps[int]:
         """Make sure that a slot's write cannot land any more; its revision, or 0 when it was not applied.
