@@ -12,7 +12,8 @@ from latchwork.types import Put
 
 
 def say(**words):
-    print(json.dumps(words), flush=True)
+    sys.stdout.write(json.dumps(words) + "\n")  # in one piece: listeners speak from their own thread
+    sys.stdout.flush()
 
 
 def write(store, fence):

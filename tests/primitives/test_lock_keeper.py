@@ -160,7 +160,7 @@ def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):
     first, second = keepers(), keepers()
     names = [f"job/{number}" for number in range(150)]
     tokens = {name: held.fence.token for name, held in first.try_acquire_many(names).items()}
-    eventually(lambda: any(second._table.sighting(owner) for owner in first._own_ids))
+    eventually(lambda: any(second._table.sighting(owner) for owner in first._life.ids))
     told = []
     for name in names:
         second.when_free(name, told.append)
@@ -322,7 +322,7 @@ def test_a_try_with_a_lost_answer_never_leaves_a_lock_behind(connect, keepers, m
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
     assert "job/1" not in keeper.held()
-    eventually(lambda: not keeper._doubts)
+    eventually(lambda: not keeper._holds.doubts)
     if when == "applied later":
         assert cut.land() == "refused"
     assert keeper.state("job/1").holder is None
@@ -356,7 +356,7 @@ def test_a_takeover_with_a_lost_answer_leaves_no_lock_behind(connect, keepers, m
     monkeypatch.setattr(store, "commit", cut)
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
-    eventually(lambda: not keeper._doubts)
+    eventually(lambda: not keeper._holds.doubts)
     assert cut.land() == "refused"
     assert rival.acquire("job/1", 5.0).is_held
 

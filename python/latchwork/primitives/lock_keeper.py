@@ -12,34 +12,29 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.common import Announcer, Backoff, Identity, Patience, check_name, check_positive
+from latchwork.primitives.lock_holds import LockHolds
+from latchwork.primitives.lock_life import LockLife
 from latchwork.primitives.lock_owner import HeldLock, LockOwner
 from latchwork.primitives.lock_protocol import OwnerRecord
 from latchwork.primitives.lock_state import LockState, states_of
-from latchwork.primitives.lock_table import Doubt, Doubtful, LockTable
+from latchwork.primitives.lock_table import LockTable
 from latchwork.primitives.lock_waits import LockWaits
 from latchwork.store.dispatch import Dispatcher
-from latchwork.types import At, Exists, Put
+from latchwork.types import At
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from latchwork.store.mirror import Mirror
     from latchwork.store.store import Store
-    from latchwork.types import Committed, Entry
+    from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
 
-#: Renewals without an answer at once; one that hangs must not keep the next from being sent.
-_MAX_IN_FLIGHT = 4
-#: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
-_IDLE_TTLS = 2.0
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -79,7 +74,6 @@ class LockKeeper:
         self._record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        self._waits = LockWaits(self._table, self._is_ours, self._wake.set)
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = Announcer(self._dispatcher, "a lock keeper")
         self._relaxed = Announcer(self._dispatcher, "waits for locks")
@@ -87,15 +81,20 @@ class LockKeeper:
         self._next_chores = 0.0
         self._thread: threading.Thread | None = None
         self._mirror: Mirror | None = None
-        self._owner: LockOwner | None = None
-        self._own_ids: set[str] = set()
-        self._ended: list[LockOwner] = []
-        self._creating = False
-        self._busy: set[str] = set()
-        self._doubts: dict[str, Doubt] = {}
+        self._life = LockLife(
+            self._table,
+            self._record,
+            self._changed,
+            on_lost=self._tell_lost,
+            on_failed=self._tell_failed,
+            wake=self._wake.set,
+        )
+        self._holds = LockHolds(
+            self._table, self._life, self._changed, refuse_closed=self._refuse_closed, poke=self._poke
+        )
+        self._waits = LockWaits(self._table, self._holds.is_ours, self._wake.set)
         self._lost_listeners: list[Callable[[tuple[str, ...]], None]] = []
         self._failed_listeners: list[Callable[[BaseException, float], None]] = []
-        self._pipeline = store.pipeline(max_in_flight=2 * _MAX_IN_FLIGHT)
         self._closed = False
         self._stopping = False
 
@@ -144,12 +143,12 @@ class LockKeeper:
             if self._closed:
                 return
             self._closed = True
-            held = self._all_held()
+            held = self._life.all_held()
             self._stopping = not release
             self._changed.notify_all()
         self._waits.close()
         if release:
-            self._give_back(held)
+            self._holds.give_back(held)
         with self._changed:
             self._stopping = True
             thread, mirror = self._thread, self._mirror
@@ -223,15 +222,7 @@ class LockKeeper:
         """
         wanted = [check_name(name, "lock") for name in dict.fromkeys(names)]
         self.start()
-        granted: dict[str, HeldLock] = {}
-        with self._claimed(wanted) as claimed:
-            try:
-                self._take(claimed, granted)
-            except (Unavailable, OutcomeUnknown) as error:
-                if not granted:
-                    raise
-                _log.warning("%d of %d locks were taken, then: %s", len(granted), len(claimed), error)
-        return granted
+        return self._holds.take(wanted, self._hold)
 
     def release(self, names: Iterable[str]) -> None:
         """Give locks back, many in one transaction; others can have them at once.
@@ -241,17 +232,11 @@ class LockKeeper:
         Raises:
             LockLost: some had run out or were not held; all the others are released all the same.
         """
-        wanted = list(dict.fromkeys(names))
-        with self._changed:
-            by_name = {held.name: held for held in self._all_held()}
-        found = [by_name[name] for name in wanted if name in by_name]
-        self._release(found, [name for name in wanted if name not in by_name])
+        self._holds.release(names)
 
     def release_held(self, locks: Sequence[HeldLock]) -> None:
         """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
-        with self._changed:
-            found = [held for held in locks if held.owner.held.get(held.name) is held]
-        self._release(found, [held.name for held in locks if held not in found])
+        self._holds.release_these(locks)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
         """Call ``fn(name)`` once, in a callback thread, when the lock looks free: then try to acquire it.
@@ -274,9 +259,7 @@ class LockKeeper:
 
     def held(self) -> dict[str, HeldLock]:
         """The locks this keeper holds for certain, by name."""
-        with self._changed:
-            owner = self._owner
-            return dict(owner.held) if owner is not None and not owner.is_over else {}
+        return self._holds.now()
 
     def holds(self, held: HeldLock) -> bool:
         """True if this very hold was not released; it may have run out."""
@@ -284,13 +267,13 @@ class LockKeeper:
 
     def remaining_s(self) -> float:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any. Does no I/O."""
-        owner = self._owner
+        owner = self._life.current
         return owner.remaining_s() if owner is not None and owner.held else 0.0
 
     @property
     def lost(self) -> threading.Event:
         """Set when the locks held at this moment run out; ask again after that, for the next ones."""
-        owner = self._owner
+        owner = self._life.current
         return owner.lost if owner is not None else threading.Event()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> None:
@@ -336,99 +319,13 @@ class LockKeeper:
         self.start()
         return self._table.sweep()
 
-    # Taking, inside
+    # Inside
 
-    @contextmanager
-    def _claimed(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Keep other threads of this process off these names, except those that are ours or theirs already."""
-        with self._changed:
-            self._refuse_closed()
-            theirs = self._busy | {held.name for held in self._all_held() if held.is_held}
-            claimed = [name for name in names if name not in theirs]
-            self._busy.update(claimed)
-        try:
-            yield claimed
-        finally:
-            with self._changed:
-                self._busy.difference_update(claimed)
-            self._waits.poke(claimed)
+    def _poke(self, names: Iterable[str]) -> None:
+        self._waits.poke(names)
 
-    def _take(self, names: Sequence[str], granted: dict[str, HeldLock]) -> None:
-        left = list(names)
-        while left:
-            with self._using_owner() as owner:
-                try:
-                    self._table.take(left, owner.id, partial(self._grant, owner, granted))
-                    return
-                except Doubtful as error:
-                    self._remember(error.doubts)
-                    raise
-                except Conflict:
-                    self._lose(owner, "another owner took it over")
-            left = [name for name in left if name not in granted]
-
-    def _grant(self, owner: LockOwner, granted: dict[str, HeldLock], name: str, entry: Entry) -> None:
-        held = HeldLock(self, owner, name, entry, self._store.fence(entry.token, At(entry)))
-        with self._changed:
-            too_late = owner.is_over or self._closed
-            if not too_late:
-                for ended in self._ended:
-                    ended.held.pop(name, None)
-                owner.held[name] = granted[name] = held
-            else:
-                self._doubts[name] = Doubt(name, entry)
-        if not too_late:
-            _log.debug("lock %r taken by owner %s with token %d", name, owner.id, entry.token)
-
-    @contextmanager
-    def _using_owner(self) -> Iterator[LockOwner]:
-        owner = self._live_owner() or self._new_owner()
-        try:
-            yield owner
-        finally:
-            with self._changed:
-                owner.users -= 1
-                owner.idle_since = self._clock.now()
-
-    def _live_owner(self) -> LockOwner | None:
-        """The current owner, counted as used; None when the caller has to create one, which then others wait for."""
-        while True:
-            with self._changed:
-                self._refuse_closed()
-                owner = self._owner
-                if owner is not None and not owner.is_over:
-                    owner.users += 1
-                    return owner
-                if owner is None and not self._creating:
-                    self._creating = True
-                    return None
-                if owner is None:
-                    self._clock.wait_condition(self._changed, 1.0)
-            if owner is not None:
-                self._lose(owner, "no renewal was confirmed in time")
-
-    def _new_owner(self) -> LockOwner:
-        owner = LockOwner(self._clock, self.ttl_s)  # its lease counts from now, before the request is sent
-        created = False
-        try:
-            with self._changed:
-                self._own_ids.add(owner.id)
-            self._table.create_owner(owner.id, self._record)
-            created = True
-        finally:
-            with self._changed:
-                self._creating = False
-                if created:
-                    self._owner = owner
-                    owner.users += 1
-                else:
-                    self._ended.append(owner)  # it may have been created all the same
-                self._changed.notify_all()
-        self._wake.set()
-        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
-        return owner
-
-    # Waiting, inside
+    def _hold(self, owner: LockOwner, name: str, entry: Entry) -> HeldLock:
+        return HeldLock(self, owner, name, entry, self._store.fence(entry.token, At(entry)))
 
     def _wait_free(self, name: str, patience: Patience) -> bool:
         """Wait until the lock looks free or the time is over; False if it looked free at once."""
@@ -458,38 +355,6 @@ class LockKeeper:
             f"raise timeout_s, or list its holders"
         )
 
-    # Releasing, inside
-
-    def _release(self, found: Sequence[HeldLock], missing: list[str]) -> None:
-        lost = [held.name for held in found if held.owner.is_over]
-        gone = self._give_back(found)
-        failed = sorted({*lost, *gone, *missing})
-        if failed:
-            raise LockLost(
-                f"{len(failed)} locks were not held any more when they were released ({', '.join(failed[:5])}); "
-                f"what they protected may have been done by another as well"
-            )
-
-    def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
-        """Free these locks on the server, now or later; the names of those that were taken by another."""
-        with self._changed:
-            for held in found:
-                held.owner.held.pop(held.name, None)
-                held.owner.idle_since = self._clock.now()
-        entries = {held.name: held.entry for held in found}
-        try:
-            gone = self._table.free(entries)
-        except LatchworkError as error:
-            _log.warning("%d locks are not released yet: %s", len(entries), error)
-            self._remember([Doubt(name, entry) for name, entry in entries.items()])
-            gone = []
-        self._waits.poke(entries)
-        return gone
-
-    def _remember(self, doubts: Iterable[Doubt]) -> None:
-        with self._changed:
-            self._doubts.update({doubt.name: doubt for doubt in doubts})
-
     # What happens by itself
 
     def _run(self) -> None:
@@ -497,35 +362,23 @@ class LockKeeper:
             due = self._step(self._clock.now())
             if self._clock.wait(self._wake, max(0.0, due - self._clock.now())):
                 self._wake.clear()
-        with self._changed:
-            owners = [owner for owner in (self._owner, *self._ended) if owner is not None and not owner.held]
-        for owner in owners:
-            self._delete(owner)
+        self._life.bury(also_current=True)
+        self._waits.close()
 
     def _step(self, now: float) -> float:
         """Do what is due; when to come back, at the latest."""
-        due = [now + self.ttl_s, self._waits.fire_due(now) or now + self.ttl_s]
-        owner = self._owner
-        if owner is not None:
-            renew_at, expires_at = owner.next_due()
-            if owner.is_over:
-                self._lose(owner, "no renewal was confirmed in time")
-            elif self._is_idle(owner, now):
-                self._retire(owner)
-            elif now >= renew_at:
-                self._renew(owner)
-                renew_at = owner.next_due()[0]
-            due += [renew_at, expires_at]
+        due = [now + self.ttl_s, self._waits.fire_due(now) or now + self.ttl_s, *self._life.step(now)]
         if now >= self._next_chores:
             self._next_chores = now + self.ttl_s / 4
-            self._stopping = self._stopping or self._is_abandoned()
+            if self._is_abandoned():
+                self._stopping = True
             self._chores.signal()
         return min(*due, self._next_chores)
 
     def _is_abandoned(self) -> bool:
         """True if the store was closed and nothing is held: there is nothing left to do, ever."""
         mirror = self._mirror
-        if mirror is None or self._owner is not None:
+        if mirror is None or self._life.current is not None:
             return False
         try:
             mirror.wait_until(lambda _mirror: False, timeout_s=0.0)
@@ -535,126 +388,29 @@ class LockKeeper:
             pass
         return False
 
-    def _renew(self, owner: LockOwner) -> None:
-        sent_at = owner.sending()
+    def _tell_lost(self, names: tuple[str, ...]) -> None:
         with self._changed:
-            if owner.in_flight >= _MAX_IN_FLIGHT:
-                return
-            owner.in_flight += 1
-        key = self._table.owner_key(owner.id)
-        try:
-            future = self._pipeline.commit([Exists(key)], [Put(key, self._record.encode())])
-        except LatchworkError as error:
-            self._renewal_failed(owner, error)
-        else:
-            future.add_done_callback(lambda ended: self._renewed(owner, sent_at, ended))
-
-    def _renewed(self, owner: LockOwner, sent_at: float, future: Future[Committed]) -> None:
-        error = future.exception()
-        if error is None:
-            with self._changed:
-                owner.in_flight -= 1
-            owner.confirm(sent_at)
-        else:
-            self._renewal_failed(owner, error)
-        self._wake.set()
-
-    def _renewal_failed(self, owner: LockOwner, error: BaseException) -> None:
-        with self._changed:
-            owner.in_flight -= 1
-            listeners = list(self._failed_listeners) if owner is self._owner else []
-        if owner is not self._owner:
-            return  # retired or lost while the renewal was under way
-        _log.warning("lock owner %s: renewal failed, %.2f s are left: %s", owner.id, owner.remaining_s(), error)
-        if isinstance(error, Conflict):
-            self._lose(owner, "another owner took it over")
-        self._urgent.post(*(partial(listener, error, owner.remaining_s()) for listener in listeners))
-
-    def _lose(self, owner: LockOwner, why: str) -> None:
-        """Never renew this owner again, and tell whom it concerns."""
-        with self._changed:
-            if owner.lost.is_set():
-                return
-            owner.lost.set()
-            if self._owner is owner:
-                self._owner = None
-            self._ended.append(owner)
-            names = tuple(sorted(owner.held))
             listeners = list(self._lost_listeners) if names else []
-            self._changed.notify_all()
-        _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
         self._urgent.post(*(partial(listener, names) for listener in listeners))
-        self._waits.poke(names)
+        self._poke(names)
 
-    def _is_idle(self, owner: LockOwner, now: float) -> bool:
+    def _tell_failed(self, error: BaseException, remaining_s: float) -> None:
         with self._changed:
-            return not owner.held and not owner.users and now > owner.idle_since + _IDLE_TTLS * self.ttl_s
-
-    def _retire(self, owner: LockOwner) -> None:
-        with self._changed:
-            if owner.held or owner.users or self._owner is not owner:
-                return
-            self._owner = None
-            self._ended.append(owner)
-        _log.debug("lock owner %s has nothing to hold and is given up", owner.id)
+            listeners = list(self._failed_listeners)
+        self._urgent.post(*(partial(listener, error, remaining_s) for listener in listeners))
 
     def _owners_changed(self, changes: Sequence[object]) -> None:
         for owner in self._table.note(changes):  # type: ignore[arg-type]
             self._waits.owner_gone(owner)
         self._wake.set()
 
-    def _is_ours(self, name: str) -> bool:
-        with self._changed:
-            owner = self._owner
-            return name in self._busy or (owner is not None and name in owner.held and not owner.is_over)
-
     # Chores, in the callback pool
 
     def _tidy(self) -> None:
         """Delete owners that ended and hold nothing, settle doubtful writes, close watches nobody needs."""
-        with self._changed:
-            ended = [owner for owner in self._ended if not owner.held]
-            doubts = [doubt for doubt in self._doubts.values() if doubt.name not in self._busy]
-        for owner in ended:
-            self._delete(owner)
-        for doubt in doubts:
-            self._settle(doubt)
+        self._life.bury()
+        self._holds.settle()
         self._waits.trim()
-
-    def _delete(self, owner: LockOwner) -> None:
-        try:
-            self._table.delete_owner(owner.id)
-        except LatchworkError as error:
-            _log.info("lock owner %s is not removed yet: %s", owner.id, error)
-            return
-        with self._changed:
-            self._ended = [other for other in self._ended if other is not owner]
-
-    def _settle(self, doubt: Doubt) -> None:
-        with self._changed:
-            is_held = doubt.name in {held.name for held in self._all_held()}
-            if is_held:  # taken again since: the doubtful write can land no more
-                self._doubts.pop(doubt.name, None)
-            if is_held or doubt.name in self._busy:
-                return
-            self._busy.add(doubt.name)
-            ours = frozenset(self._own_ids)
-        try:
-            self._table.settle(doubt, ours)
-        except LatchworkError as error:
-            _log.info("lock %r is not settled yet: %s", doubt.name, error)
-        else:
-            with self._changed:
-                if self._doubts.get(doubt.name) is doubt:
-                    self._doubts.pop(doubt.name)
-        finally:
-            with self._changed:
-                self._busy.discard(doubt.name)
-            self._waits.poke([doubt.name])
-
-    def _all_held(self) -> list[HeldLock]:
-        owners = [owner for owner in (self._owner, *self._ended) if owner is not None]
-        return [held for owner in owners for held in owner.held.values()]
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -49,10 +49,19 @@ class LockOwner:
         """True once it has run out, whether or not anybody was told yet."""
         return self.remaining_s() <= 0.0
 
+    def touch(self) -> None:
+        """It is in use now. The caller holds the keeper's mutex."""
+        self.idle_since = self._clock.now()
+
     def next_due(self) -> tuple[float, float]:
         """When the next renewal should be sent, and when the lease ends, on the local clock."""
         with self._lock:
             return self._lease.next_send(), self._lease.expires_at
+
+    def silent_s(self) -> float:
+        """Seconds since the send of the last confirmed renewal."""
+        with self._lock:
+            return self._clock.now() - self._lease.expires_at + self._lease.ttl_s
 
     def sending(self) -> float:
         """Note that a renewal is being sent; the local time."""
