@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import signal
-import sys
 from dataclasses import fields
 from types import FrameType
 from typing import Annotated
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from latchwork.apps.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
 from latchwork.cli.options import Debug, Json, Url, examples, warn_of_password
-from latchwork.cli.outcome import FAILURE, quiet_logs, reported
+from latchwork.cli.outcome import FAILURE, Terminated, quiet_logs, reported
 
 
 class Victim(str, enum.Enum):
@@ -83,7 +82,7 @@ def demo(
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
     """SIGTERM: unwind, so that no process and no file is left."""
-    sys.exit(128 + signal.SIGTERM)
+    raise Terminated(128 + signal.SIGTERM)
 
 
 def _print(console: Console, report: Report) -> None:

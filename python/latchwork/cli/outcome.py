@@ -41,6 +41,10 @@ class UsageError(LatchworkError, ValueError):
     """What was asked for on the command line cannot be done; the message says what to write instead."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM arrived; unwind and exit with this code."""
+
+
 class NoCluster(LatchworkError):
     """There is no job cluster under the root of the URL."""
 

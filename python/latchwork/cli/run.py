@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from latchwork.cli.options import Debug, Url, examples, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, reported
+from latchwork.cli.outcome import LOG_FORMAT, OK, Terminated, UsageError, debugging, reported
 from latchwork.cli.target import load_jobs
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
@@ -93,7 +93,7 @@ def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) ->
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
     """SIGTERM before the node runs, or after it has closed: nothing is to be handed over."""
-    sys.exit(0)
+    raise Terminated(OK)
 
 
 def _log_to_stderr() -> None:

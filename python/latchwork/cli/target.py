@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from latchwork.cli.outcome import UsageError
+from latchwork.cli.outcome import Terminated, UsageError
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job
 
@@ -50,7 +50,7 @@ def _import(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # SystemExit too: a module may do anything
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
@@ -75,7 +75,7 @@ def _attribute(module: ModuleType, name: str, path: str) -> object:
 def _call(function: object, target: str) -> object:
     try:
         return function()  # type: ignore[operator]
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except LatchworkError:
         raise  # such as an invalid job: it says all there is to say
