@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.transaction import Compiler, CounterMoved, Plan
+from latchwork.backends.etcd.conditions import CounterMoved
+from latchwork.backends.etcd.transaction import Compiler, Plan
 from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.types import Create, Entry

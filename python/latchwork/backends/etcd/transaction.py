@@ -17,16 +17,26 @@ fails: etcd refuses the whole transaction for that before it applies anything. W
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import VersionKey, check_version
-from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, exactly, lease_of, owner_of, without
-from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
-from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
+from latchwork.backends.etcd.conditions import (
+    Condition,
+    Kind,
+    absence,
+    counter_at,
+    existence,
+    explain,
+    ownership,
+    peek,
+    unchanged,
+)
+from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, lease_of, owner_of, without
+from latchwork.errors import InvalidKey, LatchworkError, SessionLost
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -37,40 +47,6 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 120
 #: Compares of one nested transaction when there are more.
 NESTED_LIMIT = 100
-
-_Compare = pb.Compare
-_EQUAL, _GREATER = pb.Compare.EQUAL, pb.Compare.GREATER
-_CREATE, _MOD, _LEASE = pb.Compare.CREATE, pb.Compare.MOD, pb.Compare.LEASE
-
-
-class CounterMoved(LatchworkError):
-    """Somebody else took a number: where the counter is now. Never reaches a caller."""
-
-    def __init__(self, revision: int, number: int) -> None:
-        super().__init__(f"the counter is at {number}")
-        self.revision = revision
-        self.number = number
-
-
-class Kind(enum.Enum):
-    """What a failed condition means."""
-
-    CHECK = "a public check: Conflict"
-    SESSION = "the session of an operation: SessionLost"
-    LEAF = "the leaf rule: InvalidKey"
-    OWNER = "an assumption about the owner of a key: learn it and send again"
-    COUNTER = "the counter of sequential keys: CounterMoved"
-
-
-@dataclass(slots=True)
-class Condition:
-    """One compare, with the read that tells afterwards whether it held."""
-
-    kind: Kind
-    compare: Any
-    read: Any
-    holds: Callable[[Any], bool]
-    subject: Any
 
 
 @dataclass(slots=True)
@@ -128,10 +104,7 @@ class Plan:
                 failed.setdefault(condition.kind, []).append(condition)
                 if condition.kind is Kind.OWNER:
                     self.learned[condition.subject] = found[0].lease if found else 0
-        for kind, explain in _EXPLANATIONS.items():
-            if kind in failed:
-                return explain(failed[kind], self.what)
-        return None
+        return explain(failed, self.what)
 
     def reads(self) -> list[Any]:
         """The reads that ``failure`` judges."""
@@ -200,16 +173,7 @@ class Compiler:
             revision: of the counter as last seen, 0 for none.
             number: to be taken.
         """
-        seen = [0, 0]
-
-        def holds(kvs: Any) -> bool:
-            seen[:] = (kvs[0].mod_revision, int(kvs[0].value)) if kvs else (0, 0)
-            return seen[0] == revision
-
-        compare = _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL)
-        read = pb.RequestOp(request_range=pb.RangeRequest(key=raw))
-        condition = Condition(Kind.COUNTER, compare, read, holds, seen)
-        return condition, _put(raw, b"%d" % number)
+        return counter_at(raw, revision), _put(raw, b"%d" % number)
 
     # Private.
 
@@ -217,27 +181,12 @@ class Compiler:
         if isinstance(check, At):
             check_version(check.version, VersionKey)
             assert isinstance(check.version, VersionKey)
-            return self._at(check, check.version.token)
+            return unchanged(self._keys.of(check.key), check.version.token, check)
         if isinstance(check, Absent):
-            return self._absence(check)
+            return absence(Kind.CHECK, (self._keys.of(check.key), b""), check)
         if isinstance(check, Exists):
-            return _existence(Kind.CHECK, self._keys.of(check.key), check)
-        return _existence(Kind.CHECK, self._keys.marker(check.session_id), check)
-
-    def _at(self, check: At, revision: int) -> Condition:
-        raw = self._keys.of(check.key)
-        return Condition(
-            Kind.CHECK,
-            _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL),
-            _peek(raw),
-            lambda kvs: bool(kvs) and kvs[0].mod_revision == revision,
-            check,
-        )
-
-    def _absence(self, subject: Absent | Create) -> Condition:
-        raw = self._keys.of(subject.key)
-        compare = _Compare(key=raw, target=_CREATE, create_revision=0, result=_EQUAL)
-        return Condition(Kind.CHECK, compare, _peek(raw), lambda kvs: not kvs, subject)
+            return existence(Kind.CHECK, self._keys.of(check.key), check)
+        return existence(Kind.CHECK, self._keys.marker(check.session_id), check)
 
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
@@ -255,14 +204,15 @@ class Compiler:
                 sessions.setdefault(op.session.id)
                 bound.append(op.key)
             if isinstance(op, Create):
-                conditions.append(self._absence(op))
+                conditions.append(absence(Kind.CHECK, (self._keys.of(op.key), b""), op))
             elif op.session is None:
-                conditions.append(self._owner(op.key, learned))
+                raw = self._keys.of(op.key)
+                conditions.append(ownership(Kind.OWNER, raw, learned.get(raw, 0), raw))
         for session_id in sessions:
             if session_id in ended:
                 raise SessionLost(f"session {session_id} was closed here; use a new session")
             lease_of(session_id)
-            conditions.append(_existence(Kind.SESSION, self._keys.marker(session_id), session_id))
+            conditions.append(existence(Kind.SESSION, self._keys.marker(session_id), session_id))
         return conditions + self._leaf_conditions(checks, ops, written, bound)
 
     def _leaf_conditions(
@@ -300,30 +250,13 @@ class Compiler:
     def _unbound(self, key: str) -> tuple[Condition, ...]:
         found = self._rooted.get(key)
         if found is None:
-            raw = self._keys.of(key)
-            compare = _Compare(key=raw, target=_LEASE, lease=0, result=_EQUAL)
-            found = (Condition(Kind.LEAF, compare, _peek(raw), _no_lease, key),)
+            found = (ownership(Kind.LEAF, self._keys.of(key), 0, key),)
             _remember(self._rooted, key, found)
         return found
 
     def _childless(self, key: str, deleted: list[str]) -> list[Condition]:
         holes = sorted(self._keys.of(gone) for gone in deleted if gone.startswith(key + "/"))
-        return [
-            Condition(
-                Kind.LEAF,
-                _Compare(key=start, range_end=end, target=_CREATE, create_revision=0, result=_EQUAL),
-                _peek(start, end),
-                lambda kvs: not kvs,
-                key,
-            )
-            for start, end in without(self._keys.below(key)[0], holes)
-        ]
-
-    def _owner(self, key: str, learned: dict[bytes, int]) -> Condition:
-        raw = self._keys.of(key)
-        lease = learned.get(raw, 0)
-        compare = _Compare(key=raw, target=_LEASE, lease=lease, result=_EQUAL)
-        return Condition(Kind.OWNER, compare, _peek(raw), lambda kvs: (kvs[0].lease if kvs else 0) == lease, raw)
+        return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int]) -> _Spec:
         raw = self._keys.of(op.key)
@@ -333,7 +266,7 @@ class Compiler:
         lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
         write = _put(raw, op.value, lease=lease)
         if isinstance(op, Put):
-            write = pb.RequestOp(request_txn=pb.TxnRequest(success=[write, _peek(raw)]))
+            write = pb.RequestOp(request_txn=pb.TxnRequest(success=[write, peek(raw)]))
         return _Spec(op, raw, write, lease)
 
 
@@ -407,60 +340,12 @@ def _put(raw: bytes, value: bytes, *, lease: int = 0, ignore_lease: bool = False
     return pb.RequestOp(request_put=pb.PutRequest(key=raw, value=value, lease=lease, ignore_lease=ignore_lease))
 
 
-def _peek(raw: bytes, end: bytes = b"") -> Any:
-    """Read one key without its value: the first of a range."""
-    return pb.RequestOp(request_range=pb.RangeRequest(key=raw, range_end=end, keys_only=True, limit=1))
-
-
-def _existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
-    compare = _Compare(key=raw, target=_CREATE, create_revision=0, result=_GREATER)
-    return Condition(kind, compare, _peek(raw), bool, subject)
-
-
-def _no_lease(kvs: Any) -> bool:
-    return not kvs or not kvs[0].lease
-
-
 def _refuse_within(key: str, bound: list[str]) -> None:
     for leaf in bound:
         if key.startswith(leaf + "/"):
             raise InvalidKey(
                 f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
             )
-
-
-def _session_lost(failed: list[Condition], what: str) -> LatchworkError:
-    return SessionLost(f"could not {what}: session {failed[0].subject} ended on the server; open a new session")
-
-
-def _conflict(failed: list[Condition], what: str) -> LatchworkError:
-    subjects = [condition.subject for condition in failed]
-    first = subjects[0]
-    named = f"session {first.session_id}" if isinstance(first, SessionAlive) else repr(first.key)
-    state = {At: "was written since", Create: "exists already", Absent: "exists"}.get(type(first), "is gone")
-    more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-    return Conflict(f"could not {what}: {named} {state}{more}; read again and try again", subjects)
-
-
-def _not_leaf(failed: list[Condition], what: str) -> LatchworkError:
-    return InvalidKey(
-        f"could not {what}: keys bound to a session have nothing below them, {failed[0].subject!r} would; "
-        "use another key"
-    )
-
-
-def _counter_moved(failed: list[Condition], what: str) -> LatchworkError:
-    del what
-    revision, number = failed[0].subject
-    return CounterMoved(revision, number)
-
-
-_EXPLANATIONS: dict[Kind, Callable[[list[Condition], str], LatchworkError]] = {
-    Kind.COUNTER: _counter_moved,
-    Kind.SESSION: _session_lost,
-    Kind.CHECK: _conflict,
-    Kind.LEAF: _not_leaf,
-}
 
 
 def _describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
@@ -481,13 +366,7 @@ def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
 def session_put(keys: Keys, session_id: str, value: bytes) -> Plan:
     """The plan of writing a session's marker, which must not exist yet."""
     raw, lease = keys.marker(session_id), lease_of(session_id)
-    condition = Condition(
-        Kind.SESSION,
-        _Compare(key=raw, target=_CREATE, create_revision=0, result=_EQUAL),
-        _peek(*exactly(raw)),
-        lambda kvs: not kvs,
-        session_id,
-    )
+    condition = absence(Kind.SESSION, (raw, b""), session_id)
     return Plan(
         [condition],
         [_put(raw, value, lease=lease)],
