@@ -37,6 +37,40 @@ def test_with_acquires_and_releases(connect, locks):
     assert locks().acquire(0.0).token > fence.token
 
 
+def test_one_object_serves_any_number_of_withs(connect):
+    lock = PersistentLock(connect(), "orders", ttl_s=TTL_S)
+    tokens = []
+    for _ in range(3):
+        with lock as fence:
+            tokens.append(fence.token)
+    assert tokens == sorted(set(tokens))
+    assert lock.holder() is None
+
+
+def test_several_locks_share_a_keeper_and_its_one_owner(connect, store):
+    with LockKeeper(connect(), ttl_s=TTL_S) as keeper:
+        locks = [PersistentLock(keeper._store, f"orders-{number}", keeper=keeper) for number in range(3)]
+        for lock in locks:
+            lock.acquire(5.0)
+        assert len(store.list("owners")) == 1
+        locks[0].close()
+        assert sorted(keeper.held()) == ["orders-1", "orders-2"]
+
+
+def test_a_lock_that_is_lost_tells_its_listeners_and_its_release_says_so(locks, store, eventually):
+    lock, told = locks(), []
+    lock.on_lost(lambda: told.append("lost"))
+    lock.acquire(5.0)
+    lost = lock.lost
+    store.delete(store.list("owners")[0].key)  # what a takeover does
+    eventually(lambda: told)
+    assert lost.is_set()
+    assert not lock.is_held
+    with pytest.raises(LockLost, match="orders"):
+        lock.release()
+    assert told == ["lost"]
+
+
 def test_a_lock_held_elsewhere_times_out_and_names_its_holder(locks):
     locks(label="the first").acquire(5.0)
     with pytest.raises(WaitTimeout, match="lock 'orders' is held by 'the first'"):
@@ -49,7 +83,7 @@ def test_the_next_holder_gets_it_at_once_when_it_is_released(locks, eventually):
     got = []
     waiter = threading.Thread(target=lambda: got.append((second.acquire(20.0), time.monotonic())))
     waiter.start()
-    eventually(second._keeper.waiting)
+    eventually(lambda: second._own and second._own.waiting())
     time.sleep(0.1)
     released_at = time.monotonic()
     first.release()
@@ -128,7 +162,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    eventually(waiter._keeper.waiting)
+    eventually(lambda: waiter._own and waiter._own.waiting())
     waiter.close()
     thread.join(5.0)
     assert [type(error) for error in errors] == [Closed]
@@ -136,7 +170,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
 def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(holder, locks):
     next_one = locks()
-    next_one._keeper.start()  # follows the owners from its start
+    next_one._keeper_for_use().start()  # follows the owners from its start
     first = holder("lock", "orders", TTL_S)
     token = first.hear()["token"]
     time.sleep(0.5 * TTL_S)
@@ -152,7 +186,7 @@ def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(hold
 
 def test_a_holder_that_slept_past_its_ttl_is_refused_and_knows(holder, locks, store):
     next_one = locks()
-    next_one._keeper.start()
+    next_one._keeper_for_use().start()
     first = holder("lock", "orders", TTL_S)
     first.hear()
     assert first.ask("write") == {"write": "written"}
@@ -215,7 +249,7 @@ def test_a_malformed_name_is_refused_before_any_io(name):
 
 @pytest.mark.parametrize("ttl_s", [0, -1.0, 0.1])
 def test_a_ttl_too_short_to_renew_is_refused(ttl_s):
-    with pytest.raises(ValueError, match="ttl_s must be more than"):
+    with pytest.raises(ValueError, match="ttl_s must be at least"):
         LockKeeper(NoStore(), ttl_s=ttl_s)
 
 

@@ -40,14 +40,14 @@ def check_name(name: str, kind: str) -> str:
         raise InvalidKey(f"{kind} name {name!r} cannot be used: {error}") from None
 
 
-def check_positive(value: float, what: str, least: float = 0.0) -> float:
-    """The number itself, if it is above the least.
+def check_least(value: float, what: str, least: float) -> float:
+    """The number itself, if it is not below the least.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is.
     """
-    if not value > least:
-        raise ValueError(f"{what} must be more than {least:g}, not {value!r}")
+    if not value >= least:
+        raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 

@@ -255,6 +255,8 @@ class LeaderLatch:
                     self._fail(error)
                     break
                 _log.info("latch %r: node %r tries again: %s", self.name, self.node_id, error)
+            except Exception:  # a candidate must not vanish silently, whatever went wrong once
+                _log.exception("latch %r: node %r failed unexpectedly and tries again", self.name, self.node_id)
             self._pause(backoff.next_s())
         self._revoke("it leaves")
         self._announcer.settle(self._clock, _REVOKE_TIMEOUT_S)

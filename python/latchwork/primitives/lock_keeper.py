@@ -14,15 +14,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.common import Announcer, Backoff, Identity, Patience, check_name, check_positive
+from latchwork.primitives.common import Announcer, Backoff, Identity, Patience, check_least, check_name
 from latchwork.primitives.lock_holds import LockHolds
 from latchwork.primitives.lock_life import LockLife
 from latchwork.primitives.lock_owner import HeldLock, LockOwner
-from latchwork.primitives.lock_protocol import OwnerRecord
-from latchwork.primitives.lock_state import LockState, states_of
+from latchwork.primitives.lock_protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord
+from latchwork.primitives.lock_state import LockState, state_of, states_of
 from latchwork.primitives.lock_table import LockTable
 from latchwork.primitives.lock_waits import LockWaits
 from latchwork.store.dispatch import Dispatcher
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
+
+_Listener = TypeVar("_Listener", bound=Callable[..., None])
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -60,12 +62,12 @@ class LockKeeper:
         self,
         store: Store,
         *,
-        owners_prefix: str = "owners",
-        locks_prefix: str = "locks",
+        owners_prefix: str = OWNERS_PREFIX,
+        locks_prefix: str = LOCKS_PREFIX,
         ttl_s: float = 10.0,
         owner_label: str = "",
     ) -> None:
-        self.ttl_s = check_positive(ttl_s, "ttl_s", 0.299)
+        self.ttl_s = check_least(ttl_s, "ttl_s", LEAST_TTL_S)
         self._store = store
         self._clock = store.clock
         self._table = LockTable(store, owners_prefix, locks_prefix)
@@ -165,7 +167,8 @@ class LockKeeper:
     def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
         """Wait for a lock and take it.
 
-        Waits through disconnects: trouble with the server is raised only when the time is over.
+        Waits through disconnects: trouble with the server is raised only when the time is over, which a call that
+        is under way then can exceed by the store's call timeout.
 
         Args:
             name: the lock's name, one or more key segments.
@@ -276,24 +279,27 @@ class LockKeeper:
         owner = self._life.current
         return owner.lost if owner is not None else threading.Event()
 
-    def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> None:
-        """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release."""
-        with self._changed:
-            self._lost_listeners.append(fn)
+    def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
+        """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release.
 
-    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> None:
-        """Call ``fn(error, remaining_s)`` when a renewal fails; the locks are held for so many seconds more."""
-        with self._changed:
-            self._failed_listeners.append(fn)
+        Returns:
+            A function that ends it.
+        """
+        return self._listen(self._lost_listeners, fn)
+
+    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; so long the locks are still ours.
+
+        Returns:
+            A function that ends it.
+        """
+        return self._listen(self._failed_listeners, fn)
 
     # What is whose
 
     def state(self, name: str) -> LockState:
         """Who holds a lock, without taking it."""
-        key = self._table.lock_key(check_name(name, "lock"))
-        entry = self._store.get(key)
-        states = states_of(self._table, [entry] if entry is not None else [])
-        return states[0] if states else LockState(name, None, 0)
+        return state_of(self._table, check_name(name, "lock"))
 
     def holders(self, below: str = "") -> list[LockState]:
         """Every lock that somebody holds, sorted by name. Not a snapshot.
@@ -320,6 +326,11 @@ class LockKeeper:
         return self._table.sweep()
 
     # Inside
+
+    def _listen(self, listeners: list[_Listener], fn: _Listener) -> Callable[[], None]:
+        with self._changed:
+            listeners.append(fn)
+        return lambda: listeners.remove(fn) if fn in listeners else None
 
     def _poke(self, names: Iterable[str]) -> None:
         self._waits.poke(names)
@@ -359,7 +370,11 @@ class LockKeeper:
 
     def _run(self) -> None:
         while not self._stopping:
-            due = self._step(self._clock.now())
+            try:
+                due = self._step(self._clock.now())
+            except Exception:  # renewing must go on, whatever went wrong once
+                _log.exception("lock keeper %r: a step failed, the next one follows", self._record.label)
+                due = self._clock.now() + self.ttl_s / 8
             if self._clock.wait(self._wake, max(0.0, due - self._clock.now())):
                 self._wake.clear()
         self._life.bury(also_current=True)

@@ -16,6 +16,11 @@ from typing import Any
 
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
+#: Where owners and locks are kept unless a keeper is told otherwise.
+OWNERS_PREFIX = "owners"
+LOCKS_PREFIX = "locks"
+#: Shorter ones leave no time for a second renewal after a lost one.
+LEAST_TTL_S = 0.3
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
 #: A renewal is due after this part of the TTL, and again after the smaller part when the last is not confirmed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latchwork.primitives.lock_protocol import LockRecord, OwnerRecord
+from latchwork.primitives.lock_protocol import LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
 from latchwork.primitives.lock_table import LockTable, owner_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LockState:
 
 
 def lock_states(
-    store: Store, *, below: str = "", owners_prefix: str = "owners", locks_prefix: str = "locks"
+    store: Store, *, below: str = "", owners_prefix: str = OWNERS_PREFIX, locks_prefix: str = LOCKS_PREFIX
 ) -> list[LockState]:
     """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
 
@@ -70,6 +70,13 @@ def lock_states(
     """
     table = LockTable(store, owners_prefix, locks_prefix)
     return states_of(table, store.list(table.lock_key(below) if below else locks_prefix, recursive=True))
+
+
+def state_of(table: LockTable, name: str) -> LockState:
+    """The state of one lock; free if it was never taken."""
+    entry = table.store.get(table.lock_key(name))
+    states = states_of(table, [entry] if entry is not None else [])
+    return states[0] if states else LockState(name, None, 0)
 
 
 def states_of(table: LockTable, locks: Iterable[Entry]) -> list[LockState]:

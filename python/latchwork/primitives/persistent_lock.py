@@ -13,8 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_least, check_name
 from latchwork.primitives.lock_keeper import LockKeeper
+from latchwork.primitives.lock_protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX
+from latchwork.primitives.lock_state import state_of
+from latchwork.primitives.lock_table import LockTable
 
 if TYPE_CHECKING:
     from latchwork.primitives.lock_owner import HeldLock
@@ -29,13 +32,13 @@ class PersistentLock:
     """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
 
     Construction does no I/O. Safe to share between threads, but not reentrant: one hold at a time. It is not fair:
-    whoever notices first takes a free lock. Used with ``with`` it acquires and releases; otherwise call ``close()`` in
-    the end, which also ends the keeper's thread (the end of the store does so too).
+    whoever notices first takes a free lock. Used with ``with`` it acquires and releases, any number of times; otherwise
+    call ``close()`` in the end, which also ends the thread that renews (the end of the store does so too).
 
     Args:
         store: the store, or a namespace of it.
         name: the lock's name: one or more key segments.
-        ttl_s: seconds the lock outlives its last renewal; ignored when a keeper is given.
+        ttl_s: seconds the lock outlives its last renewal, at least 0.3; ignored when a keeper is given.
         keeper: renews this lock together with others; it stays the caller's. None makes one for this lock alone.
         owner_label: what others see when they ask who holds it; ignored when a keeper is given.
     """
@@ -50,24 +53,31 @@ class PersistentLock:
         owner_label: str = "",
     ) -> None:
         self.name = check_name(name, "lock")
-        self._owns_keeper = keeper is None
-        self._keeper = keeper if keeper is not None else LockKeeper(store, ttl_s=ttl_s, owner_label=owner_label)
+        self._store = store
+        self._ttl_s = check_least(ttl_s, "ttl_s", LEAST_TTL_S)
+        self._owner_label = owner_label
+        self._given = keeper
+        self._own: LockKeeper | None = None
         self._lock = threading.Lock()
         self._held: HeldLock | None = None
-        self._entered = False
         self._listeners: list[Callable[[], None]] = []
+        self._unlisten: Callable[[], None] = lambda: None
         self._closed = False
-        self._keeper.on_lost(self._lost)
 
     def __repr__(self) -> str:
         return f"<PersistentLock {self.name!r} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Fence:
-        return self.acquire()
+        try:
+            return self.acquire()
+        except BaseException:
+            self._end_keeper()
+            raise
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         try:
-            self.release()
+            if not self._closed:
+                self.release()
         except LockLost:
             if exc_type is None:
                 raise
@@ -92,8 +102,7 @@ class PersistentLock:
         Source:
             docs/design/0006.
         """
-        self._refuse_second_use()
-        held = self._keeper.acquire(self.name, timeout_s)
+        held = self._keeper_for_use().acquire(self.name, timeout_s)
         with self._lock:
             surplus = self._closed
             if not surplus:
@@ -122,7 +131,7 @@ class PersistentLock:
         with self._lock:
             self._closed = True
             held, self._held = self._held, None
-        if held is not None and not self._owns_keeper:
+        if held is not None and self._given is not None:
             try:
                 held.release()
             except LockLost as error:
@@ -165,14 +174,22 @@ class PersistentLock:
 
     def holder(self) -> LockHolder | None:
         """Who holds it as last written, this process included; None if nobody. Takes nothing."""
-        return self._keeper.state(self.name).holder
+        if self._given is not None:
+            return self._given.state(self.name).holder
+        return state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name).holder
 
-    def _refuse_second_use(self) -> None:
+    def _keeper_for_use(self) -> LockKeeper:
         with self._lock:
             if self._closed:
                 raise Closed(f"lock {self.name!r} was closed; make another one")
             if self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is held by this very object already; release it first")
+            keeper = self._given or self._own
+            if keeper is None:
+                keeper = self._own = LockKeeper(self._store, ttl_s=self._ttl_s, owner_label=self._owner_label)
+            self._unlisten()
+            self._unlisten = keeper.on_lost(self._lost)
+            return keeper
 
     def _lost(self, names: tuple[str, ...]) -> None:
         with self._lock:
@@ -182,10 +199,13 @@ class PersistentLock:
             try:
                 listener()
             except Exception:
-                _log.exception("an on_lost listener of lock %r raised", self.name)
+                _log.exception("an on_lost listener of lock %r raised; the others are called all the same", self.name)
 
     def _end_keeper(self) -> None:
-        if self._owns_keeper:
-            with self._lock:
-                self._closed = True
-            self._keeper.close()
+        """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another."""
+        with self._lock:
+            keeper, self._own = self._own, None
+            unlisten, self._unlisten = self._unlisten, lambda: None
+        unlisten()
+        if keeper is not None:
+            keeper.close()
