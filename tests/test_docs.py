@@ -184,5 +184,12 @@ def test_links_between_pages_lead_somewhere(page):
             assert anchor in anchors, f"{name_of(page)} links to {target}#{anchor}; known: {sorted(anchors)}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_named_in_a_page_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:tests|docs|python|rust|scripts|benches)/[\w./-]+)`", text):
+        assert (REPOSITORY / path).exists(), f"{name_of(page)} names {path}, which does not exist"
+
+
 def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
