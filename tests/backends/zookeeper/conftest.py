@@ -87,6 +87,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.drop_answers = threading.Event()
+        self.drop_requests = threading.Event()
         self.refuse = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -131,8 +132,9 @@ class Proxy:
 
     def _copy(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
+            drop = self.drop_answers if answers else self.drop_requests
             while chunk := source.recv(65536):
-                if not (answers and self.drop_answers.is_set()):
+                if not drop.is_set():
                     sink.sendall(chunk)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -74,6 +74,26 @@ def test_a_write_that_never_arrived_is_sent_again_and_only_once(connect, proxy, 
     assert raw.get(f"/{root}/k")[1].version == 20
 
 
+def test_a_lost_write_is_sent_again_before_anything_newer(connect, proxy, raw, root):
+    backend = connect(proxy.endpoint)
+    put(backend, "k", b"0")
+    proxy.drop_requests.set()
+    lost = backend.commit([], [Put("k", b"1")])
+    time.sleep(0.1)
+    proxy.refuse.set()
+    proxy.cut()
+    time.sleep(0.1)
+    proxy.drop_requests.clear()
+    proxy.refuse.clear()
+    newer = []
+    while not lost.done():  # some of these come just while it is being settled
+        newer.append(backend.commit([], [Put("k", b"newer")]))
+        time.sleep(0.0002)
+    tokens = [result(each).token for each in (lost, *newer)]
+    assert tokens == sorted(tokens)
+    assert raw.get(f"/{root}/k")[1].version == len(tokens)
+
+
 def test_a_ticket_whose_answer_was_lost_is_found(connect, proxy, raw, root, lose_answer, wait_until):
     backend = connect(proxy.endpoint)
     result(backend.create_sequential("q/t-", b"1", None))

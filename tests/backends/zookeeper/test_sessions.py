@@ -50,6 +50,7 @@ def test_an_expired_session_is_gone_for_ever(backend, zookeeper, raw, root):
     put(backend, "mine", session=session)
     expire(zookeeper, session)
     assert gone.wait(5.0)
+    assert session.connection.join(5.0), "its thread went on, with another ZooKeeper session"
     assert not raw.exists(f"/{root}/mine")
     for call in (lambda: put(backend, "mine", session=session), lambda: result(session.renew())):
         with pytest.raises(SessionLost, match=session.id):

@@ -218,6 +218,16 @@ def test_exists_of_a_session_bound_key_fails_once_the_session_is_gone(backend, o
         result(other.commit([Exists("o")], [Put("k", b"")]))
 
 
+def test_delete_does_not_take_an_implied_parent_for_the_key_it_remembers(backend, other):
+    put(backend, "k")
+    assert put(backend, "k").version.data == 1
+    delete(other, "k")
+    session = open_session(other)
+    put(other, "k/below", session=session)
+    result(session.close())  # what is left at k has no key, no child, and the same data version
+    assert delete(backend, "k") == ()
+
+
 def test_a_check_of_a_live_session_passes_from_any_store_and_fails_when_it_ended(backend, other):
     session = open_session(backend)
     alive = SessionAlive(session.id)

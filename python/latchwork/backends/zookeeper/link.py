@@ -35,6 +35,8 @@ _BATCH_BYTES = 65_536
 _MAX_XID = 2_147_483_647
 #: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
 _TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
+#: A server that is just starting may swallow a handshake; kazoo would wait a whole session timeout for the answer.
+_HANDSHAKE_S = 1.0
 
 #: kazoo warns of every reconnect; we recover by ourselves and say so in our own words.
 _kazoo_log = logging.getLogger("latchwork.backends.zookeeper.kazoo")
@@ -205,6 +207,7 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         self._clock = clock
         self._unread = bytearray()
         self._xid = 0
+        self._patience_s = _HANDSHAKE_S
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -229,6 +232,16 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         session_id = self.client._session_id or 0  # noqa: SLF001
         self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
         return read_ms, connect_ms
+
+    def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
+        """A step of the handshake: tried anew soon, with more patience each time, in case the server is just slow."""
+        try:
+            answer: object = super()._invoke(min(timeout, self._patience_s), request, xid)
+        except self.handler.timeout_exception:
+            self._patience_s = min(2 * self._patience_s, max(timeout, _HANDSHAKE_S))
+            raise
+        self._patience_s = _HANDSHAKE_S
+        return answer
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         self._read_sock.recv(4096)
