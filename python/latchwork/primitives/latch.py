@@ -281,7 +281,7 @@ class LeaderLatch:
         fence = self._store.fence(ticket.created, Exists(ticket.key), session.fence)
         self._place = _Place(ticket, session, fence)
         ref = weakref.ref(self)
-        session.on_lost(lambda: _wake(ref))
+        session.on_lost(lambda: _session_lost(ref, session))
         _log.info("latch %r: node %r queues with ticket %s", self.name, self.node_id, ticket.key)
         return self._place
 
@@ -381,13 +381,19 @@ class LeaderLatch:
 
     def _lead(self, place: _Place) -> None:
         with self._changed:
-            if self._led is place or self._leaving:
+            if self._led is place or self._leaving or place.session.remaining_s() <= 0.0:
                 return
             self._led = place
             self._state = "leading"
             self._announcer.post(*self._elected_listeners)
             self._changed.notify_all()
         _log.info("latch %r: node %r leads with token %d", self.name, self.node_id, place.fence.token)
+
+    def _notice_loss(self, session: Session) -> None:
+        led = self._led
+        if led is not None and led.session is session:
+            self._revoke("its session was lost")
+        self._wake.set()
 
     def _revoke(self, why: str) -> None:
         with self._changed:
@@ -426,10 +432,11 @@ class LeaderLatch:
             self._wake.clear()
 
 
-def _wake(ref: weakref.ref[LeaderLatch]) -> None:
+def _session_lost(ref: weakref.ref[LeaderLatch], session: Session) -> None:
+    """Called by the session; the latch's own thread may be waiting for a server that does not answer."""
     latch = ref()
     if latch is not None:
-        latch._wake.set()  # noqa: SLF001 - the same class, without keeping it alive
+        latch._notice_loss(session)  # noqa: SLF001 - the same module, without keeping the latch alive
 
 
 def _body(entry: Entry) -> dict[str, object]:
