@@ -22,6 +22,8 @@ from typing import Protocol
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
 
+Names = list[str]
+
 #: Portable limits of the contract; every backend carries at least these.
 MAX_CHECKS = 100
 MAX_OPS = 100
@@ -188,7 +190,7 @@ class Backend(Protocol):
         """
         ...
 
-    def children(self, prefix: str) -> Future[list[str]]:
+    def children(self, prefix: str) -> Future[Names]:
         """Names directly below, sorted, unique: keys and implied parents that have at least one descendant key."""
         ...
 
