@@ -340,6 +340,21 @@ def test_accounts_see_only_what_their_acl_lets_them(zookeeper, root, raw, wait_u
             each.close()
 
 
+def test_no_log_of_any_level_has_the_password(zookeeper, root, caplog):
+    logger = logging.getLogger("latchwork.backends.zookeeper.kazoo")
+    level = logger.level
+    try:
+        logger.setLevel(1)
+        with caplog.at_level(1):
+            url = parse_url(f"zk://ann:hidden-word@{zookeeper.endpoint}/{root}")
+            with closing(open_backend(url, SYSTEM_CLOCK)) as backend:
+                put(backend, "k")
+    finally:
+        logger.setLevel(level)
+    assert "Connecting to" in caplog.text
+    assert "hidden-word" not in caplog.text
+
+
 def test_a_root_may_be_provisioned_for_accounts_that_cannot_create_it(root, raw):
     credential = "ann:" + base64.b64encode(hashlib.sha1(b"ann:secret").digest()).decode()
     raw.create(f"/{root}")

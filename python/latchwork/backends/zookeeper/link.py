@@ -41,6 +41,7 @@ _HANDSHAKE_S = 1.0
 #: kazoo warns of every reconnect; we recover by ourselves and say so in our own words.
 _kazoo_log = logging.getLogger("latchwork.backends.zookeeper.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
+_kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it writes out the password it sends
 
 
 class Sent(Protocol):
