@@ -168,8 +168,8 @@ class ZooKeeperBackend:
             self._closed = True
             sessions = list(self._sessions.values())
         self._hub.close()
-        goodbyes = [session.close() for session in sessions]
-        goodbyes.append(_ending(self._main.finish(self._clock.now() + _FAREWELL_S)))
+        end = self._main.finish(self._clock.now() + _FAREWELL_S)
+        goodbyes: tuple[Future[Any], ...] = (*(session.close() for session in sessions), end)
         deadline = self._clock.now() + _FAREWELL_S
         for goodbye in goodbyes:
             try:
@@ -294,10 +294,6 @@ def _kazoo_options(url: StoreURL) -> dict[str, Any]:
     if given:
         options |= {"use_ssl": True, "verify_certs": True, "check_hostname": True, **given}
     return options
-
-
-def _ending(call: Future[Any]) -> Future[Any]:
-    return call
 
 
 def _pass_on(done: Future[int], waiting: Future[None]) -> None:
