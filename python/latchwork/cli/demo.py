@@ -93,7 +93,7 @@ def _print(console: Console, report: Report) -> None:
         console.print(Text(f"FAILED: {problem}", style="bold red"), soft_wrap=True)
     if report.ok:
         console.print(
-            Text("The cluster's totals equal the serial count: nothing lost, nothing counted twice.", "green")
+            Text("The cluster's totals equal the serial count: nothing lost or counted twice.", "green"), soft_wrap=True
         )
     left = "kept" if report.kept else "removed"
     console.print(Text(f"{report.seconds} s in all; the store was {report.store} ({left})"), soft_wrap=True)
