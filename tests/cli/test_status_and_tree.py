@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import latchwork
@@ -150,3 +152,22 @@ def test_tree_with_values_masks_secrets_and_defuses_control_characters(cli):
         assert secret not in done.out
         assert secret not in cli("tree", "--values", "--json", "--url", url).out
     assert "y" * 201 not in done.out
+
+
+def test_status_defuses_control_characters_that_somebody_stored(cli):
+    url = f"sqlite:///{cli.folder}/cluster.db"
+    member = {
+        "state": "ready",
+        "host": "\x1b[31mred\nforged line",
+        "pid": 1,
+        "incarnation": "x",
+        "since": 0,
+        "ttl_s": 1,
+    }
+    with latchwork.connect(url) as store:
+        store.put("alive/n1", json.dumps(member).encode())
+    done = cli("status", "--url", url)
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out
+    assert "\nforged line" not in done.out
+    assert r"\x1b[31mred\nforged line" in done.out.replace("\n", "")

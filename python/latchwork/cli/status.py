@@ -16,6 +16,7 @@ from rich.text import Text
 from latchwork.backends.url import parse_url
 from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
 from latchwork.cli.outcome import NoCluster, quiet_logs, reported
+from latchwork.cli.text import printable
 from latchwork.jobs import ClusterState, NodeView, inspect
 from latchwork.store import connect
 
@@ -131,7 +132,7 @@ def _print(console: Console, state: ClusterState, most: int | None) -> None:
     if state.leftovers:
         console.print(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
     held = Counter(lock.holder.label for lock in state.locks)
-    owners = ", ".join(f"{label} {count}" for label, count in sorted(held.items()))
+    owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
     console.print(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
 
 
@@ -145,7 +146,7 @@ def _nodes(state: ClusterState) -> Table:
         member = node.member
         role = f"{member.state}, manager" if node.is_manager else member.state
         cells = (node.node_id, role, member.host, str(member.pid), _since(node), ", ".join(node.jobs), str(items))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -157,5 +158,4 @@ def _few(items: Iterable[str], most: int | None) -> str:
     ordered: Sequence[str] = sorted(items)
     shown = ordered if most is None else ordered[:most]
     rest = f" and {len(ordered) - len(shown)} more" if len(shown) < len(ordered) else ""
-    printable = ("".join(char if char.isprintable() else repr(char)[1:-1] for char in item) for item in shown)
-    return ", ".join(printable) + rest
+    return ", ".join(printable(item) for item in shown) + rest

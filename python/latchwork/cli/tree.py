@@ -18,6 +18,7 @@ from rich.tree import Tree
 
 from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
 from latchwork.cli.outcome import UsageError, quiet_logs, reported
+from latchwork.cli.text import printable
 from latchwork.store import Store, connect
 from latchwork.types import Entry
 
@@ -93,8 +94,7 @@ def shown(entry: Entry) -> str:
         text = entry.value.decode("utf-8")
     except UnicodeDecodeError:
         return f"<{len(entry.value):,} bytes that are no text>"
-    text = _masked(text)
-    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    text = printable(_masked(text))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
