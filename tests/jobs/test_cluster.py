@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 import latchwork
-from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put
+from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost, Unavailable, WaitTimeout
 from latchwork.assignment import plan_from_owners
-from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Threads, WorkPoolFailed, inspect, keys
+from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect, keys
+from latchwork.jobs.registration import Registration
 
 
 @pytest.fixture
@@ -298,7 +301,7 @@ def test_a_moved_item_starts_at_its_new_node_only_after_the_old_run_has_ended(me
     eventually(lambda: set(cluster.log.owners().values()) == {"n1", "n2"})
 
 
-def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, eventually):
+def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, eventually, monkeypatch):
     left = []
 
     def run(context):
@@ -307,8 +310,17 @@ def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, event
 
     node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0))
     eventually(lambda: node.stats().jobs["report"].active)
-    keeper = node._worker.locks._keeper
-    keeper._renew = lambda owner: owner.sending()  # renewals are lost on their way
+    backend = memory._core.backend
+    commit = backend.commit
+
+    def commit_no_renewals(checks, ops):
+        if any("owners/" in op.key for op in ops):
+            lost = Future()
+            lost.set_exception(Unavailable("renewals are lost on their way"))
+            return lost
+        return commit(checks, ops)
+
+    monkeypatch.setattr(backend, "commit", commit_no_renewals)
     eventually(lambda: left)
     assert left[0] > 0.1
 
@@ -431,6 +443,74 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(memory, options, word)
 def test_a_node_id_that_cannot_be_a_key_is_refused(memory):
     with pytest.raises(ValueError, match="node id 'a b'"):
         JobManager(memory, "a b", [])
+
+
+def test_close_ends_a_start_that_waits_for_another_node_of_its_id(memory, cluster, eventually):
+    cluster.node(memory, "n1", [], session_ttl_s=30.0)
+    second = JobManager(memory, "n1", cluster.endless(), session_ttl_s=30.0)
+    errors = []
+
+    def start():
+        try:
+            second.start()
+        except Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    eventually(lambda: second._membership is not None and second._membership._session is None)
+    second.close()
+    thread.join(5)
+    assert len(errors) == 1
+    assert list(inspect(memory).nodes) == ["n1"]
+
+
+def test_an_idle_cluster_writes_nothing_but_renewals(memory, cluster, eventually):
+    def job():
+        return cluster.endless(items=[f"item-{i}" for i in range(20)])
+
+    cluster.node(memory, "n1", job())
+    cluster.node(memory, "n2", job())
+    eventually(lambda: sorted(map(len, by_node(cluster).values())) == [10, 10])
+    with memory.watch("") as watch:
+        watch.next(5)
+        changed = set()
+        deadline = memory.clock.now() + 2.0
+        while (left := deadline - memory.clock.now()) > 0:
+            with contextlib.suppress(WaitTimeout):
+                changed.update(change.key.split("/")[0] for change in watch.next(left))
+    assert changed == {"owners"}
+
+
+def test_a_registration_whose_session_has_ended_writes_nothing_more(memory):
+    session = memory.open_session(5.0)
+    member = Member.of_this_process("n1", since=0.0, ttl_s=5.0, weight=1.0, labels={})
+    stale = Registration(memory, session, member)
+    stale.join(1.0, threading.Event())
+    session.close()
+    for step in (
+        lambda: stale.register_jobs(["report"]),
+        lambda: stale.write_pool("report", ["a"]),
+        stale.become_ready,
+    ):
+        with pytest.raises((Conflict, SessionLost, Closed)):
+            step()
+    assert memory.list("", recursive=True) == []
+
+
+def test_a_registration_whose_place_another_start_has_taken_writes_nothing_more(memory):
+    with contextlib.closing(memory.open_session(5.0)) as first, contextlib.closing(memory.open_session(5.0)) as second:
+        made = []
+        for session in (first, second):
+            member = Member.of_this_process("n1", since=0.0, ttl_s=5.0, weight=1.0, labels={})
+            made.append(Registration(memory, session, member))
+            made[-1].join(1.0, threading.Event())
+            if session is first:
+                memory.delete(keys.alive("n1"))
+        with pytest.raises(Conflict):
+            made[0].write_pool("report", ["a"])
+        made[1].write_pool("report", ["b"])
+    assert inspect(memory).pools == {"report": ("b",)}
 
 
 def test_run_forever_in_a_thread_works_until_close(memory, cluster, eventually):

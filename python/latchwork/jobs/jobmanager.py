@@ -73,7 +73,7 @@ class JobManager:
         debounce_s: float = 0.3,
         debounce_max_s: float = 3.0,
         cleanup_period_s: float = 3 * 3600.0,
-        sweep_period_s: float = 60.0,
+        sweep_period_s: float = 600.0,
         weight: float = 1.0,
         labels: Mapping[str, str] | None = None,
     ) -> None:
@@ -122,6 +122,8 @@ class JobManager:
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
+        self._settled = threading.Event()  # set when a start has come to its end, good or bad
+        self._starter: threading.Thread | None = None
         self._closed = threading.Event()
         self._store: Store | None = None
         self._owned: Store | None = None
@@ -175,17 +177,20 @@ class JobManager:
                 msg = f"node {self.node_id} was started before; make another JobManager"
                 raise Closed(msg)
             self._state = "starting"
+            self._starter = threading.current_thread()
         log.info("node %s is starting with jobs %s", self.node_id, ", ".join(self._jobs) or "none")
         if not self._jobs:
             log.warning("node %s has no jobs: it can manage the cluster, but runs nothing", self.node_id)
         try:
             self._start()
         except BaseException:
+            self._settled.set()
             self.close()
             raise
         with self._mutex:
             closing = self._state != "starting"
             self._state = self._state if closing else "started"
+        self._settled.set()
         log.info("node %s is started", self.node_id)
         return self
 
@@ -216,6 +221,10 @@ class JobManager:
             self._closed.wait(self._close_timeout_s + 30.0)
             return
         try:
+            if self._membership is not None:
+                self._membership.abort()
+            if self._starter not in {None, threading.current_thread()}:
+                self._settled.wait()  # a start under way on another thread ends by itself now
             self._close()
         finally:
             self._state = "closed"

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 10.0
+_CHORE_RETRY_S = 30.0
 _JOIN_S = 5.0
 
 
@@ -331,14 +332,15 @@ class _Chores:
         return min((max(0.0, chore.next_at - now) for chore in self._chores), default=None)
 
     def run_due(self, now: float, term: Term) -> None:
-        """Do what is due; a failure is reported, and it is done again at its next time."""
+        """Do what is due; a failure is reported, and it is tried again soon."""
         for chore in self._chores:
             if chore.next_at <= now:
                 chore.next_at = now + chore.period_s
                 try:
                     chore.do(term)
                 except LatchworkError as error:
-                    log.warning("%s is put off by %.3g s: %s", chore.name, chore.period_s, error)
+                    chore.next_at = now + min(chore.period_s, _CHORE_RETRY_S)
+                    log.warning("%s is tried again in %.3g s: %s", chore.name, chore.next_at - now, error)
 
 
 def _heads(entries: Mapping[str, Entry]) -> set[str]:

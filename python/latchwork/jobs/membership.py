@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
-_JOIN_S = 10.0
+_JOIN_S = 15.0
 #: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
 _GRACE_S = 1.0
 
@@ -101,10 +101,14 @@ class Membership:
         with self._mutex:
             return self._session
 
-    def close(self) -> None:
-        """Resign, unregister, end the session last. From any thread but its own; twice is fine."""
+    def abort(self) -> None:
+        """Wait no longer for another node of this id; ``close`` follows."""
         self._closing.set()
         self._wake.set()
+
+    def close(self) -> None:
+        """Resign, unregister, end the session last. From any thread but its own; twice is fine."""
+        self.abort()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
         self._pools.close()
@@ -129,7 +133,7 @@ class Membership:
         )
         registration = Registration(self._store, session, member)
         try:
-            registration.join(session.ttl_s + _GRACE_S)
+            registration.join(session.ttl_s + _GRACE_S, self._closing)
             registration.register_jobs(self._jobs)
             for job_id, items in self._pools.good().items():
                 registration.write_pool(job_id, items)

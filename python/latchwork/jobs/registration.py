@@ -7,10 +7,11 @@ nothing of a start that was cut off, or of a second node with the same id, lands
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
+from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs import keys
 from latchwork.jobs.members import Member
 from latchwork.jobs.packed_store import ChunkNames, commit_all, replace
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOIN_ATTEMPTS = 5
+#: While it waits for another node to go it looks so often whether it is to close.
+_LOOK_S = 0.25
 
 
 class Registration:
@@ -60,11 +63,12 @@ class Registration:
             return None
         raise AssertionError
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float, closing: threading.Event) -> None:
         """Become alive as joining; wait so long for another holder of the id to go.
 
         Raises:
             NodeIdInUse: it stayed; the message has its host and pid.
+            Closed: told to close meanwhile.
         """
         clock = self._store.clock
         key = keys.alive(self.member.worker)
@@ -83,9 +87,13 @@ class Registration:
             while other is not None:
                 left = until - clock.now()
                 try:
-                    mirror.wait_until(lambda state: key not in state, max(0.0, left))
+                    mirror.wait_until(lambda state: key not in state, min(max(0.0, left), _LOOK_S))
                 except WaitTimeout:
-                    raise in_use(other) from None
+                    if left <= 0:
+                        raise in_use(other) from None
+                if closing.is_set():
+                    msg = f"node {self.member.worker} is closing; it does not join any more"
+                    raise Closed(msg)
                 other = self.try_join()
 
     def register_jobs(self, jobs: Collection[str]) -> None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: A cron wait looks at the wall clock at least so often, in case it was set.
 _LONGEST_WAIT_S = 30.0
-#: A run whose locks are about to run out is not begun; it is told to stop, or they are renewed, within so many seconds.
+#: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
 _LOCK_WAIT_S = 0.1
 _JOIN_S = 2.0
 
@@ -79,8 +79,8 @@ class RunSetup:
         job: the job.
         new_context: makes the context of a run from its share.
         counters: where runs and failures are counted.
-        may_run: tells whether the locks are held long enough to begin; asked right before each run, since a process that
-            was frozen wakes with its locks gone and its next run due.
+        may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
+            frozen wakes with its locks gone and its next run due.
         on_end: called in the run's thread when it has ended for good; must not block.
         clock: what it waits on.
         wall_s: seconds since the epoch.
