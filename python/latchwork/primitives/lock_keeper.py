@@ -417,14 +417,27 @@ class LockKeeper:
     def _owners_changed(self, changes: Sequence[object]) -> None:
         for owner in self._table.note(changes):  # type: ignore[arg-type]
             self._waits.owner_gone(owner)
+        if self._unwatched():
+            self._chores.signal()
         self._wake.set()
+
+    def _unwatched(self) -> list[str]:
+        """Owners in the way that were read but are not in the mirror, which will never tell when they go."""
+        mirror = self._mirror
+        owners = self._waits.blocking() if mirror is not None else []
+        return [owner for owner in owners if mirror is not None and self._table.owner_key(owner) not in mirror]
 
     # Chores, in the callback pool
 
     def _tidy(self) -> None:
-        """Delete owners that ended and hold nothing, settle doubtful writes, close watches nobody needs."""
+        """Delete owners that ended, settle doubtful writes, look for owners that went unseen, close idle watches."""
         self._life.bury()
         self._holds.settle()
+        try:
+            for owner in self._table.gone(self._unwatched()):
+                self._waits.owner_gone(owner)
+        except LatchworkError as error:
+            _log.info("owners that hold what is waited for could not be read: %s", error)
         self._waits.trim()
 
     def _refuse_closed(self) -> None:

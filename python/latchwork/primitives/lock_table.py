@@ -110,6 +110,12 @@ class LockTable:
             self._note_reads(owners, found)
         return entries
 
+    def gone(self, owners: Sequence[str]) -> list[str]:
+        """Read these O; the ids of those that are gone."""
+        found = self.store.get_many([self.owner_key(owner) for owner in owners]) if owners else []
+        self._note_reads(owners, found)
+        return [owner for owner, entry in zip(owners, found, strict=True) if entry is None]
+
     def _note_reads(self, owners: Sequence[str], found: Sequence[Entry | None]) -> None:
         now = self.store.clock.now()
         with self._lock:

@@ -67,6 +67,11 @@ class LockWaits:
         with self._lock:
             return sorted(self._waiters)
 
+    def blocking(self) -> list[str]:
+        """The owners whose locks are waited for, sorted."""
+        with self._lock:
+            return sorted(self._blocked_by)
+
     def poke(self, names: Iterable[str]) -> None:
         """Look at these names again, and fire those that look free."""
         fires: list[Callable[[], None]] = []
