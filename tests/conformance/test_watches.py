@@ -128,6 +128,23 @@ def test_a_burst_of_changes_ends_in_the_servers_state_and_no_key_moves_backwards
     assert state == {entry.key: entry.value for entry in other.list("w")}
 
 
+def test_a_reader_that_waits_gets_one_merged_change_per_key(store, other):
+    with store.watch("w") as watch, store.mirror("w") as mirror:
+        watch.next(5)
+        for number in range(60):
+            last = other.put(f"w/{number % 3}", str(number).encode())
+        other.delete("w/0")
+        mirror.wait_until(lambda state: "w/0" not in state and state.get("w/2") == last, 5)
+        latest: dict[str, list[object]] = {}
+        while len(latest) < 3 or latest["w/0"][-1] is not None:
+            batch = watch.next(5)
+            assert len({change.key for change in batch}) == len(batch)
+            for change in batch:
+                latest.setdefault(change.key, []).append(change.entry and change.entry.value)
+    assert {key: seen[-1] for key, seen in latest.items()} == {"w/0": None, "w/1": b"58", "w/2": b"59"}
+    assert sum(len(seen) for seen in latest.values()) <= 6, "states in between were merged"
+
+
 def test_a_slow_or_raising_subscriber_delays_no_other(store, other):
     slow_started, release, seen = threading.Event(), threading.Event(), threading.Event()
 

@@ -72,6 +72,15 @@ def test_it_is_suspect_while_renewals_fail_and_active_again_after():
     session.close()
 
 
+def test_a_renewal_that_fails_is_tried_again_before_the_usual_interval():
+    scripted = Scripted(ttl_s=2.4)  # renewed every 0.4 s
+    session = opened(scripted)
+    scripted.answer = "down"
+    threading.Event().wait(1.0)
+    assert scripted.renewals >= 4, "0.4 s, then every 0.1 s"
+    session.close()
+
+
 def test_a_renewal_that_hangs_keeps_no_later_one_from_being_sent():
     scripted = Scripted(answer="hang")
     session = opened(scripted)

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 SessionState = Literal["active", "suspect", "lost", "closed"]
 #: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
 _MAX_OUTSTANDING = 4
+#: A renewal that failed is tried again after this part of the usual interval.
+_RETRY_PART = 0.25
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -82,6 +84,7 @@ class Session:
         self._gone = False
         self._failing = False
         self._outstanding = 0
+        self._next_renewal = clock.now() + backend.renew_every_s
         self._listeners: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
         self._thread.start()
@@ -164,19 +167,20 @@ class Session:
         return self._gone or self.lost.is_set() or self._clock.now() >= self._deadline.expires_at
 
     def _run(self) -> None:
-        next_renewal = self._clock.now() + self._backend.renew_every_s
         while True:
             with self._lock:
                 if self._closed:
                     return
                 over = self._is_over()
-                until = min(next_renewal, self._deadline.expires_at)
+                now = self._clock.now()
+                due = now >= self._next_renewal
+                if due:
+                    self._next_renewal = now + self._backend.renew_every_s
+                until = min(self._next_renewal, self._deadline.expires_at)
             if over:
                 self._lose()
                 return
-            now = self._clock.now()
-            if now >= next_renewal:
-                next_renewal = now + self._backend.renew_every_s
+            if due:
                 self._renew()
             elif self._clock.wait(self._wake, until - now):
                 self._wake.clear()
@@ -201,6 +205,8 @@ class Session:
                 recovered = False
                 self._gone = self._gone or isinstance(error, SessionLost)
                 self._failing = True
+                retry_at = self._clock.now() + self._backend.renew_every_s * _RETRY_PART
+                self._next_renewal = min(self._next_renewal, retry_at)
         if recovered:
             _log.warning("session %s is active again", self.id)
         elif error is not None:
