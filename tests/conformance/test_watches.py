@@ -129,6 +129,7 @@ def test_a_burst_of_changes_ends_in_the_servers_state_and_no_key_moves_backwards
 
 
 def test_a_reader_that_waits_gets_one_merged_change_per_key(store, other):
+    other.put("w/0", b"before")
     with store.watch("w") as watch, store.mirror("w") as mirror:
         watch.next(5)
         for number in range(60):
