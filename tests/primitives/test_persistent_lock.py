@@ -47,6 +47,57 @@ def test_one_object_serves_any_number_of_withs(connect):
     assert lock.holder() is None
 
 
+def test_threads_that_share_one_object_exclude_each_other(connect, store):
+    """A thread that leaves must not end the keeper by which another has just got the lock."""
+    lock = PersistentLock(connect(), "orders", ttl_s=TTL_S)
+    inside, overlaps, tokens = threading.Lock(), [], []
+
+    def work():
+        for _ in range(12):
+            with lock as fence:
+                if not inside.acquire(blocking=False):
+                    overlaps.append(fence.token)
+                    continue
+                store.commit([fence], [Put("done", b"")])
+                tokens.append(fence.token)
+                inside.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert overlaps == []
+    assert len(tokens) == 48
+    assert tokens == sorted(set(tokens))
+    assert lock.holder() is None
+
+
+def test_a_with_whose_lock_was_lost_does_not_release_the_next_holders(connect, store):
+    lock = PersistentLock(connect(), "orders", ttl_s=TTL_S)
+    lost, taken, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def next_holder():
+        lost.wait(10)
+        with lock:
+            taken.set()
+            leave.wait(10)
+            assert lock.is_held
+
+    thread = threading.Thread(target=next_holder)
+    thread.start()
+    with pytest.raises(LockLost), lock:  # noqa: PT012 - the story ends with the exit
+        event = lock.lost
+        store.delete(store.list("owners")[0].key)  # what a takeover does
+        assert event.wait(5)
+        lost.set()
+        assert taken.wait(10)
+    assert lock.is_held
+    leave.set()
+    thread.join(10)
+    assert lock.holder() is None
+
+
 def test_several_locks_share_a_keeper_and_its_one_owner(connect, store):
     with LockKeeper(connect(), ttl_s=TTL_S) as keeper:
         locks = [PersistentLock(keeper._store, f"orders-{number}", keeper=keeper) for number in range(3)]
@@ -137,7 +188,7 @@ def test_releasing_what_is_not_held_is_an_error(locks):
 def test_acquiring_twice_is_an_error_and_does_not_hang(locks):
     lock = locks()
     lock.acquire(5.0)
-    with pytest.raises(LatchworkError, match="held by this very object"):
+    with pytest.raises(LatchworkError, match="held by this very thread"):
         lock.acquire()
 
 

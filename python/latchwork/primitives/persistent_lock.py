@@ -31,9 +31,10 @@ _log = logging.getLogger(__name__)
 class PersistentLock:
     """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
 
-    Construction does no I/O. Safe to share between threads, but not reentrant: one hold at a time. It is not fair:
-    whoever notices first takes a free lock. Used with ``with`` it acquires and releases, any number of times; otherwise
-    call ``close()`` in the end, which also ends the thread that renews (the end of the store does so too).
+    Construction does no I/O. Safe to share between threads: they exclude each other as processes do. Not reentrant: a
+    thread that holds it gets an error when it asks again. Not fair: whoever notices first takes a free lock. Used with
+    ``with`` it acquires and releases, any number of times; otherwise call ``close()`` in the end, which also ends the
+    thread that renews (the end of the store does so too).
 
     Args:
         store: the store, or a namespace of it.
@@ -60,6 +61,9 @@ class PersistentLock:
         self._own: LockKeeper | None = None
         self._lock = threading.Lock()
         self._held: HeldLock | None = None
+        self._holder_thread = 0
+        self._entered = threading.local()  # the hold of a thread's own ``with``: another's is not its to release
+        self._acquiring = 0
         self._listeners: list[Callable[[], None]] = []
         self._unlisten: Callable[[], None] = lambda: None
         self._closed = False
@@ -69,21 +73,24 @@ class PersistentLock:
 
     def __enter__(self) -> Fence:
         try:
-            return self.acquire()
+            held = self._acquire(None)
         except BaseException:
-            self._end_keeper()
+            self._end_keeper(only_idle=True)
             raise
+        self._entered.held = held
+        return held.fence
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        held: HeldLock = self._entered.held
         try:
             if not self._closed:
-                self.release()
+                self._release(held)
         except LockLost:
             if exc_type is None:
                 raise
             _log.warning("lock %r was lost while its work failed", self.name)
         finally:
-            self._end_keeper()
+            self._end_keeper(only_idle=True)
 
     def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for the lock and return proof of ownership.
@@ -96,21 +103,13 @@ class PersistentLock:
             A fence whose ``token`` grows with each new holder.
         Raises:
             WaitTimeout: still held by another.
-            LatchworkError: this object holds it already.
+            LatchworkError: this thread holds it already, through this object.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
             Closed: the lock, its keeper or its store was closed.
         Source:
             docs/design/0006.
         """
-        held = self._keeper_for_use().acquire(self.name, timeout_s)
-        with self._lock:
-            surplus = self._closed
-            if not surplus:
-                self._held = held
-        if surplus:
-            held.release()
-            raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
-        return held.fence
+        return self._acquire(timeout_s).fence
 
     def release(self) -> None:
         """Give the lock back; somebody else can have it at once.
@@ -120,11 +119,10 @@ class PersistentLock:
         Raises:
             LockLost: it had run out, or was not held.
         """
-        with self._lock:
-            held, self._held = self._held, None
+        held = self._held
         if held is None:
             raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
-        held.release()
+        self._release(held)
 
     def close(self) -> None:
         """Release the lock if it is held, and end its own keeper. From any thread; twice is fine."""
@@ -178,17 +176,43 @@ class PersistentLock:
             return self._given.state(self.name).holder
         return state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name).holder
 
+    def _acquire(self, timeout_s: float | None) -> HeldLock:
+        keeper = self._keeper_for_use()
+        held: HeldLock | None = None
+        try:
+            held = keeper.acquire(self.name, timeout_s)
+        finally:
+            with self._lock:
+                self._acquiring -= 1
+                surplus = self._closed
+                if held is not None and not surplus:
+                    self._held = held
+                    self._holder_thread = threading.get_ident()
+        if surplus:
+            held.release()
+            raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
+        return held
+
+    def _release(self, held: HeldLock) -> None:
+        with self._lock:
+            if self._held is held:
+                self._held = None
+        held.release()
+
     def _keeper_for_use(self) -> LockKeeper:
+        """The keeper, counted as in use until the acquisition has ended."""
         with self._lock:
             if self._closed:
                 raise Closed(f"lock {self.name!r} was closed; make another one")
-            if self._held is not None and self._held.is_held:
-                raise LatchworkError(f"lock {self.name!r} is held by this very object already; release it first")
+            is_mine = self._holder_thread == threading.get_ident()
+            if is_mine and self._held is not None and self._held.is_held:
+                raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")
             keeper = self._given or self._own
             if keeper is None:
                 keeper = self._own = LockKeeper(self._store, ttl_s=self._ttl_s, owner_label=self._owner_label)
             self._unlisten()
             self._unlisten = keeper.on_lost(self._lost)
+            self._acquiring += 1
             return keeper
 
     def _lost(self, names: tuple[str, ...]) -> None:
@@ -201,9 +225,14 @@ class PersistentLock:
             except Exception:
                 _log.exception("an on_lost listener of lock %r raised; the others are called all the same", self.name)
 
-    def _end_keeper(self) -> None:
-        """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another."""
+    def _end_keeper(self, *, only_idle: bool = False) -> None:
+        """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.
+
+        With ``only_idle`` not while another thread holds the lock by it, or is about to.
+        """
         with self._lock:
+            if only_idle and (self._acquiring > 0 or self._held is not None):
+                return
             keeper, self._own = self._own, None
             unlisten, self._unlisten = self._unlisten, lambda: None
         unlisten()
