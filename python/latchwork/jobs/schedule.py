@@ -141,7 +141,9 @@ class Cron:
 
     def _fire_after(self, wall_s: float) -> float:
         moment = datetime.fromtimestamp(wall_s, tz=timezone.utc).astimezone(ZoneInfo(self.tz))
-        return float(next(CronSim(self.expression, moment)).timestamp())
+        # In the repeated hour of autumn it may name the first pass, which is over: take the next ones.
+        fires = (fire.timestamp() for fire in CronSim(self.expression, moment))
+        return float(next(fire for fire in fires if fire > wall_s))
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
