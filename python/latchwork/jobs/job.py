@@ -35,6 +35,11 @@ class Threads:
 
     limit: int
 
+    def __post_init__(self) -> None:
+        if type(self.limit) is not int or self.limit < 0:
+            msg = f"Threads({self.limit!r}) cannot be used; give Threads.whole(), .per_item() or .at_most(n)"
+            raise InvalidJob(msg)
+
     @classmethod
     def whole(cls) -> Threads:
         """One run with the node's whole share."""
@@ -236,7 +241,9 @@ def read_pool(job: Job) -> tuple[str, ...]:
     try:
         items = job.work_pool()
         listed = items if isinstance(items, (str, bytes)) or not isinstance(items, Iterable) else list(items)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: user code must not end the thread that reads all pools
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         msg = f"work pool of job {job.id} raised {reason}; its stored items stay as they are, repair work_pool()"
         raise WorkPoolFailed(msg) from error
