@@ -48,9 +48,11 @@ def test_a_lock_is_kept_until_the_run_that_uses_it_has_ended():
     assert reconcile("", "a", [], Threads.whole()).release == ("a",)
 
 
-def test_a_run_whose_lock_was_lost_is_stopped():
+def test_a_run_whose_lock_was_lost_is_stopped_and_its_item_is_locked_again_after_its_end():
     actions = reconcile("a", "", [run(1, "a")], Threads.whole())
-    assert (actions.stop, actions.acquire) == ((1,), ("a",))
+    assert (actions.stop, actions.acquire) == ((1,), ())
+    assert reconcile("a", "", [run(1, "a", stopping=True)], Threads.whole()).acquire == ()
+    assert reconcile("a", "", [], Threads.whole()).acquire == ("a",)
 
 
 def test_an_item_does_not_start_again_beside_its_own_run_that_will_not_stop():
@@ -77,7 +79,7 @@ def test_no_item_is_ever_in_two_live_runs_nor_started_without_its_lock(desired, 
     assert not set(started) & used
     assert set(started) <= desired & held
     assert set(actions.release) <= held - desired - used
-    assert set(actions.acquire) == desired - held
+    assert set(actions.acquire) == desired - held - used
 
 
 @given(st.lists(ITEMS, min_size=1, max_size=6), THREADS, st.randoms(use_true_random=False))

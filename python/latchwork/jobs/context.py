@@ -183,7 +183,7 @@ class JobContext:
     def _call(self, listener: StopListener) -> None:
         try:
             listener()
-        except Exception:
+        except (Exception, SystemExit):  # one that calls exit must not keep the others from being called
             log.exception(
                 "stop listener %r of job %s raised; the others are called",
                 listener,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
@@ -20,9 +21,54 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: So many locks are asked for, or given back, before the caller is asked whether to go on.
+SLICE = 450
+
+
+class RunLocks:
+    """The very holds a run was started with. Safe to share between threads.
+
+    A lock that was lost and then taken anew is another hold: between the two somebody else may have worked on the item,
+    so the run gets no fence any more. The holds of a live run are never released, they end with their owner only.
+    """
+
+    def __init__(self, job: str, holds: Mapping[str, HeldLock]) -> None:
+        self._job = job
+        self._holds = dict(holds)
+        self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
+
+    def remaining_s(self) -> float:
+        """Seconds all of them are ours for certain; 0 once one is lost."""
+        return min((owner.remaining_s() for owner in self._owners), default=0.0)
+
+    def fence(self, item: str) -> Fence:
+        """Proof that the item is still held as it was when the run started.
+
+        Raises:
+            LockLost: it is not, whoever holds it now.
+        """
+        hold = self._holds.get(item)
+        if hold is None or not hold.is_held:
+            msg = f"lock of item {item!r} of job {self._job} was lost during this run; stop the work on it"
+            raise LockLost(msg)
+        return hold.fence
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What became of asking for locks.
+
+    Attributes:
+        taken: at least one was taken.
+        more: some were not asked for yet: ask again.
+    """
+
+    taken: bool
+    more: bool
+
 
 class ItemLocks:
-    """The locks of one node. Safe to share between threads, except ``acquire``, ``release`` and ``close``: one thread.
+    """The locks of one node. Safe to share between threads, except ``want``, ``release`` and ``close``: one thread.
 
     Args:
         store: the cluster's store.
@@ -63,42 +109,37 @@ class ItemLocks:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
         return self._keeper.remaining_s()
 
-    def fence(self, job: str, item: str) -> Fence:
-        """Proof that this node holds the item.
-
-        Raises:
-            LockLost: it does not, or not any more.
-        """
-        lock = self._keeper.held().get(keys.lock_name(job, item))
-        if lock is None:
-            msg = f"lock of item {item!r} of job {job} is not held by this node any more; stop the work on it"
-            raise LockLost(msg)
-        return lock.fence
-
-    def want(self, job: str, items: Collection[str]) -> bool:
+    def want(self, job: str, items: Collection[str], go_on: Callable[[], bool]) -> Asked:
         """Take those of these items that are free, wait by watch for the others; forget waits for any other item.
 
-        Returns:
-            True when at least one was taken.
-        """
-        wanted = {(job, item) for item in items}
-        with self._mutex:
-            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
-            cancels = [self._waits.pop(key) for key in dropped]
-            self._freed.difference_update(dropped)
-            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
-            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
-            self._freed.difference_update(ask)
-        for cancel in cancels:
-            cancel()
-        return bool(ask) and self._ask(job, [item for _, item in ask])
+        Asks for some hundred at a time, and ends early when ``go_on`` says no in between.
 
-    def release(self, job: str, items: Collection[str]) -> None:
-        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error."""
-        try:
-            self._keeper.release([keys.lock_name(job, item) for item in items])
-        except LockLost as error:
-            log.info("job %s: %s", job, error)
+        Raises:
+            LatchworkError: the server could not be used; those asked for last are not waited for, ask again later.
+        """
+        ask = self._to_ask(job, items)
+        taken = False
+        for at in range(0, len(ask), SLICE):
+            if at and not go_on():
+                return Asked(taken, more=True)
+            taken |= self._ask(job, ask[at : at + SLICE])
+        return Asked(taken, more=False)
+
+    def release(self, job: str, items: Collection[str], go_on: Callable[[], bool]) -> bool:
+        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error.
+
+        Returns:
+            True when it ended early, because ``go_on`` said no after some hundred: some are left.
+        """
+        names = [keys.lock_name(job, item) for item in items]
+        for at in range(0, len(names), SLICE):
+            if at and not go_on():
+                return True
+            try:
+                self._keeper.release(names[at : at + SLICE])
+            except LockLost as error:
+                log.info("job %s: %s", job, error)
+        return False
 
     def holder(self, job: str, item: str) -> str:
         """Who holds an item, for a log line."""
@@ -114,15 +155,26 @@ class ItemLocks:
             self._closing = True
         self._keeper.close(release=release)
 
+    def _to_ask(self, job: str, items: Collection[str]) -> list[str]:
+        """Settle the waits: end those for other items; what is new, or looks free, is to be asked for."""
+        wanted = {(job, item) for item in items}
+        with self._mutex:
+            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
+            cancels = [self._waits.pop(key) for key in dropped]
+            self._freed.difference_update(dropped)
+            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
+            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
+            self._freed.difference_update(ask)
+        for cancel in cancels:
+            cancel()
+        return [item for _, item in ask]
+
     def _ask(self, job: str, items: list[str]) -> bool:
         names = {keys.lock_name(job, item): item for item in items}
-        taken: dict[str, HeldLock] = {}
-        try:
-            taken = self._keeper.try_acquire_many(names)
-        finally:
-            for name, item in names.items():
-                if name not in taken:
-                    self._wait(job, item, name)
+        taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
+        for name, item in names.items():
+            if name not in taken:
+                self._wait(job, item, name)
         if len(taken) < len(names):
             log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
         return bool(taken)

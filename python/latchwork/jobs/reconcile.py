@@ -1,7 +1,8 @@
 """What a worker starts, stops, locks and unlocks: a function from what is wanted and what runs. Pure.
 
 One rule above all: an item is in at most one live run of this node, and only while its lock is held when the run
-starts. A run that was told to stop but has not ended keeps its items, and their locks, until it has.
+starts. A run that was told to stop but has not ended keeps its items, and their locks, until it has; an item whose lock
+was lost under a run is not locked again before that run has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Actions:
     Attributes:
         stop: numbers of the runs to tell to stop.
         release: items whose locks to give up: sorted.
-        acquire: items whose locks to ask for: sorted; those that are not free now are waited for.
+        acquire: items whose locks to ask for: sorted, in no live run; those that are not free now are waited for.
         start: the shares of the runs to start: disjoint, not empty, locks held.
     """
 
@@ -67,6 +68,6 @@ def reconcile(desired: Collection[str], held: Collection[str], running: Iterable
     return Actions(
         stop=stop,
         release=tuple(sorted(locked - wanted - busy)),
-        acquire=tuple(sorted(wanted - locked)),
+        acquire=tuple(sorted(wanted - locked - busy)),  # a stale run must not see its item locked anew
         start=tuple(fresh),
     )

@@ -6,6 +6,7 @@ No store is touched here, and no user code is called with a mutex held.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,12 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 30.0
 #: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
 _LOCK_WAIT_S = 0.1
-_JOIN_S = 2.0
+#: After a schedule raised its items do not run for so long.
+SCHEDULE_PAUSE_S = 60.0
+
+
+def _for_ever() -> float:
+    return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What all runs of a job on a node have in common.
+    """What a run needs from its node.
 
     Attributes:
         job: the job.
@@ -84,6 +90,7 @@ class RunSetup:
         on_end: called in the run's thread when it has ended for good; must not block.
         clock: what it waits on.
         wall_s: seconds since the epoch.
+        remaining_s: seconds the locks of the run surely last.
     """
 
     job: Job
@@ -93,6 +100,7 @@ class RunSetup:
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
+    remaining_s: Callable[[], float] = _for_ever
 
 
 class JobRun:
@@ -106,12 +114,14 @@ class JobRun:
     def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: float) -> None:
         self.number = number
         self.items = items
+        self._members = frozenset(items)
         self._setup = setup
         self._first_due = first_due
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._mutex = threading.Lock()
         self._context: JobContext | None = None
+        self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None
         self._resume: float | None = None
         self._stopped_at: float | None = None
@@ -123,28 +133,62 @@ class JobRun:
         return self._setup.job.id
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system gives no more threads; this run has ended then, and keeps its due.
+        """
+        try:
+            self._thread.start()
+        except BaseException:
+            self._resume = self._first_due
+            self._ended.set()
+            raise
 
     def stop(self) -> None:
-        """Tell it to stop; returns at once, stop listeners are called on a thread of their own. Twice is fine."""
+        """Tell it to stop; returns at once, stop listeners are called on a thread of their own. Twice is fine.
+
+        When no thread can be had for the listeners, the next call tries again.
+        """
         with self._mutex:
-            if self._stop.is_set():
-                return
-            self._stop.set()
-            self._stopped_at = self._setup.clock.now()
-            context = self._context
-            if context is not None:
-                context.signal_stop()
-            if context is not None and context.has_listeners:
-                name = f"latchwork-stop-{self._setup.job.id}-{self.number}"
-                self._notifier = threading.Thread(target=context.notify_listeners, name=name, daemon=True)
-                self._notifier.start()
+            if not self._stop.is_set():
+                self._stop.set()
+                self._stopped_at = self._setup.clock.now()
+                if self._context is not None:
+                    self._context.signal_stop()
+                    self._untold = self._context
+            context, self._untold = self._untold, None
+        if context is not None and context.has_listeners:
+            self._notify(context)
 
     @property
     def view(self) -> Running:
         """How ``reconcile`` sees it."""
-        return Running(self.number, frozenset(self.items), self._stop.is_set())
+        return Running(self.number, self._members, self._stop.is_set())
+
+    @property
+    def stopping(self) -> bool:
+        """True once it was told to stop."""
+        return self._stop.is_set()
+
+    @property
+    def owes_listeners(self) -> bool:
+        """True when its stop listeners could not be called yet: call ``stop`` again."""
+        return self._untold is not None
+
+    def remaining_s(self) -> float:
+        """Seconds its locks surely last."""
+        return self._setup.remaining_s()
+
+    @property
+    def has_threads(self) -> bool:
+        """True while one of its threads lives, a stop listener that outlives the run included."""
+        return any(thread is not None and thread.is_alive() for thread in (self._thread, self._notifier))
+
+    @property
+    def is_current_thread(self) -> bool:
+        """True when called from the run itself, or from one of its stop listeners."""
+        return threading.current_thread() in {self._thread, self._notifier}
 
     @property
     def ended(self) -> bool:
@@ -158,21 +202,32 @@ class JobRun:
 
     @property
     def resume_due(self) -> float | None:
-        """The due it was waiting for when it was told to stop; None when it was interrupted and is due at once."""
+        """When its items are due: what it waited for, or the past when it was interrupted; None if nobody can say."""
         return self._resume
 
-    def join(self, timeout_s: float = _JOIN_S) -> None:
-        """Wait for its threads; from one of them, for nothing."""
+    def join(self, timeout_s: float) -> None:
+        """Wait so long for its threads; from one of them, for nothing."""
+        until = self._setup.clock.now() + timeout_s
         for thread in (self._thread, self._notifier):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(timeout_s)
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, until - self._setup.clock.now()))
+
+    def _notify(self, context: JobContext) -> None:
+        name = f"latchwork-stop-{self._setup.job.id}-{self.number}"
+        self._notifier = threading.Thread(target=context.notify_listeners, name=name, daemon=True)
+        try:
+            self._notifier.start()
+        except Exception as error:  # the system gives no more threads; the run was told all the same
+            log.error("job %s: stop listeners of run %d are called later: %s", self.job_id, self.number, error)  # noqa: TRY400
+            self._notifier = None
+            self._untold = context
 
     def _main(self) -> None:
         try:
             self._loop()
         except BaseException:  # a schedule of the user's own may raise: it must not die unseen, nor start over at once
-            log.exception("job %s does not run here until its share changes: its schedule raised", self._setup.job.id)
-            self._setup.clock.wait(self._stop)
+            log.exception("job %s does not run here for %.3g s: its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
+            self._setup.clock.wait(self._stop, SCHEDULE_PAUSE_S)
         finally:
             self._ended.set()
             self._setup.on_end()
@@ -184,10 +239,9 @@ class JobRun:
             if not self._setup.may_run():
                 self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
                 continue
-            self._resume = None
             self._run_once()
             if self._stop.is_set():
-                return
+                break
             due = job.schedule.next_due(due, self._now())
         self._resume = due
 

@@ -10,60 +10,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
 from latchwork.jobs.context import JobContext
-from latchwork.jobs.item_locks import ItemLocks
+from latchwork.jobs.guard import RunGuard
+from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
+from latchwork.jobs.job_state import JobState
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import Stored, from_entries, read
 from latchwork.jobs.reconcile import Actions, reconcile
-from latchwork.jobs.runs import Counters, JobRun, JobStats, RunSetup
+from latchwork.jobs.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
 from latchwork.jobs.schedule import Instant
 
 if TYPE_CHECKING:
+    from latchwork.primitives import HeldLock
     from latchwork.store import Mirror, Store
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_JOIN_S = 5.0
+#: A call to the store that is under way when the time to close is over may take so much longer.
+_GRACE_S = 2.0
+#: Locks are asked for so long, less when something else happened, before everything is looked at again.
+_FILL_S = 1.0
+_FILL_BUSY_S = 0.2
 #: Runs are told to stop when this part of the TTL is left of their locks.
 STOP_MARGIN = 0.25
-
-
-class _JobState:
-    """What the worker knows of one job. Only the worker's thread writes it."""
-
-    def __init__(self, job: Job, setup: RunSetup) -> None:
-        self.job = job
-        self.setup = setup
-        self.runs: dict[int, JobRun] = {}
-        self.dues: dict[str, float] = {}
-        self.warned: set[int] = set()
-
-    def first_due(self, items: Iterable[str]) -> float:
-        """The earliest due of these items: kept ones have theirs already, new ones come after the initial delay."""
-        fresh = self.job.schedule.first_due(self._now(), self.job.initial_delay_s)
-        return min(self.dues.get(item, fresh) for item in items)
-
-    def reap(self) -> None:
-        """Forget the runs that have ended, and remember what their items are due for."""
-        for run in [run for run in self.runs.values() if run.ended]:
-            run.join()
-            due = run.resume_due
-            if due is None:
-                due = self.job.schedule.first_due(self._now(), 0.0)
-            self.dues.update(dict.fromkeys(run.items, due))
-            del self.runs[run.number]
-            self.warned.discard(run.number)
-
-    def _now(self) -> Instant:
-        return Instant(self.setup.clock.now(), self.setup.wall_s())
 
 
 class Worker:
@@ -74,23 +51,22 @@ class Worker:
         self._clock = store.clock
         self._node_id = node_id
         self._wake = threading.Event()
-        self._guard_wake = threading.Event()
         self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
         self._margin_s = lock_ttl_s * STOP_MARGIN
-        self._states = {job_id: _JobState(job, self._setup(job)) for job_id, job in jobs.items()}
+        self._states = {job_id: JobState(job) for job_id, job in jobs.items()}
         self._numbers = count(1)
         self._mutex = threading.Lock()
-        self._live: tuple[JobRun, ...] = ()
+        self._live: dict[int, JobRun] = {}
+        self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
         self._mirror: Mirror | None = None
         self._decoded: dict[str, tuple[object, Stored]] = {}
         self._closing = threading.Event()
-        self._finished = threading.Event()
         self._close_by = 0.0
+        self._closer: JobRun | None = None
+        self._unreleased = False
         self._stop_warning_s = 30.0
-        self._threads = [
-            threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True),
-            threading.Thread(target=self._guard, name=f"latchwork-guard-{node_id}", daemon=True),
-        ]
+        self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
+        self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def follow_owners(self) -> None:
         """Follow who holds locks from now on, so that a takeover needs no new TTL; the earlier the better."""
@@ -100,111 +76,175 @@ class Worker:
         """Follow the share from now on."""
         self._mirror = self._store.mirror(keys.assigned(self._node_id))
         self._mirror.on_change(lambda _batch: self._wake.set())
-        for thread in self._threads:
-            thread.start()
+        self._guard.thread.start()
+        self._thread.start()
 
     def stats(self) -> dict[str, JobStats]:
         """What each job has done here, by job id."""
-        with self._mutex:
-            live = self._live
         items = dict.fromkeys(self._states, 0)
-        for run in live:
+        for run in self._runs():
             items[run.job_id] += len(run.items)
-        return {job_id: state.setup.counters.stats(items[job_id]) for job_id, state in self._states.items()}
+        return {job_id: state.counters.stats(items[job_id]) for job_id, state in self._states.items()}
+
+    def is_run_thread(self) -> bool:
+        """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
+        return any(run.is_current_thread for run in (*self._runs(), *self._ending))
 
     def close(self, timeout_s: float) -> list[str]:
         """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
+
+        Called from a run it does not wait for that one; its locks are left to run out.
 
         Returns:
             The jobs that have runs which did not stop; their locks are left to run out.
         """
         self._close_by = self._clock.now() + timeout_s
         self._closing.set()
+        runs = self._runs()  # the last ones: none is added after closing was set
+        self._closer = next((run for run in runs if run.is_current_thread), self._closer)
+        for run in runs:
+            run.stop()
+        self._guard.finish()
         self._wake.set()
-        started = [thread for thread in self._threads if thread.ident is not None]
-        if threading.current_thread() not in self._threads:
-            for thread in started:
-                thread.join(timeout_s + _JOIN_S)
-        stuck = sorted({run.job_id for run in self._live if not run.ended})
-        try:
-            self.locks.close(release=not stuck)
-        except LatchworkError as error:
-            log.warning("node %s: locks could not be given back, they run out by themselves: %s", self._node_id, error)
+        for thread in (self._thread, self._guard.thread):
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, self._close_by + _GRACE_S - self._clock.now()))
+        for run in {*runs, *self._ending} - {self._closer}:
+            run.join(max(0.0, self._close_by - self._clock.now()))
+        stuck = sorted({run.job_id for run in runs if not run.ended})
+        self._close_locks(stuck)
         if self._mirror is not None:
             self._mirror.close()
         return stuck
 
-    def _loop(self) -> None:
+    def _close_locks(self, stuck: list[str]) -> None:
+        left = sum(map(len, self.locks.held().values()))
+        late = left > SLICE and self._clock.now() >= self._close_by
+        if late and not stuck:
+            log.warning(
+                "node %s: no time is left to give %d locks back, they run out by themselves", self._node_id, left
+            )
         try:
-            while True:
-                self._wake.clear()
-                delay_s = self._try_step()
-                if self._closing.is_set() and self._is_over():
-                    return
-                self._clock.wait(self._wake, delay_s)
-        finally:
-            self._finished.set()
-            self._guard_wake.set()
+            self.locks.close(release=not stuck and not late)
+        except LatchworkError as error:
+            log.warning("node %s: locks could not be given back, they run out by themselves: %s", self._node_id, error)
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.clear()
+            closing = self._closing.is_set()
+            delay_s, failed = self._try_step(closing)
+            if closing and self._is_over():
+                return
+            # After a failure nothing but the end cuts the pause short: an outage makes many events.
+            self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
 
     def _is_over(self) -> bool:
-        return not self._live or self._clock.now() >= self._close_by
+        if self._clock.now() >= self._close_by:
+            return True
+        return not self._unreleased and all(run is self._closer for run in self._runs())
 
-    def _try_step(self) -> float | None:
+    def _try_step(self, closing: bool) -> tuple[float | None, bool]:
         try:
-            return self._step()
+            return self._step(closing), False
         except LatchworkError as error:
             log.warning("node %s: trying again in %.1f s: %s", self._node_id, _RETRY_S, error)
         except Exception:
             log.exception("node %s: the worker failed and tries again", self._node_id)
-        return _RETRY_S
+        return _RETRY_S, True
 
-    def _step(self) -> float | None:
+    def _step(self, closing: bool) -> float | None:
         """Bring every job closer to its share; seconds until it must be looked at again without an event."""
-        closing = self._closing.is_set()
         desired = {} if closing else self._desired()
         held = self.locks.held()
         planned = []
         for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
-            state.reap()
-            planned.append((job_id, self._apply(state, desired.get(job_id, ()), held.get(job_id, {}))))
-        self._publish()
-        again = [self._lock(job_id, actions) for job_id, actions in planned]
+            planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
+        again = [self._lock(state, actions) for state, actions in planned]
+        self._unreleased = closing and any(again)
         if any(again):
             self._wake.set()
         if closing:
             return max(0.01, self._close_by - self._clock.now())
-        return _RETRY_S if self._at_risk() else self._warn_of_stuck()
+        return self._next_look_s()
 
-    def _apply(self, state: _JobState, desired: Iterable[str], held: Mapping[str, object]) -> Actions:
+    def _next_look_s(self) -> float | None:
+        now = self._now()
+        waits = [paused_s for state in self._states.values() if (paused_s := state.paused_s(now)) > 0]
+        if self._at_risk() or any(run.owes_listeners for run in self._runs()):
+            waits.append(_RETRY_S)
+        stuck_s = self._warn_of_stuck()
+        return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
+
+    def _apply(self, state: JobState, wanted: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
         """Stop and start what needs to be; what is left to do is the locks."""
-        wanted = frozenset(desired)
+        self._reap(state)
         actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.job.threads)
         for number in actions.stop:
             state.runs[number].stop()
-        for item in [item for item in state.dues if item not in wanted]:
-            del state.dues[item]
-        if not self._at_risk():
+        for run in state.runs.values():
+            if run.owes_listeners:
+                run.stop()
+        state.forget_dues(wanted)
+        if state.may_start(self._now()) and not self._at_risk():
             for items in actions.start:
-                self._start(state, items)
+                if not self._start(state, items, held):
+                    break
         return actions
 
-    def _lock(self, job_id: str, actions: Actions) -> bool:
-        """Release and acquire; True when new locks make another look worth while at once."""
-        if actions.release:
-            self.locks.release(job_id, actions.release)
-        return self.locks.want(job_id, actions.acquire)
-
-    def _start(self, state: _JobState, items: tuple[str, ...]) -> None:
-        run = JobRun(next(self._numbers), items, state.setup, state.first_due(items))
-        state.runs[run.number] = run
-        self._publish()
-        run.start()
-        self._guard_wake.set()
-        log.debug("job %s: run %d starts with %d items on node %s", run.job_id, run.number, len(items), self._node_id)
-
-    def _publish(self) -> None:
+    def _reap(self, state: JobState) -> None:
+        ended = state.reap(self._now())
         with self._mutex:
-            self._live = tuple(run for state in self._states.values() for run in state.runs.values())
+            for run in ended:
+                self._live.pop(run.number, None)
+        self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
+
+    def _lock(self, state: JobState, actions: Actions) -> bool:
+        """Release and acquire; True when another look is worth while at once."""
+        state.filling = False
+        began = self._clock.now()
+        left = bool(actions.release) and self.locks.release(state.job.id, actions.release, lambda: self._go_on(began))
+        asked = self.locks.want(state.job.id, actions.acquire, lambda: self._go_on(began))
+        state.filling = asked.more
+        return left or asked.taken or asked.more
+
+    def _go_on(self, began: float) -> bool:
+        """False when the share, or closing, should be looked at before more locks are taken or given back."""
+        spent_s = self._clock.now() - began
+        return not self._closing.is_set() and spent_s < (_FILL_BUSY_S if self._wake.is_set() else _FILL_S)
+
+    def _start(self, state: JobState, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
+        """Start a run; False when it, and the others of this job, have to be tried later."""
+        locks = RunLocks(state.job.id, {item: held[item] for item in items})
+        try:
+            due = state.first_due(items, self._now())
+        except BaseException:  # the user's own schedule: it must not stop the other jobs
+            log.exception("job %s does not run here for %.3g s: its schedule raised", state.job.id, SCHEDULE_PAUSE_S)
+            state.pause(self._now(), SCHEDULE_PAUSE_S)
+            return False
+        run = JobRun(next(self._numbers), items, self._setup(state, locks), due)
+        with self._mutex:
+            if self._closing.is_set():  # asked with the mutex held: who closes tells every run that is in _live
+                return False
+            self._live[run.number] = run
+        state.runs[run.number] = run
+        try:
+            run.start()
+        except Exception as error:  # the system gives no more threads
+            log.error("job %s: a run cannot start and is tried again in %.1f s: %s", run.job_id, _RETRY_S, error)  # noqa: TRY400
+            state.pause(self._now(), _RETRY_S)
+            return False
+        self._guard.look()
+        log.debug("job %s: run %d starts with %d items on node %s", run.job_id, run.number, len(items), self._node_id)
+        return True
+
+    def _runs(self) -> list[JobRun]:
+        """The live runs, those told to stop included."""
+        with self._mutex:
+            return list(self._live.values())
+
+    def _now(self) -> Instant:
+        return Instant(self._clock.now(), time.time())
 
     def _desired(self) -> dict[str, tuple[str, ...]]:
         """The share as stored, of the jobs this node has."""
@@ -234,7 +274,7 @@ class Worker:
         return 0 < self.locks.remaining_s() <= self._margin_s
 
     def _warn_of_stuck(self) -> float | None:
-        stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.view.stopping]
+        stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
         for state, run in stopping:
             if run.stopping_for_s >= self._stop_warning_s and run.number not in state.warned:
                 state.warned.add(run.number)
@@ -247,50 +287,25 @@ class Worker:
                 )
         return self._stop_warning_s if stopping else None
 
-    def _guard(self) -> None:
-        while not self._finished.is_set():
-            self._guard_wake.clear()
-            self._clock.wait(self._guard_wake, self._guard_once())
-
-    def _guard_once(self) -> float | None:
-        """Stop what would outlive its locks; seconds until it must be looked at again."""
-        running = [run for run in self._live if not run.ended]
-        if not running:
-            return None
-        left_s = self.locks.remaining_s()
-        if left_s > self._margin_s:
-            return max(0.01, left_s - self._margin_s)
-        active = [run for run in running if not run.view.stopping]
-        if active:
-            log.error(
-                "node %s: the locks of %d runs last %.2f s more and could not be renewed: the runs are told to stop",
-                self._node_id,
-                len(active),
-                left_s,
-            )
-        for run in active:
-            run.stop()
-        self._wake.set()
-        return self._margin_s / 2
-
-    def _setup(self, job: Job) -> RunSetup:
+    def _setup(self, state: JobState, locks: RunLocks) -> RunSetup:
         return RunSetup(
-            job=job,
-            new_context=self._new_context(job.id),
-            counters=Counters(),
-            may_run=lambda: self.locks.remaining_s() > self._margin_s,
+            job=state.job,
+            new_context=lambda items: self._new_context(state.job.id, items, locks),
+            counters=state.counters,
+            may_run=lambda: locks.remaining_s() > self._margin_s,
             on_end=self._wake.set,
-            clock=self._store.clock,
+            clock=self._clock,
             wall_s=time.time,
+            remaining_s=locks.remaining_s,
         )
 
-    def _new_context(self, job_id: str) -> Callable[[tuple[str, ...]], JobContext]:
-        return lambda items: JobContext(
+    def _new_context(self, job_id: str, items: tuple[str, ...], locks: RunLocks) -> JobContext:
+        return JobContext(
             items,
             job_id=job_id,
             node_id=self._node_id,
-            remaining_s=self.locks.remaining_s,
-            fence=lambda item: self.locks.fence(job_id, item),
+            remaining_s=locks.remaining_s,
+            fence=locks.fence,
             store=self._store,
             clock=self._clock,
         )
