@@ -1,0 +1,130 @@
+"""A run works under the very locks it was started with, and under no later ones."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from latchwork.errors import LockLost
+from latchwork.jobs import FixedDelay, Job, Threads
+from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
+from latchwork.primitives import LockKeeper
+from latchwork.store import connect
+from latchwork.types import Put
+
+
+@pytest.fixture
+def store():
+    with connect("memory://run-locks") as made:
+        for entry in made.list("", recursive=True):
+            made.delete(entry.key)
+        yield made
+
+
+@pytest.fixture
+def locks(store):
+    made = ItemLocks(store, "n1", 1.0, lambda: None)
+    yield made
+    made.close(release=True)
+
+
+def always():
+    return True
+
+
+def hold(locks, eventually, *items):
+    eventually(lambda: locks.want("j", items, always) and len(locks.held().get("j", {})) == len(items))
+    return RunLocks("j", locks.held()["j"])
+
+
+def test_a_lock_that_was_lost_and_taken_anew_is_no_lock_of_the_old_run(store, locks, eventually):
+    old = hold(locks, eventually, "x")
+    assert old.fence("x").token
+    store.delete(store.list("owners")[0].key)  # what is left of an owner that was taken over
+    eventually(lambda: old.remaining_s() == 0)
+    new = hold(locks, eventually, "x")
+    assert new.remaining_s() > 0
+    assert old.remaining_s() == 0
+    with pytest.raises(LockLost, match="was lost during this run"):
+        old.fence("x")
+
+
+def test_a_stale_run_that_wakes_after_its_item_came_back_can_write_nothing(store, cluster, eventually):
+    out, go, begun, done = {}, threading.Event(), threading.Event(), threading.Event()
+
+    def run(context):
+        if begun.is_set():
+            return
+        begun.set()
+        go.wait(15)  # frozen: it does not look at should_stop
+        out["left"] = context.remaining_s()
+        try:
+            store.commit([context.fence("x")], [Put("result", b"stale")])
+        except LockLost as error:
+            out["error"] = error
+        done.set()
+
+    cluster.node(store, "n1", Job("j", work_pool=["x"], run=run, initial_delay_s=0.0), lock_ttl_s=0.8)
+    assert begun.wait(5)
+    store.delete(store.list("owners")[0].key)
+    other = LockKeeper(store, ttl_s=5.0, owner_label="other")
+    taken = eventually(lambda: other.try_acquire("j/x"))
+    store.commit([taken.fence], [Put("result", b"new")])
+    eventually(lambda: cluster.nodes[0]._worker.locks.remaining_s() == 0)
+    other.close()
+    assert not threading.Event().wait(0.5)  # long enough to lock it anew, were that allowed
+    go.set()
+    assert done.wait(5)
+    assert out["left"] == 0
+    assert isinstance(out["error"], LockLost)
+    assert store.get("result").value == b"new"
+
+
+def test_when_the_server_fails_nothing_is_waited_for_so_that_nothing_wakes_in_circles(store, eventually, monkeypatch):
+    woken = []
+    locks = ItemLocks(store, "n1", 1.0, lambda: woken.append(1))
+    try:
+        hold(locks, eventually, "a")
+        monkeypatch.setattr(LockKeeper, "try_acquire_many", fail)
+        with pytest.raises(LockLost):
+            locks.want("j", ["b", "c"], always)
+        assert not threading.Event().wait(0.3)
+        assert woken == []
+        monkeypatch.undo()
+        assert locks.want("j", ["b", "c"], always).taken
+    finally:
+        locks.close(release=True)
+
+
+def fail(self, names):
+    raise LockLost("the server is away")
+
+
+def test_many_locks_are_taken_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
+    hold(locks, eventually, "first")
+    items = [f"i{number}" for number in range(SLICE * 2 + 10)]
+    asked = locks.want("j", items, lambda: False)
+    assert (asked.taken, asked.more) == (True, True)
+    assert len(locks.held()["j"]) == 1 + SLICE
+    asked = locks.want("j", [item for item in items if item not in locks.held()["j"]], always)
+    assert (asked.taken, asked.more) == (True, False)
+    assert locks.release("j", items, lambda: False)
+    assert not locks.release("j", items[SLICE:], always)
+    assert list(locks.held()["j"]) == ["first"]
+
+
+def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part(store, cluster, eventually):
+    shares = []
+    job = Job(
+        "j",
+        work_pool=[f"i{number}" for number in range(SLICE * 3)],
+        run=lambda context: shares.append(len(context.work_share)),
+        schedule=FixedDelay(0.05),
+        initial_delay_s=0.0,
+        threads=Threads.whole(),
+    )
+    node = cluster.node(store, "n1", job)
+    node._worker._go_on = lambda began: False  # every slice is a step of its own
+    eventually(lambda: shares, timeout_s=20)
+    assert shares[0] == SLICE * 3
