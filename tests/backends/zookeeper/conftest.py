@@ -146,3 +146,12 @@ def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
     between = Proxy(zookeeper.endpoint)
     yield between
     between.close()
+
+
+@pytest.fixture
+def between(zookeeper: ZooKeeperServer) -> Iterator[list[Proxy]]:
+    """Two ways to the same server, each of which can fall silent."""
+    ways = [Proxy(zookeeper.endpoint), Proxy(zookeeper.endpoint)]
+    yield ways
+    for way in ways:
+        way.close()

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
-from latchwork.backends.zookeeper.ticker import Ticker
 from latchwork.backends.zookeeper.wire import Reply
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -30,8 +30,8 @@ class Deaf:
 
 @pytest.fixture
 def connection():
-    with closing(Ticker(SYSTEM_CLOCK, "latchwork-test-ticker")) as ticker:
-        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, ticker)
+    with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
+        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, timer)
         opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         opened.evidence = EVIDENCE

@@ -17,11 +17,11 @@ from latchwork.backends.etcd.keys import Keys
 from latchwork.backends.etcd.reading import Reader
 from latchwork.backends.etcd.sequences import Sequences
 from latchwork.backends.etcd.sessions import Sessions
-from latchwork.backends.etcd.timer import Timer
 from latchwork.backends.etcd.transaction import Compiler, DeleteTree, Plan
 from latchwork.backends.etcd.watches import WatchHub
 from latchwork.backends.etcd.writer import Writer
 from latchwork.backends.futures import Steps, drive, failed
+from latchwork.backends.timer import Timer
 from latchwork.errors import LatchworkError
 from latchwork.types import Committed, Entry
 

@@ -26,7 +26,7 @@ from latchwork.errors import Closed, ConnectFailed, InvalidURL, PermissionDenied
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from latchwork.backends.etcd.timer import Timer
+    from latchwork.backends.timer import Timer
     from latchwork.backends.url import StoreURL
     from latchwork.clock import Clock
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.base import Capability
 from latchwork.backends.futures import drive, failed, then
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.commit import Task, Writer, describe
 from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
@@ -18,7 +19,6 @@ from latchwork.backends.zookeeper.failures import cut_error, session_lost
 from latchwork.backends.zookeeper.nodes import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
-from latchwork.backends.zookeeper.ticker import Ticker
 from latchwork.backends.zookeeper.watches import WatchHub, ZooKeeperWatch
 from latchwork.errors import Closed, ConnectFailed
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
@@ -59,17 +59,17 @@ class ZooKeeperBackend:
         self._emptied: set[str] = set()
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
-        self._ticker = Ticker(clock, "latchwork-zk-ticker")
+        self._timer = Timer(clock, "latchwork-zk-timer")
         self._settings = Settings(
-            url.hosts, _kazoo_options(url), url.connect_timeout_s, url.call_timeout_s, clock, self._ticker
+            url.hosts, _kazoo_options(url), url.connect_timeout_s, url.call_timeout_s, clock, self._timer
         )
         self._layout = Layout(url.root)
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
         self._acl = wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL)
         self._reader = Reader(self._layout)
-        self._writer = Writer(self._layout, self._acl, self._reader, self._ticker, self._sweep_later)
+        self._writer = Writer(self._layout, self._acl, self._reader, self._timer, self._sweep_later)
         self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
-        self._hub = WatchHub(self._main, self._layout, self._reader, self._ticker, clock)
+        self._hub = WatchHub(self._main, self._layout, self._reader, self._timer, clock)
         self._connect(url)
 
     @property
@@ -168,7 +168,7 @@ class ZooKeeperBackend:
             self._closed = True
             sessions = list(self._sessions.values())
         self._hub.close()
-        end = self._main.finish(self._clock.now() + _FAREWELL_S)
+        end = self._main.finish(self._clock.now() + _FAREWELL_S, discard=False)
         goodbyes: tuple[Future[Any], ...] = (*(session.close() for session in sessions), end)
         deadline = self._clock.now() + _FAREWELL_S
         for goodbye in goodbyes:
@@ -181,7 +181,7 @@ class ZooKeeperBackend:
         for connection in (*(session.connection for session in sessions), self._main):
             if not connection.join(self._call_timeout_s):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
-        self._ticker.close()
+        self._timer.close()
 
     # Told by the main connection.
 
@@ -210,7 +210,7 @@ class ZooKeeperBackend:
             self._closed = True
             self._main.abandon()
             self._main.join(url.connect_timeout_s)
-            self._ticker.close()
+            self._timer.close()
             raise ConnectFailed(
                 f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s; "
                 "check the hosts and that the servers run"
@@ -276,7 +276,7 @@ class ZooKeeperBackend:
             self._emptied.update(keys)
             if not begin or not self._emptied or self._closed:
                 return
-        self._ticker.later(_SWEEP_S, self._sweep)
+        self._timer.call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         with self._lock:

@@ -28,16 +28,16 @@ from latchwork.backends.zookeeper.nodes import (
 )
 from latchwork.backends.zookeeper.plan import Known, NeedStates, Plan, compile_plan, entries_of
 from latchwork.backends.zookeeper.wire import MULTI, MULTI_READ, NO_AUTH, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import LatchworkError, TransactionTooLarge, Unavailable
+from latchwork.errors import LatchworkError, OutcomeUnknown, TransactionTooLarge, Unavailable
 from latchwork.types import Absent, At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from latchwork.backends.futures import Steps
+    from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Connection
     from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.backends.zookeeper.ticker import Ticker
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Writer:
         layout: of the root.
         acl: of created znodes, as bytes of a request.
         reader: reads states, keeps the guards' versions.
-        ticker: for backoff.
+        timer: for backoff.
         on_emptied: told of parents that may have lost their last child; must not block.
     """
 
@@ -122,13 +122,13 @@ class Writer:
         layout: Layout,
         acl: bytes,
         reader: Reader,
-        ticker: Ticker,
+        timer: Timer,
         on_emptied: Callable[[Iterable[str]], None],
     ) -> None:
         self._layout = layout
         self._acl = acl
         self._reader = reader
-        self._ticker = ticker
+        self._timer = timer
         self.memory = Memory()
         self._on_emptied = on_emptied
 
@@ -170,7 +170,7 @@ class Writer:
     def _fresh(self, task: Task, keys: Sequence[str], checks: Sequence[SimpleCheck], attempt: int) -> Steps[Known]:
         """Read the states of all keys; after some attempts, wait a little first."""
         if attempt >= 2:
-            yield self._ticker.pause(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
+            yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
         if attempt and task.connection.is_late(task.deadline):
             raise Unavailable(f"{task.what}: others kept changing the same keys until the time was over; try again")
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
@@ -340,7 +340,14 @@ class Writer:
         keys = sorted((entry.key for entry in entries), reverse=True)
         deleted = 0
         for at in range(0, len(keys), _BATCH):
-            committed = yield from self.commit(task, [], [Delete(key) for key in keys[at : at + _BATCH]])
+            try:
+                committed = yield from self.commit(task, [], [Delete(key) for key in keys[at : at + _BATCH]])
+            except Unavailable as error:
+                if not deleted:
+                    raise
+                raise OutcomeUnknown(
+                    f"{task.what}: {deleted} of {len(keys)} keys were deleted, then: {error}; do it again for the rest"
+                ) from error
             deleted += len(committed.deleted)
         above = {each for key in keys for each in ancestors(key)}
         yield from self.sweep(task.connection, above, task.deadline)

@@ -33,7 +33,7 @@ from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from latchwork.backends.zookeeper.ticker import Ticker
+    from latchwork.backends.timer import Timer
     from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ _NUMBER = struct.Struct("!q")
 #: Goes through the leader's pipeline like a write; whatever it answers, what follows on the connection is not stale.
 _BARRIER = wire.multi([wire.check("/")])
 _SWEEP_S = 0.1
+#: A server that answers nothing for so long is left for another one, in parts of the TTL and at least.
+_SILENCE_PART, _LEAST_SILENCE_S = 1 / 4, 0.4
 
 
 class Cut(Exception):
@@ -125,7 +127,7 @@ class Settings:
     connect_timeout_s: float
     call_timeout_s: float
     clock: Clock
-    ticker: Ticker
+    timer: Timer
 
 
 class Connection:
@@ -141,7 +143,7 @@ class Connection:
         self._unsettled: list[Call] = []
         self._settling: deque[Call] = deque()
         self._barrier: Call | None = None
-        self._woken = self._sweeping = self._over = False
+        self._woken = self._sweeping = self._over = self._discards = False
         self._number = 0
         self._epoch = 0
         self._up = False
@@ -225,7 +227,7 @@ class Connection:
         if wake:
             self._link.wake()
         if sweep:
-            self._settings.ticker.later(_SWEEP_S, self._sweep)
+            self._settings.timer.call_later(_SWEEP_S, self._sweep)
 
     def _stamp(self, call: Call, head: bytes, evidence: str) -> None:
         self._number += 1
@@ -242,8 +244,19 @@ class Connection:
 
     # Ending.
 
-    def finish(self, deadline: float) -> Call:
-        """End the ZooKeeper session as soon as the server is reached; nothing can be asked afterwards."""
+    def finish(self, deadline: float, *, discard: bool) -> Call:
+        """End the ZooKeeper session as soon as the server is reached; nothing can be asked afterwards.
+
+        With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
+        """
+        unsent: list[Call] = []
+        with self._lock:
+            if discard:
+                unsent = [call for call in self._outbox if call.kind != CLOSE]
+                self._outbox = deque(call for call in self._outbox if call.kind == CLOSE)
+                self._discards = True
+        for waiting in unsent:
+            waiting.set_exception(Cut(sent=False, over=True))
         call = Call(CLOSE, b"", deadline)
         self._submit(call)
         with self._lock:
@@ -375,7 +388,10 @@ class Connection:
             again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]
             for call in again:
                 call.epoch = 0  # as if it had never been sent
-            self._outbox.extendleft(reversed(again))
+            discarded = again if self._discards else []
+            self._outbox.extendleft(reversed([] if self._discards else again))
+        for call in discarded:
+            call.set_exception(Cut(sent=False, over=True))
         for call in unsettled:
             if found is not None and call.number == reached:
                 call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
@@ -385,8 +401,20 @@ class Connection:
 
     # Deadlines.
 
+    def _leave_silent_server(self, now: float) -> None:
+        """Try another server when this one has not answered for long.
+
+        kazoo would see it by a ping, but it sends none, and looks for none, while requests go out: our own renewals and
+        heartbeats would keep it on a frozen server until the session is lost.
+        """
+        oldest = self._link.oldest_sent_at()
+        if self._up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
+            _log.info("a ZooKeeper server has not answered for %.1f s; connecting anew", now - oldest)
+            self._link.cut()
+
     def _sweep(self) -> None:
         now = self._clock.now()
+        self._leave_silent_server(now)
         late: list[Call] = []
         with self._lock:
             self._outstanding = [call for call in self._outstanding if not call.done()]
@@ -403,4 +431,4 @@ class Connection:
         if cuts:
             self._link.wake()
         if again:
-            self._settings.ticker.later(_SWEEP_S, self._sweep)
+            self._settings.timer.call_later(_SWEEP_S, self._sweep)

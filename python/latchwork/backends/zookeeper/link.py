@@ -49,6 +49,7 @@ class Sent(Protocol):
 
     kind: int
     payload: bytes
+    sent_at: float
 
     def answer(self, reply: Reply) -> None:
         """Take the server's reply."""
@@ -137,6 +138,18 @@ class Link:
         self._client._stopped.set()  # noqa: SLF001
         self._loop.cut()
         self.wake()
+
+    def cut(self) -> None:
+        """Break the connection; another is made at once."""
+        self._loop.cut()
+
+    def oldest_sent_at(self) -> float | None:
+        """When the oldest request without an answer was sent on this connection; None if there is none."""
+        try:
+            sent: Sent = self._client._pending[0][0]  # noqa: SLF001
+        except IndexError:
+            return None
+        return sent.sent_at
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; True when it is gone, and everything it used is closed."""

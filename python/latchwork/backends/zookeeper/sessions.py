@@ -109,9 +109,11 @@ class ZooKeeperSession:
                 return self._closing
             closing: Future[None] = Future()
             self._closing = closing
-        end = self.connection.finish(self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s))
+        end = self.connection.finish(
+            self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s), discard=True
+        )
         end.add_done_callback(lambda _: self._ended(closing))
-        self._settings.ticker.later(self._settings.call_timeout_s, lambda: self._late(closing))
+        self._settings.timer.call_later(self._settings.call_timeout_s, lambda: self._late(closing))
         return closing
 
     def _ended(self, closing: Future[None]) -> None:

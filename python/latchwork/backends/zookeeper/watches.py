@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from latchwork.backends.base import Sink, WatchEvent
     from latchwork.backends.futures import Steps
+    from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Connection
     from latchwork.backends.zookeeper.nodes import Layout
     from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.backends.zookeeper.ticker import Ticker
     from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ class ZooKeeperWatch:
 class WatchHub:
     """All watches of a store. Safe to share."""
 
-    def __init__(self, connection: Connection, layout: Layout, reader: Reader, ticker: Ticker, clock: Clock) -> None:
+    def __init__(self, connection: Connection, layout: Layout, reader: Reader, timer: Timer, clock: Clock) -> None:
         self._connection = connection
         self._layout = layout
         self._reader = reader
-        self._ticker = ticker
+        self._timer = timer
         self._clock = clock
         self._lock = threading.Lock()
         self._watches: dict[str, list[ZooKeeperWatch]] = {}
@@ -116,7 +116,7 @@ class WatchHub:
             self._beating = True
         self._load(watch)
         if begin:
-            self._ticker.later(_HEARTBEAT_S, self._beat)
+            self._timer.call_later(_HEARTBEAT_S, self._beat)
         return watch
 
     def drop(self, watch: ZooKeeperWatch) -> None:
@@ -226,7 +226,7 @@ class WatchHub:
         elif not self._connection.over:  # a lost connection loads again by itself; loading once more does no harm
             if not isinstance(error, (Cut, LatchworkError)):
                 _log.error("watch %r could not load: %s", watch.prefix, error, exc_info=error)
-            self._ticker.later(_RETRY_S, lambda: self._load_again(watch, load))
+            self._timer.call_later(_RETRY_S, lambda: self._load_again(watch, load))
 
     def _load_again(self, watch: ZooKeeperWatch, load: int) -> None:
         if watch.loads == load and not watch.live:
@@ -299,7 +299,7 @@ class WatchHub:
         if self._connection.up:
             call = self._connection.confirm(self._clock.now() + 2 * _HEARTBEAT_S)
             call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
-        self._ticker.later(_HEARTBEAT_S, self._beat)
+        self._timer.call_later(_HEARTBEAT_S, self._beat)
 
     def _confirmed(self, sent_at: float, answered: bool) -> None:
         if answered:

@@ -1,7 +1,4 @@
-"""One thread for everything that happens later: deadlines, backoff, sweeps, the watches' heartbeat.
-
-Nothing here touches the network. Functions given to it must not block.
-"""
+"""One thread that runs small things later: retries, deadlines, heartbeats. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import resolve
+from latchwork.backends.futures import reject, resolve
+from latchwork.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,44 +20,60 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Ticker:
-    """Calls functions later, in its own thread. Safe to share."""
+class Timer:
+    """Runs functions that do not block, in order of their time. Safe to share."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._waiting: set[Future[None]] = set()
         self._numbers = itertools.count()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call the function once, after the delay; never when closed before."""
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Run a function after a delay, unless the timer is closed before."""
         with self._changed:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
             self._changed.notify()
 
-    def pause(self, delay_s: float) -> Future[None]:
-        """A future that ends after the delay."""
+    def after(self, delay_s: float) -> Future[None]:
+        """A future that ends after a delay, or with ``Closed`` when the timer is closed before."""
         future: Future[None] = Future()
-        self.later(delay_s, lambda: _end(future))
+        with self._changed:
+            closed = self._closed
+            if not closed:
+                self._waiting.add(future)
+        if closed:
+            reject(future, Closed("the store was closed"))
+        else:
+            self.call_later(delay_s, lambda: self._end(future))
         return future
 
     def close(self) -> None:
-        """Stop and join; what is due later is dropped. Twice is fine."""
+        """Stop, drop what is due later and join the thread. Twice is fine."""
         with self._changed:
             self._closed = True
+            waiting, self._waiting = self._waiting, set()
             self._changed.notify()
+        for future in waiting:
+            reject(future, Closed("the store was closed"))
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _end(self, future: Future[None]) -> None:
+        with self._changed:
+            self._waiting.discard(future)
+        resolve(future, None)
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
             try:
                 call()
             except Exception:
-                _log.exception("a timed task of the ZooKeeper store failed; please report this")
+                _log.exception("a delayed step failed; please report this")
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:
@@ -69,7 +83,3 @@ class Ticker:
                     return heapq.heappop(self._due)[2]
                 self._clock.wait_condition(self._changed, wait_s)
             return None
-
-
-def _end(future: Future[None]) -> None:
-    resolve(future, None)
