@@ -132,4 +132,4 @@ def test_a_share_that_is_still_being_locked_does_not_hold_close_up(store, cluste
     eventually(lambda: store.list("locks/j", limit=1))
     before = time.monotonic()
     node.close()
-    assert time.monotonic() - before < 4.0
+    assert time.monotonic() - before < 2.5  # less than the time to close and the grace of a call
