@@ -168,9 +168,9 @@ def _available(worker: str, registered: Iterable[Entry]) -> tuple[str, ...]:
 def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
     by_worker: dict[str, list[Entry]] = {}
     for entry in registered:
-        _, worker, kind, _ = entry.key.split("/", 3)
-        if kind == "assigned":
-            by_worker.setdefault(worker, []).append(entry)
+        parts = entry.key.split("/", 3)
+        if len(parts) == 4 and parts[2] == "assigned":  # anything else was put there by somebody else
+            by_worker.setdefault(parts[1], []).append(entry)
     found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in by_worker.items()}
     return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
 

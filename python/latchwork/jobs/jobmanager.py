@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job import Job, check_jobs
@@ -110,7 +110,7 @@ class JobManager:
             node_id=self.node_id,
             session_ttl_s=_seconds("session_ttl_s", session_ttl_s, least=0.1),
             weight=_seconds("weight", weight, least=1e-9, unit=""),
-            labels=dict(labels or {}),
+            labels=_labels(labels),
         )
         self._manager_settings = {
             "debounce_s": _seconds("debounce_s", debounce_s),
@@ -124,6 +124,7 @@ class JobManager:
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
         self._settled = threading.Event()  # set when a start has come to its end, good or bad
         self._starter: threading.Thread | None = None
+        self._called_off = False  # a start that failed because it was told to end
         self._closed = threading.Event()
         self._store: Store | None = None
         self._owned: Store | None = None
@@ -167,7 +168,8 @@ class JobManager:
         """Join the cluster and begin to work; returns when this node is registered.
 
         Raises:
-            NodeIdInUse: another live node has this id; it was waited for, for the granted TTL plus 1 s.
+            NodeIdInUse: another live node has this id; it was waited for as long as its session or
+                this one's can last, plus 1 s.
             WorkPoolFailed, InvalidJob: a work pool cannot be read; what was stored before stays.
             InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: the store cannot be opened or used.
             Closed: it was started before; make another one.
@@ -184,6 +186,8 @@ class JobManager:
         try:
             self._start()
         except BaseException:
+            with self._mutex:
+                self._called_off = self._state != "starting"
             self._settled.set()
             self.close()
             raise
@@ -197,15 +201,29 @@ class JobManager:
     def run_forever(self) -> None:
         """Start unless started, work until SIGTERM or SIGINT comes or ``close`` is called, then close.
 
-        Signals are handled in the main thread only; in any other it waits for ``close``.
+        Signals are handled in the main thread only; in any other it waits for ``close``. One that comes during the
+        start ends that, cleanly; a second one does what it would do without us, in case user code hangs.
         """
+        ender = threading.Thread(target=self._end_when_told, name=f"latchwork-ender-{self.node_id}", daemon=True)
         with self._signals():
-            if self._state == "new":
-                self.start()
+            ender.start()
             try:
-                log.info("node %s was told to end by %s", self.node_id, self._told.get())
+                if self._state == "new":
+                    self.start()
+                self._closed.wait()
+            except LatchworkError as error:
+                if not self._called_off:
+                    raise
+                log.info("node %s was told to end while it started: %s", self.node_id, error)
             finally:
                 self.close()
+                ender.join(self._close_timeout_s)
+
+    def _end_when_told(self) -> None:
+        """A thread's work: a signal handler may do next to nothing, and the main thread may be starting."""
+        reason = self._told.get()
+        log.info("node %s was told to end by %s", self.node_id, reason)
+        self.close()
 
     def close(self) -> None:
         """Stop the runs gracefully, give the locks back, leave; the session ends last. From any thread; twice is fine.
@@ -224,7 +242,8 @@ class JobManager:
             if self._membership is not None:
                 self._membership.abort()
             if self._starter not in {None, threading.current_thread()}:
-                self._settled.wait()  # a start under way on another thread ends by itself now
+                # A start under way on another thread ends by itself now, unless a work pool hangs in it.
+                self._settled.wait(self._close_timeout_s)
             self._close()
         finally:
             self._state = "closed"
@@ -274,6 +293,8 @@ class JobManager:
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self._told.put(signal.Signals(number).name)
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -281,6 +302,15 @@ class JobManager:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    given: Mapping[Any, Any] = labels or {}  # callers without a type checker pass anything
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            msg = f"labels has {name!r}: {value!r}; give names and values as str"
+            raise ValueError(msg)  # noqa: TRY004 - as for every other option
+    return dict(given)
 
 
 def _seconds(name: str, value: object, *, least: float = 0.0, unit: str = " seconds") -> float:

@@ -245,7 +245,8 @@ class Term:
                 del entries[head]
             lost = orphans(head, entries, living)
             same = At(entries[head]) if head in entries else Absent(head)
-            commit_all(self._store, [self._fence, same], [Delete(key) for key in lost])
+            # ``unchanged`` here too: chunks of a worker that registers at this moment have no head yet
+            commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self) -> None:
         """Remove what dead owners of locks left."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from latchwork.errors import LatchworkError, NodeIdInUse
+from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions
 from latchwork.jobs.members import Member
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 _JOIN_S = 15.0
+#: A registration under way may come to its end by itself for so long before its session is ended.
+_POLITE_S = 2.0
 #: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
 _GRACE_S = 1.0
 
@@ -62,6 +64,7 @@ class Membership:
         self._since = time.time()
         self._mutex = threading.Lock()
         self._session: Session | None = None
+        self._joining: Session | None = None  # that of a registration under way
         self._registration: Registration | None = None
         self._manager: Manager | None = None
         self._wake = threading.Event()
@@ -78,7 +81,7 @@ class Membership:
             Unavailable, OutcomeUnknown: the store did not answer.
         """
         self._pools.read_all()
-        self._register(self._store.open_session(self._options.session_ttl_s))
+        self._register()
         self._pools.start()
         self._thread.start()
 
@@ -105,10 +108,17 @@ class Membership:
         """Wait no longer for another node of this id; ``close`` follows."""
         self._closing.set()
         self._wake.set()
+        self._pools.abort()
 
     def close(self) -> None:
         """Resign, unregister, end the session last. From any thread but its own; twice is fine."""
         self.abort()
+        if self._thread.ident is not None:
+            self._thread.join(_POLITE_S)
+        with self._mutex:
+            joining = self._joining
+        if joining is not None:
+            joining.close()  # every step of the registration is fenced by it: nothing more of it lands
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
         self._pools.close()
@@ -126,26 +136,53 @@ class Membership:
                 log.info("node %s could not unregister, the manager will do it: %s", self._options.node_id, error)
         session.close()
 
-    def _register(self, session: Session) -> None:
+    def _register(self) -> None:
+        """Register on a new session, step by step, unless told to close between two steps.
+
+        Raises:
+            Closed: told to close; nothing is left behind.
+        """
+        self._refuse_closing()
+        session = self._store.open_session(self._options.session_ttl_s)
+        with self._mutex:
+            self._joining = session
+        try:
+            self._register_on(session)
+        except BaseException:
+            session.close()
+            raise
+        finally:
+            with self._mutex:
+                self._joining = None
+
+    def _refuse_closing(self) -> None:
+        if self._closing.is_set():
+            msg = f"node {self._options.node_id} is closing; it does not register any more"
+            raise Closed(msg)
+
+    def _register_on(self, session: Session) -> None:
         options = self._options
         member = Member.of_this_process(
             options.node_id, since=self._since, ttl_s=session.ttl_s, weight=options.weight, labels=options.labels
         )
         registration = Registration(self._store, session, member)
-        try:
-            registration.join(session.ttl_s + _GRACE_S, self._closing)
-            registration.register_jobs(self._jobs)
-            for job_id, items in self._pools.good().items():
-                registration.write_pool(job_id, items)
-            registration.become_ready()
-            manager = Manager(self._store, session, registration.member, self._manager_options, self.counters)
-            manager.start()
-        except BaseException:
-            session.close()
-            raise
+        registration.join(_GRACE_S, self._closing)
+        registration.register_jobs(self._jobs)
+        for job_id, items in self._pools.good().items():
+            self._refuse_closing()
+            registration.write_pool(job_id, items)
+        self._refuse_closing()
+        registration.become_ready()
+        manager = Manager(self._store, session, registration.member, self._manager_options, self.counters)
+        manager.start()
         session.on_lost(self._wake.set)
         with self._mutex:
-            self._session, self._registration, self._manager = session, registration, manager
+            closing = self._closing.is_set()
+            if not closing:
+                self._session, self._registration, self._manager = session, registration, manager
+        if closing:
+            manager.close()
+            self._refuse_closing()
         log.info("node %s is registered with %d jobs, session %s", options.node_id, len(self._jobs), session.id)
 
     def _run(self) -> None:
@@ -169,7 +206,7 @@ class Membership:
             log.warning("node %s lost its session and registers anew; its runs go on meanwhile", self._options.node_id)
             manager.close()
         try:
-            self._register(self._store.open_session(self._options.session_ttl_s))
+            self._register()
         except NodeIdInUse as error:
             log.error("node %s cannot come back: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
         except LatchworkError as error:

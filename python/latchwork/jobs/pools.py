@@ -47,6 +47,8 @@ class Pools:
             WorkPoolFailed, InvalidJob: the first that cannot be read.
         """
         for job_id, job in self._jobs.items():
+            if self._closing.is_set():
+                return
             items = read_pool(job)
             with self._mutex:
                 self._good[job_id] = items
@@ -64,9 +66,13 @@ class Pools:
         if self._next:
             self._thread.start()
 
+    def abort(self) -> None:
+        """Read no further pool."""
+        self._closing.set()
+
     def close(self) -> None:
         """End the thread; a work pool that hangs is left behind."""
-        self._closing.set()
+        self.abort()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
@@ -80,7 +86,11 @@ class Pools:
                 self._clock.wait(self._closing, left_s)
                 continue
             period_s = self._jobs[job_id].pool_check_period_s
-            done = self._check(self._jobs[job_id])
+            try:
+                done = self._check(self._jobs[job_id])
+            except Exception:  # nothing may end the checks of the other jobs
+                log.exception("work pool of job %s could not be checked", job_id)
+                done = False
             self._next[job_id] = self._clock.now() + (period_s if done else min(period_s, _RETRY_S))
 
     def _check(self, job: Job) -> bool:

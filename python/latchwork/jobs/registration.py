@@ -63,8 +63,10 @@ class Registration:
             return None
         raise AssertionError
 
-    def join(self, timeout_s: float, closing: threading.Event) -> None:
-        """Become alive as joining; wait so long for another holder of the id to go.
+    def join(self, grace_s: float, closing: threading.Event) -> None:
+        """Become alive as joining; wait for another holder of the id to go.
+
+        It is waited for as long as its session or ours can last, whichever is longer, and the grace after that.
 
         Raises:
             NodeIdInUse: it stayed; the message has its host and pid.
@@ -72,10 +74,12 @@ class Registration:
         """
         clock = self._store.clock
         key = keys.alive(self.member.worker)
-        until = clock.now() + timeout_s
+        began = clock.now()
         other = self.try_join()
         if other is None:
             return
+        timeout_s = max(self._session.ttl_s, other.ttl_s) + grace_s
+        until = began + timeout_s
         log.info(
             "node %s: id is still held by pid %d on %s, waiting %.3g s",
             self.member.worker,

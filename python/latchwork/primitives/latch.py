@@ -418,7 +418,7 @@ class LeaderLatch:
             self._error = error
             self._changed.notify_all()
         if not self._leaving:
-            _log.error("latch %r: node %r is no candidate any more: %s", self.name, self.node_id, error)
+            _log.warning("latch %r: node %r is no candidate any more: %s", self.name, self.node_id, error)
 
     def _refuse_ended(self) -> None:
         if self._error is not None:

@@ -1,0 +1,190 @@
+"""Joining and leaving, disturbed: signals and closes in the middle of it, a cleanup at the same moment, stray keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+
+from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
+from latchwork.jobs import Job, JobManager, inspect, keys, packed_store
+from latchwork.jobs.manager import ManagerOptions, Term
+from latchwork.jobs.members import Member
+from latchwork.jobs.rebalance import Strategies
+from latchwork.jobs.registration import Registration
+
+
+@pytest.fixture
+def memory():
+    with connect(f"memory://{uuid.uuid4().hex}") as store:
+        yield store
+
+
+def idle(job_id="report", pool=("a",)):
+    return Job(job_id, work_pool=pool, run=lambda _context: None)
+
+
+def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(memory, monkeypatch):
+    """The node joins after the leader looked who lives, and has written its chunks but not yet its head."""
+    items = [f"item-{number:05d}" for number in range(3000)]
+    session = memory.open_session(10.0)
+    ticket = memory.create(f"{keys.LEADER}/t", b"", session=session)
+    newcomer = Member.of_this_process("w", since=0, ttl_s=10, weight=1, labels={})
+    registration = Registration(memory, memory.open_session(10.0), newcomer)
+    written, go_on = threading.Event(), threading.Event()
+    write_chunks = packed_store.write_chunks
+
+    def stop_before_the_head(*args):
+        write_chunks(*args)
+        written.set()
+        go_on.wait(10)
+
+    def register():
+        registration.join(1.0, threading.Event())
+        registration.register_jobs(["report"])
+        registration.write_pool("report", items)
+        registration.become_ready()
+
+    thread = threading.Thread(target=register)
+
+    class Leaders:
+        """The leader's store: the newcomer comes right after it has listed who lives."""
+
+        def __getattr__(self, name):
+            return getattr(memory, name)
+
+        def list(self, prefix, **options):
+            found = memory.list(prefix, **options)
+            if prefix == keys.ALIVE:
+                monkeypatch.setattr(packed_store, "write_chunks", stop_before_the_head)
+                thread.start()
+                assert written.wait(10)
+            return found
+
+    leader = Member.of_this_process("boss", since=0, ttl_s=10, weight=1, labels={})
+    fence = memory.fence(ticket.created, Exists(ticket.key))
+    options = ManagerOptions(Strategies(), 0.1, 1.0, 1.0, 0.0, lambda: None)
+    with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
+        monkeypatch.setattr(pools, "snapshot", lambda: {e.key: e for e in memory.list(keys.WORK_POOL, recursive=True)})
+        with pytest.raises(Conflict):
+            Term(Leaders(), leader, fence, alive=alive, pools=pools, options=options).cleanup()
+    go_on.set()
+    thread.join(10)
+    assert len(packed_store.read(memory, keys.pool("report")).packed.items) == 3000
+
+
+def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, cluster, monkeypatch):
+    node = cluster.node(memory, "n1", [idle("x"), idle("y")], session_ttl_s=1.0, close_timeout_s=1.0)
+    begun, go_on = threading.Event(), threading.Event()
+    write_pool = Registration.write_pool
+
+    def slow(self, job, items):
+        begun.set()
+        go_on.wait(20)
+        return write_pool(self, job, items)
+
+    monkeypatch.setattr(Registration, "write_pool", slow)
+    node._membership.session.notice_gone()
+    assert begun.wait(10)
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    closing.join(3.0)
+    go_on.set()
+    closing.join(20)
+    assert node.state == "closed"
+    assert memory.list(keys.ALIVE) == []
+    assert memory.list(keys.LEADER) == []
+    left = [
+        thread.name for thread in threading.enumerate() if thread.name.endswith("-n1") and "pools" not in thread.name
+    ]
+    assert left == []
+
+
+def test_a_node_that_hangs_in_a_work_pool_can_be_closed_and_does_not_join_later(memory):
+    release = threading.Event()
+
+    def pool():
+        release.wait(20)
+        return ["a"]
+
+    node = JobManager(memory, "n1", idle(pool=pool), close_timeout_s=0.5)
+    errors = []
+
+    def start():
+        try:
+            node.start()
+        except Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while node.state != "starting":
+        time.sleep(0.01)
+    time.sleep(0.2)
+    began = time.monotonic()
+    node.close()
+    assert time.monotonic() - began < 5.0
+    release.set()
+    thread.join(10)
+    assert len(errors) == 1
+    assert memory.list(keys.ALIVE) == []
+
+
+def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
+    holder = memory.open_session(3.0)
+    member = Member.of_this_process("n1", since=0, ttl_s=3.0, weight=1, labels={})
+    memory.put(keys.alive("n1"), member.encode(), session=holder)
+    began = time.monotonic()
+    with pytest.raises(NodeIdInUse):
+        JobManager(memory, "n1", idle(), session_ttl_s=0.5).start()
+    assert time.monotonic() - began >= 4.0
+
+
+WAITING = """
+import logging, sys
+from latchwork.jobs import Job, JobManager
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+job = Job("report", work_pool=["a"], run=lambda context: None)
+JobManager(sys.argv[1], "n1", job, session_ttl_s=10.0).run_forever()
+print("ended cleanly", flush=True)
+"""
+
+
+def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp_path):
+    url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
+    with connect(url) as store:
+        member = Member.of_this_process("n1", since=0, ttl_s=10.0, weight=1, labels={})
+        store.put(keys.alive("n1"), member.encode(), session=store.open_session(10.0))
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "still held" in line:
+                break
+        began = time.monotonic()
+        os.kill(process.pid, signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "ended cleanly" in out
+    assert time.monotonic() - began < 4.0
+
+
+def test_keys_that_somebody_else_put_there_do_not_break_the_inspector(memory, cluster):
+    cluster.node(memory, "n1", idle())
+    memory.put("workers/x", b"")
+    memory.put("workers/y/notes", b"")
+    state = inspect(memory)
+    assert state is not None
+    assert list(state.nodes) == ["n1"]
+
+
+def test_labels_that_are_no_text_are_refused(memory):
+    with pytest.raises(ValueError, match=r"'zone'.*str"):
+        JobManager(memory, "n1", idle(), labels={"zone": object()})
