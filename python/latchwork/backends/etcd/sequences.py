@@ -102,7 +102,7 @@ class Sequences:
             plan = self._plan(parent, wish, revision, last + 1)
             line.counter = None
             try:
-                committed = yield self._writer.write(plan, _start_over)
+                committed = yield self._writer.write(plan, _start_over, wish.deadline)
             except CounterMoved as moved:
                 line.counter = (moved.revision, moved.number)
             except _StartOver:

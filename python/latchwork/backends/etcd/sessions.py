@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from latchwork.backends.base import Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.channel import chain
 from latchwork.backends.etcd.keys import exactly, lease_of
+from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.transaction import session_put
 from latchwork.backends.futures import Steps, drive, failed, reject, resolve
 from latchwork.errors import LatchworkError, SessionLost
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from latchwork.backends.etcd.writer import Writer
 
 _log = logging.getLogger(__name__)
+
+_LEAST_PATIENCE_S = 0.5
 
 
 class EtcdSession:
@@ -95,10 +97,9 @@ class Sessions:
             else:
                 resolve(outcome, sent_at)
 
-        timeout_s = min(self._link.call_timeout_s, session.ttl_s)
         try:
             request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
-            self._link.send("LeaseKeepAlive", request, timeout_s).add_done_callback(answered)
+            self._link.send("LeaseKeepAlive", request, self._patience_s(session)).add_done_callback(answered)
         except LatchworkError as error:
             reject(outcome, error)
         return outcome
@@ -125,14 +126,16 @@ class Sessions:
 
     # Private.
 
+    def _patience_s(self, session: EtcdSession) -> float:
+        """Seconds for one renewal: when a member has frozen, there must be time to ask another."""
+        return min(self._link.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
+
     def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> Steps[BackendSession]:
         deadline = self._link.clock.now() + self._link.call_timeout_s
-        lease = random.getrandbits(62) + 1
         sent_at = self._link.clock.now()
-        request = pb.LeaseGrantRequest(ID=lease, TTL=max(1, math.ceil(ttl_s)))
-        answer = yield from self._link.call("LeaseGrant", request, "open a session", deadline)
-        session = EtcdSession(self, f"{lease:x}", float(answer.TTL), sent_at)
-        plan = session_put(self._keys, session.id, b"%d" % answer.TTL)
+        lease, granted_s = yield from grant(self._link, max(1, math.ceil(ttl_s)), "open a session", deadline)
+        session = EtcdSession(self, f"{lease:x}", granted_s, sent_at)
+        plan = session_put(self._keys, session.id, b"%d" % granted_s)
         try:
             session.token = yield self._writer.write(plan, lambda: plan)
         except LatchworkError:
@@ -164,7 +167,7 @@ class Sessions:
         sent_at = self._link.clock.now()
         request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
         try:
-            answer = yield self._link.send("LeaseKeepAlive", request, min(self._link.call_timeout_s, session.ttl_s))
+            answer = yield self._link.send("LeaseKeepAlive", request, self._patience_s(session))
         except grpc.RpcError as error:
             raise rpc_errors.translate(error, what) from error
         if answer.TTL <= 0:

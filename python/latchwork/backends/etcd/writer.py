@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,18 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.channel import Link, chain, deliver
+from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.futures import Steps, drive, reject
-from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, PermissionDenied, SessionLost, Unavailable
+from latchwork.errors import (
+    Closed,
+    LatchworkError,
+    OutcomeUnknown,
+    PermissionDenied,
+    QuotaExceeded,
+    SessionLost,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +89,7 @@ class Writer:
         #: One try gets this long, so that what became of it can be found out within the call timeout.
         self._send_s = timeout_s * 0.6
 
-    def write(self, plan: Plan, replan: Callable[[], Plan]) -> Future[Any]:
+    def write(self, plan: Plan, replan: Callable[[], Plan], deadline: float | None = None) -> Future[Any]:
         """Apply a transaction once, or say exactly why not.
 
         The future gives the plan's outcome. It fails with the plan's public error, with ``Unavailable`` (not applied,
@@ -89,11 +97,11 @@ class Writer:
         """
         outcome: Future[Any] = Future()
         link = self._link
-        deadline = link.clock.now() + link.call_timeout_s
-        if not self._lease or not link.healthy or self.unsettled or self._closing:
+        deadline = deadline or link.clock.now() + link.call_timeout_s
+        slot = self._take() if link.healthy and not self.unsettled and not self._closing else None
+        if slot is None:
             chain(drive(self._until_done(plan, replan, deadline)), outcome)
             return outcome
-        slot = self._take()
 
         def answered(rpc: Any) -> None:
             if rpc.code() is grpc.StatusCode.OK:
@@ -146,12 +154,13 @@ class Writer:
 
     # Sending.
 
-    def _take(self) -> Slot:
+    def _take(self) -> Slot | None:
+        """A slot on the lease of this moment; None when there is no lease: it may have ended just now."""
         try:
             return self._free.pop()
         except IndexError:
             lease = self._lease
-            return Slot(self._keys.slot(lease, next(self._numbers)), lease)
+            return Slot(self._keys.slot(lease, next(self._numbers)), lease) if lease else None
 
     def _give_back(self, slot: Slot) -> None:
         if slot.lease == self._lease:
@@ -162,6 +171,8 @@ class Writer:
         while True:
             yield from self._ready_for(plan, deadline)
             slot = self._take()
+            if slot is None:
+                continue
             left_s = min(self._send_s, max(deadline - self._link.clock.now(), 0.01) * 0.6)
             rpc = self._link.send("Txn", plan.request(self._keys, slot.guard()), left_s)
             done, result = yield from self._judge(rpc, plan, slot, deadline)
@@ -225,6 +236,9 @@ class Writer:
             self._link.failed(error)
             result = yield from self._settle_outcome(error, plan, slot, deadline)
             return result
+        if rpc_errors.says(error, "space exceeded"):
+            result = yield from self._judge_full(error, plan, slot, deadline)
+            return result
         self._give_back(slot)
         if fate is Fate.NEVER_SENT:
             self._link.failed(error)
@@ -286,6 +300,33 @@ class Writer:
             raise self._unknown(plan, f"it was applied at revision {revision}", failed) from failed
         return True, result
 
+    def _judge_full(self, error: grpc.RpcError, plan: Plan, slot: Slot, deadline: float) -> Steps[tuple[bool, Any]]:
+        """The server is out of space: it says so also after it has applied the write that filled it. The slot tells.
+
+        The answer is final: it came after the write was applied, or instead of it.
+        """
+        try:
+            revision = yield from self._written_at(slot, max(deadline, self._link.clock.now() + 1.0))
+        except LatchworkError:
+            self._leave_unsettled(slot)
+            raise self._unknown(plan, "the server is out of space", error) from error
+        self._give_back(slot)
+        if not revision:
+            raise rpc_errors.translate(error, plan.what) from error
+        try:
+            result = yield from self._recall(plan, revision, deadline)
+        except LatchworkError as failed:
+            raise self._unknown(plan, f"it was applied at revision {revision}", failed) from failed
+        return True, result
+
+    def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
+        """The revision of the slot's write if it has landed by now; 0 if it has not."""
+        found = yield from self._link.call("Range", pb.RangeRequest(key=slot.key), "settle a write", deadline)
+        revision = found.kvs[0].mod_revision if found.kvs else 0
+        landed = revision > slot.revision and found.kvs[0].value == _WRITTEN
+        slot.revision = revision or slot.revision
+        return revision if landed else 0
+
     def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
         """Settle a slot, trying again until the deadline or until the store is closed."""
         while True:
@@ -311,6 +352,11 @@ class Writer:
         except SessionLost as error:
             self._forget(slot.lease)
             raise _GuardGone from error
+        except QuotaExceeded:
+            revision = yield from self._written_at(slot, self._link.clock.now() + timeout_s)
+            if not revision:
+                raise  # it cannot be kept from landing while the server refuses every put
+            return revision
         if response.succeeded:
             slot.revision = response.header.revision
             return 0
@@ -387,9 +433,7 @@ class Writer:
 
     def _open(self, deadline: float) -> Steps[None]:
         """Take a lease of our own; never one that was used before, so that old guards mean nothing to it."""
-        lease = random.getrandbits(62) + 1
-        request = pb.LeaseGrantRequest(ID=lease, TTL=WRITER_TTL_S)
-        yield from self._link.call("LeaseGrant", request, "prepare for writing", deadline)
+        lease, _ = yield from grant(self._link, WRITER_TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
             self._numbers = itertools.count()

@@ -1,0 +1,32 @@
+"""Taking a lease: one request that may be repeated, since its random id says whether an earlier one got through."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd import rpc_errors
+from latchwork.errors import LatchworkError
+
+if TYPE_CHECKING:
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.futures import Steps
+
+_OURS_ALREADY = "lease already exists"
+
+
+def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int, float]]:
+    """A lease whose id was never used before, and its TTL as granted, in seconds.
+
+    Its life is to be counted from before this was called: a request whose answer was lost may have started it.
+    """
+    lease = random.getrandbits(62) + 1
+    try:
+        answer = yield from link.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
+    except LatchworkError as error:
+        if error.__cause__ is None or not rpc_errors.says(error.__cause__, _OURS_ALREADY):
+            raise
+        answer = yield from link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
+    return lease, float(answer.TTL)
