@@ -29,4 +29,6 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
         if error.__cause__ is None or not rpc_errors.says(error.__cause__, _OURS_ALREADY):
             raise
         answer = yield from link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
+        if answer.TTL <= 0:  # it has run out again meanwhile
+            raise
     return lease, float(answer.TTL)

@@ -307,6 +307,8 @@ class Writer:
         """
         try:
             revision = yield from self._written_at(slot, max(deadline, self._link.clock.now() + 1.0))
+        except _GuardGone as gone:
+            raise self._unknown(plan, "its guard is gone, so it cannot land any more", error) from gone
         except LatchworkError:
             self._leave_unsettled(slot)
             raise self._unknown(plan, "the server is out of space", error) from error
@@ -320,8 +322,15 @@ class Writer:
         return True, result
 
     def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
-        """The revision of the slot's write if it has landed by now; 0 if it has not."""
+        """The revision of the slot's write if it has landed by now; 0 if it has not.
+
+        Raises:
+            _GuardGone: the slot was there and is not any more; nobody can tell what had landed.
+        """
         found = yield from self._link.call("Range", pb.RangeRequest(key=slot.key), "settle a write", deadline)
+        if not found.kvs and slot.revision:
+            self._forget(slot.lease)
+            raise _GuardGone
         revision = found.kvs[0].mod_revision if found.kvs else 0
         landed = revision > slot.revision and found.kvs[0].value == _WRITTEN
         slot.revision = revision or slot.revision
