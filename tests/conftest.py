@@ -6,6 +6,7 @@ server is a failure, never a skip. Tests that hurt servers start their own, from
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import uuid
@@ -19,6 +20,10 @@ from latchwork.testing.servers import EtcdServer, ZooKeeperServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# A shell that runs the tests in the background has them ignore SIGINT, and every process they start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("memory", "sqlite", "zookeeper", "etcd34", "etcd35")
 THREAD_GRACE_S = 5.0
