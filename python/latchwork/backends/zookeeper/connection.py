@@ -208,7 +208,9 @@ class Connection:
         """The deadline has passed."""
         return self._clock.now() >= deadline
 
-    def _submit(self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None) -> None:
+    def _submit(
+        self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None, last: bool = False
+    ) -> None:
         with self._lock:
             wake = not self._woken
             sweep = not self._sweeping
@@ -221,6 +223,7 @@ class Connection:
                 self._outbox.append(call)
                 self._outstanding.append(call)
                 self._woken = self._sweeping = True
+                self._over = last
         if over:
             call.set_exception(Cut(sent=False, over=True))
             return
@@ -249,6 +252,8 @@ class Connection:
 
         With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
         """
+        close = Call(CLOSE, b"", deadline)
+        self._submit(close, last=True)  # first: whoever is told of a discarded call can ask for nothing more
         unsent: list[Call] = []
         with self._lock:
             if discard:
@@ -257,11 +262,7 @@ class Connection:
                 self._discards = True
         for waiting in unsent:
             waiting.set_exception(Cut(sent=False, over=True))
-        call = Call(CLOSE, b"", deadline)
-        self._submit(call)
-        with self._lock:
-            self._over = True
-        return call
+        return close
 
     def abandon(self) -> None:
         """Stop without telling the server; the session runs out there."""
