@@ -11,6 +11,7 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import FixedDelay, Job
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.schedule import Due, Instant
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def start():
             on_end=lambda: None,
             clock=SYSTEM_CLOCK,
         )
-        made = JobRun(1, ("a",), setup, SYSTEM_CLOCK.now() + due_in_s)
+        made = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now() + due_in_s, schedule, Instant(0.0, 0.0)))
         runs.append(made)
         made.start()
         return made
@@ -48,7 +49,7 @@ def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):
     run = start(lambda context: None, due_in_s=60.0)
     run.stop()
     eventually(lambda: run.ended)
-    assert run.resume_due == pytest.approx(SYSTEM_CLOCK.now() + 60.0, abs=5)
+    assert run.resume_due.at == pytest.approx(SYSTEM_CLOCK.now() + 60.0, abs=5)
 
 
 def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
@@ -57,7 +58,7 @@ def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
     begun.wait(5)
     run.stop()
     eventually(lambda: run.ended)
-    assert run.resume_due <= SYSTEM_CLOCK.now()
+    assert run.resume_due.at <= SYSTEM_CLOCK.now()
 
 
 def test_stop_returns_at_once_although_a_listener_hangs(start, eventually):

@@ -11,6 +11,7 @@ from latchwork.jobs import Cron, FixedDelay, Job, Threads
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.guard import RunGuard
 from latchwork.jobs.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.schedule import Due, Instant
 from latchwork.store import connect
 
 
@@ -91,7 +92,7 @@ def make_run(work, remaining_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa
         remaining_s=remaining_s,
     )
     due = 0.0 if isinstance(schedule, Cron) else SYSTEM_CLOCK.now()
-    return JobRun(1, ("a",), setup, due)
+    return JobRun(1, ("a",), setup, Due(due, schedule, Instant(0.0, 0.0)))
 
 
 @pytest.mark.parametrize("bad", [{"schedule": Raises(1.0)}, {"schedule": Cron("* * * * *"), "initial_delay_s": 1e12}])
@@ -133,7 +134,7 @@ def test_an_interrupted_cron_run_is_due_at_once(eventually):
     assert begun.wait(5)
     made.stop()
     eventually(lambda: made.ended)
-    assert made.resume_due == 0.0
+    assert made.resume_due.at == 0.0
     made.join(5)
 
 

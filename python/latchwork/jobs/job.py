@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from latchwork.jobs.schedule import FixedDelay, Schedule
 
 DEFAULT_POOL_CHECK_PERIOD_S = 60.0
 DEFAULT_SCHEDULE: Schedule = FixedDelay(60.0)
+_CHANGEABLE = frozenset({"schedule", "initial_delay_s", "pool_check_period_s", "threads", "jitter_s"})
 
 
 class InvalidJob(LatchworkError, ValueError):
@@ -93,6 +95,9 @@ class Job:
         initial_delay_s: seconds before the first run; None is the schedule's own.
         pool_check_period_s: seconds between two reads of the work pool, 60 by default; 0 reads it once, at the start.
         threads: how many runs a node's share is cut into; one by default.
+        jitter_s: runs start up to so many seconds later, at random, so that not all start at once; 0 by default.
+
+    All but the id may change while it runs: by ``change`` on one node, by settings in the whole cluster.
     """
 
     id: str = ""
@@ -100,6 +105,7 @@ class Job:
     initial_delay_s: float | None = None
     pool_check_period_s: float = DEFAULT_POOL_CHECK_PERIOD_S
     threads: Threads = Threads(1)
+    jitter_s: float = 0.0
     _work_pool: WorkPool | None = None
     _run: Run | None = None
 
@@ -113,6 +119,7 @@ class Job:
         initial_delay_s: float | None = None,
         pool_check_period_s: float | None = None,
         threads: Threads | None = None,
+        jitter_s: float | None = None,
     ) -> None:
         """Make a job; what is not given stays what the class says.
 
@@ -124,6 +131,7 @@ class Job:
             initial_delay_s: seconds before the first run on a node; None is the schedule's own.
             pool_check_period_s: seconds between two reads of the work pool; 0 for never after the first.
             threads: ``Threads.whole()``, ``Threads.per_item()`` or ``Threads.at_most(n)``.
+            jitter_s: most seconds that a run starts later than it is due, at random.
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.
         """
@@ -135,6 +143,7 @@ class Job:
             "initial_delay_s": initial_delay_s,
             "pool_check_period_s": pool_check_period_s,
             "threads": threads,
+            "jitter_s": jitter_s,
         }
         for name, value in given.items():
             if value is not None:
@@ -164,6 +173,48 @@ class Job:
             raise NotImplementedError
         return self._run(context)
 
+    def pool_changed(self) -> None:
+        """Have the nodes of this process read the work pool again at once. From any thread, also before they start."""
+        self._tell("pool")
+
+    def change(self, **options: Any) -> None:
+        """Change options while the job runs; a wait under way is cut short. For this process: settings are for all.
+
+        Args:
+            options: ``schedule``, ``initial_delay_s``, ``pool_check_period_s``, ``threads``, ``jitter_s``, as in the
+                constructor. What the cluster's settings say goes before them.
+        Raises:
+            InvalidJob: one of them is unknown or cannot be used; nothing is changed then.
+        """
+        unknown = sorted(set(options) - _CHANGEABLE)
+        if unknown:
+            msg = f"job {self.id}: {', '.join(unknown)} cannot change; what can is {', '.join(sorted(_CHANGEABLE))}"
+            raise InvalidJob(msg)
+        changed = copy(self)
+        vars(changed).update(options)
+        changed.validate()
+        vars(self).update(options)
+        self._tell("options")
+
+    def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call this with ``pool`` or ``options`` when that changed; it must not block. For the job manager.
+
+        Returns:
+            A function that ends it; twice is fine.
+        """
+        listeners = vars(self).setdefault("_listeners", [])  # a subclass need not call our constructor
+        listeners.append(listener)
+
+        def end() -> None:
+            if listener in listeners:
+                listeners.remove(listener)
+
+        return end
+
+    def _tell(self, what: str) -> None:
+        for listener in list(vars(self).get("_listeners", ())):
+            listener(what)
+
     def validate(self) -> None:
         """Check every option again, class attributes included; the manager calls this for each job it is given.
 
@@ -187,6 +238,7 @@ class Job:
             msg = f"job {self.id}: threads is {threads!r}; give Threads.whole(), .per_item() or .at_most(n)"
             raise InvalidJob(msg)
         self._check_seconds("pool_check_period_s", self.pool_check_period_s)
+        self._check_seconds("jitter_s", self.jitter_s)
         if self.initial_delay_s is not None:
             self._check_seconds("initial_delay_s", self.initial_delay_s)
 

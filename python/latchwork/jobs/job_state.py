@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from latchwork.jobs.runs import SCHEDULE_PAUSE_S, Counters, JobRun
-from latchwork.jobs.schedule import Instant
+from latchwork.jobs.schedule import Due, Instant
 
 if TYPE_CHECKING:
     from latchwork.jobs.job import Job
+    from latchwork.jobs.settings import JobOptions
 
 log = logging.getLogger(__name__)
 
@@ -21,25 +23,40 @@ class JobState:
 
     Attributes:
         job: the job.
+        options: its options as of the last look.
+        enabled: whether it may run, as of the last look.
         counters: its runs and failures.
         runs: its live runs, those told to stop included, by number.
         warned: numbers of the runs whose not stopping was reported.
         filling: more of its locks are asked for right now.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, options: JobOptions) -> None:
         self.job = job
+        self.options = options
+        self.enabled = True
         self.counters = Counters()
         self.runs: dict[int, JobRun] = {}
         self.warned: set[int] = set()
         self.filling = False
-        self._dues: dict[str, float] = {}
+        self._dues: dict[str, Due] = {}
         self._paused_until = -math.inf
 
-    def first_due(self, items: Iterable[str], now: Instant) -> float:
+    def adopt(self, options: JobOptions, *, enabled: bool) -> None:
+        """Take over what holds now; live runs look at their schedule again."""
+        self.enabled = enabled
+        if options != self.options:
+            log.info("job %s: options changed to %s", self.job.id, options)
+            self.options = options
+            for run in self.runs.values():
+                run.reschedule()
+
+    def first_due(self, items: Iterable[str], now: Instant) -> Due:
         """The earliest due of these items: kept ones have theirs already, new ones come after the initial delay."""
-        fresh = self.job.schedule.first_due(now, self.job.initial_delay_s)
-        return min(self._dues.get(item, fresh) for item in items)
+        options = self.options
+        fresh = Due.first(options.schedule, now, options.initial_delay_s, random.random())
+        dues = (self._dues.get(item, fresh).under(options.schedule, options.initial_delay_s) for item in items)
+        return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
 
     def reap(self, now: Instant) -> list[JobRun]:
         """Forget the runs that have ended, and remember what their items are due for; the runs forgotten."""
@@ -65,13 +82,13 @@ class JobState:
 
     def may_start(self, now: Instant) -> bool:
         """True unless it is paused, or a run started now would be cut short by the next locks, which come at once."""
-        return self.paused_s(now) <= 0 and not (self.filling and self.job.threads.limit)
+        return self.paused_s(now) <= 0 and not (self.filling and self.options.threads.limit)
 
     def _remember(self, run: JobRun, now: Instant) -> None:
         due = run.resume_due
         try:
             if due is None:
-                due = self.job.schedule.first_due(now, 0.0)
+                due = Due(self.options.schedule.first_due(now, 0.0), self.options.schedule, now)
         except BaseException:  # the user's own schedule: it must not stop the other jobs
             log.exception("job %s does not run here for %.3g s: its schedule raised", self.job.id, SCHEDULE_PAUSE_S)
             self.pause(now, SCHEDULE_PAUSE_S)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.keys import check_id
+from latchwork.jobs.live_settings import LiveSettings
 from latchwork.jobs.manager import ManagerOptions
 from latchwork.jobs.membership import MemberOptions, Membership
 from latchwork.jobs.rebalance import Strategies, StrategyOption
@@ -70,6 +71,7 @@ class JobManager:
         session_ttl_s: float = 10.0,
         lock_ttl_s: float = 10.0,
         close_timeout_s: float = 30.0,
+        stop_timeout_s: float = 30.0,
         debounce_s: float = 0.3,
         debounce_max_s: float = 3.0,
         cleanup_period_s: float = 3 * 3600.0,
@@ -90,6 +92,8 @@ class JobManager:
             lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
                 of it is left.
             close_timeout_s: seconds that ``close`` waits for runs to stop.
+            stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
+                locked, and start nowhere else, until it has ended.
             debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
             debounce_max_s: seconds after the first change when it comes at the latest.
             cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
@@ -106,6 +110,7 @@ class JobManager:
         self._namespace = namespace
         self._lock_ttl_s = _seconds("lock_ttl_s", lock_ttl_s, least=0.3)
         self._close_timeout_s = _seconds("close_timeout_s", close_timeout_s)
+        self._stop_timeout_s = _seconds("stop_timeout_s", stop_timeout_s)
         self._member_options = MemberOptions(
             node_id=self.node_id,
             session_ttl_s=_seconds("session_ttl_s", session_ttl_s, least=0.1),
@@ -119,6 +124,7 @@ class JobManager:
             "sweep_period_s": _seconds("sweep_period_s", sweep_period_s),
         }
         self._strategies = Strategies(strategy)
+        self._settings = LiveSettings(self._jobs)
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
@@ -255,10 +261,18 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         self._store = store.namespace(self._namespace) if self._namespace else store
-        worker = Worker(self._store, self.node_id, self._jobs, lock_ttl_s=self._lock_ttl_s)
+        self._settings.start(self._store)
+        worker = Worker(
+            self._store,
+            self.node_id,
+            self._jobs,
+            self._settings,
+            lock_ttl_s=self._lock_ttl_s,
+            stop_timeout_s=self._stop_timeout_s,
+        )
         options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
         self._worker = worker
-        self._membership = Membership(self._store, self._jobs, self._member_options, options)
+        self._membership = Membership(self._store, self._jobs, self._member_options, options, self._settings)
         worker.follow_owners()
         self._membership.start()
         worker.start()
@@ -268,15 +282,18 @@ class JobManager:
         clock = self._store.clock if self._store is not None else None
         began = clock.now() if clock is not None else 0.0
         if self._worker is not None:
-            for job_id in self._worker.close(self._close_timeout_s):
+            timeout_s = self._settings.now.cluster.close_timeout_s
+            timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
+            for job_id in self._worker.close(timeout_s):
                 log.error(
                     "job %s did not stop within %.3g s: the locks of node %s are left to run out; look at should_stop",
                     job_id,
-                    self._close_timeout_s,
+                    timeout_s,
                     self.node_id,
                 )
         if self._membership is not None:
             self._membership.close()
+        self._settings.close()
         if self._owned is not None:
             try:
                 self._owned.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OwnershipLost
@@ -23,6 +23,7 @@ from latchwork.primitives import LeaderLatch
 from latchwork.types import Absent, At, Delete, Op, Put
 
 if TYPE_CHECKING:
+    from latchwork.jobs.settings import ClusterSettings
     from latchwork.store import Mirror, Session, Store
     from latchwork.types import Entry, Fence
 
@@ -54,6 +55,12 @@ class ManagerOptions:
     sweep_period_s: float
     sweep: Callable[[], object]
 
+    def under(self, settings: ClusterSettings) -> ManagerOptions:
+        """These options, but for what is set for the cluster."""
+        names = ("debounce_s", "debounce_max_s", "cleanup_period_s", "sweep_period_s")
+        given = {name: getattr(settings, name) for name in names}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(slots=True)
 class ManagerCounters:
@@ -68,12 +75,17 @@ class Manager:
     """Stands for election on one session, and manages while it leads. ``close`` resigns and joins the thread."""
 
     def __init__(
-        self, store: Store, session: Session, me: Member, options: ManagerOptions, counters: ManagerCounters
+        self,
+        store: Store,
+        session: Session,
+        me: Member,
+        options: Callable[[], ManagerOptions],
+        counters: ManagerCounters,
     ) -> None:
         self._store = store
         self._clock = store.clock
         self._me = me
-        self._options = options
+        self._options = options  # asked again and again: they may change at any time
         self._counters = counters
         self._wake = threading.Event()
         self._changed = threading.Event()
@@ -92,6 +104,10 @@ class Manager:
         """Stand for election."""
         self._latch.start()
         self._thread.start()
+
+    def look(self) -> None:
+        """The options may have changed. Never blocks."""
+        self._wake.set()
 
     def close(self) -> None:
         """Resign. From any thread but its own; twice is fine."""
@@ -122,7 +138,7 @@ class Manager:
         with self._store.mirror(keys.ALIVE) as alive, self._store.mirror(keys.WORK_POOL) as pools:
             for mirror in (alive, pools):
                 mirror.on_change(lambda _batch: self._note())
-            term = Term(self._store, self._me, fence, alive=alive, pools=pools, options=self._options)
+            term = Term(self._store, self._me, fence, alive=alive, pools=pools, options=self._options())
             self._manage(term)
         log.info("node %s does not manage the cluster any more", self._me.worker)
 
@@ -131,13 +147,17 @@ class Manager:
         self._wake.set()
 
     def _manage(self, term: Term) -> None:
-        quiet = QuietTime(self._options.debounce_s, self._options.debounce_max_s)
-        chores = _Chores(self._options, self._clock.now())
+        options = self._options()
+        quiet = QuietTime(options.debounce_s, options.debounce_max_s)
+        chores = _Chores(options, self._clock.now())
         retry_s = _FIRST_RETRY_S
         quiet.note(self._clock.now())
         while self._latch.is_leader and not self._closing.is_set():
             self._wake.clear()
             now = self._clock.now()
+            options = self._options()
+            quiet.change(options.debounce_s, options.debounce_max_s)
+            chores.change(options)
             if self._changed.is_set():
                 self._changed.clear()
                 quiet.note(now)
@@ -313,35 +333,48 @@ class Term:
 
 @dataclass(slots=True)
 class _Chore:
-    """What the leader does now and then."""
+    """What the leader does now and then; a period of 0 is never."""
 
     name: str
-    period_s: float
     do: Callable[[Term], None]
-    next_at: float
+    period_s: float
+    since: float
+    retry_at: float | None = None
+
+    @property
+    def next_at(self) -> float:
+        return self.since + self.period_s if self.retry_at is None else self.retry_at
 
 
 class _Chores:
     """All chores of one term. One thread only."""
 
     def __init__(self, options: ManagerOptions, now: float) -> None:
-        periods = [("cleanup", options.cleanup_period_s, Term.cleanup), ("sweep", options.sweep_period_s, Term.sweep)]
-        self._chores = [_Chore(name, period_s, do, now + period_s) for name, period_s, do in periods if period_s > 0]
+        self._cleanup = _Chore("cleanup", Term.cleanup, options.cleanup_period_s, now)
+        self._sweep = _Chore("sweep", Term.sweep, options.sweep_period_s, now)
+
+    def change(self, options: ManagerOptions) -> None:
+        """Other periods hold from now on, counted from when each chore was last done."""
+        self._cleanup.period_s = options.cleanup_period_s
+        self._sweep.period_s = options.sweep_period_s
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until the next one; None when there is none."""
-        return min((max(0.0, chore.next_at - now) for chore in self._chores), default=None)
+        return min((max(0.0, chore.next_at - now) for chore in self._active()), default=None)
 
     def run_due(self, now: float, term: Term) -> None:
         """Do what is due; a failure is reported, and it is tried again soon."""
-        for chore in self._chores:
+        for chore in self._active():
             if chore.next_at <= now:
-                chore.next_at = now + chore.period_s
+                chore.since, chore.retry_at = now, None
                 try:
                     chore.do(term)
                 except LatchworkError as error:
-                    chore.next_at = now + min(chore.period_s, _CHORE_RETRY_S)
-                    log.warning("%s is tried again in %.3g s: %s", chore.name, chore.next_at - now, error)
+                    chore.retry_at = now + min(chore.period_s, _CHORE_RETRY_S)
+                    log.warning("%s is tried again in %.3g s: %s", chore.name, chore.retry_at - now, error)
+
+    def _active(self) -> list[_Chore]:
+        return [chore for chore in (self._cleanup, self._sweep) if chore.period_s > 0]
 
 
 def _heads(entries: Mapping[str, Entry]) -> set[str]:

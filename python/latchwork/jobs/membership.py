@@ -21,6 +21,7 @@ from latchwork.jobs.pools import Pools
 from latchwork.jobs.registration import Registration
 
 if TYPE_CHECKING:
+    from latchwork.jobs.live_settings import LiveSettings
     from latchwork.store import Session, Store
 
 log = logging.getLogger(__name__)
@@ -54,12 +55,21 @@ class MemberOptions:
 class Membership:
     """Owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads."""
 
-    def __init__(self, store: Store, jobs: Mapping[str, Job], options: MemberOptions, manager: ManagerOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        jobs: Mapping[str, Job],
+        options: MemberOptions,
+        manager: ManagerOptions,
+        settings: LiveSettings,
+    ) -> None:
         self._store = store
         self._clock = store.clock
         self._jobs = jobs
         self._options = options
         self._manager_options = manager
+        self._settings = settings
+        settings.on_change(self._settings_changed)
         self.counters = ManagerCounters()
         self._since = time.time()
         self._mutex = threading.Lock()
@@ -69,7 +79,7 @@ class Membership:
         self._manager: Manager | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._pools = Pools(options.node_id, jobs, self._clock, self.registration)
+        self._pools = Pools(options.node_id, jobs, settings, self._clock, self.registration)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
@@ -136,6 +146,16 @@ class Membership:
                 log.info("node %s could not unregister, the manager will do it: %s", self._options.node_id, error)
         session.close()
 
+    def _options_now(self) -> ManagerOptions:
+        return self._manager_options.under(self._settings.now.cluster)
+
+    def _settings_changed(self) -> None:
+        self._pools.look()
+        with self._mutex:
+            manager = self._manager
+        if manager is not None:
+            manager.look()
+
     def _register(self) -> None:
         """Register on a new session, step by step, unless told to close between two steps.
 
@@ -173,7 +193,7 @@ class Membership:
             registration.write_pool(job_id, items)
         self._refuse_closing()
         registration.become_ready()
-        manager = Manager(self._store, session, registration.member, self._manager_options, self.counters)
+        manager = Manager(self._store, session, registration.member, self._options_now, self.counters)
         manager.start()
         session.on_lost(self._wake.set)
         with self._mutex:

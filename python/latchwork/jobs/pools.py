@@ -6,8 +6,10 @@ An unchanged pool is no write. A failed read keeps the last good pool and is rep
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
@@ -15,6 +17,7 @@ from latchwork.jobs.job import InvalidJob, Job, WorkPoolFailed, read_pool
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
+    from latchwork.jobs.live_settings import LiveSettings
     from latchwork.jobs.registration import Registration
 
 log = logging.getLogger(__name__)
@@ -28,16 +31,26 @@ class Pools:
     """The work pools of one node's jobs. Owned by its membership; ``close`` joins the thread unless user code hangs."""
 
     def __init__(
-        self, node_id: str, jobs: Mapping[str, Job], clock: Clock, registration: Callable[[], Registration | None]
+        self,
+        node_id: str,
+        jobs: Mapping[str, Job],
+        settings: LiveSettings,
+        clock: Clock,
+        registration: Callable[[], Registration | None],
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs
+        self._settings = settings
         self._clock = clock
         self._registration = registration
         self._mutex = threading.Lock()
         self._good: dict[str, tuple[str, ...]] = {}
-        self._next: dict[str, float] = {}
+        self._read_at: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._wake = threading.Event()
         self._closing = threading.Event()
+        self._unsubscribe = [job.subscribe(partial(self._job_said, job_id)) for job_id, job in jobs.items()]
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 
     def read_all(self) -> None:
@@ -59,39 +72,65 @@ class Pools:
             return dict(self._good)
 
     def start(self) -> None:
-        """Read them again from now on, each after its check period."""
-        now = self._clock.now()
-        periods = {job_id: job.pool_check_period_s for job_id, job in self._jobs.items()}
-        self._next = {job_id: now + period_s for job_id, period_s in periods.items() if period_s > 0}
-        if self._next:
+        """Read them again from now on: each after its check period, or when its job says that it changed."""
+        self._read_at = dict.fromkeys(self._jobs, self._clock.now())
+        if self._jobs:
             self._thread.start()
+
+    def look(self) -> None:
+        """The check periods may have changed. Never blocks."""
+        self._wake.set()
 
     def abort(self) -> None:
         """Read no further pool."""
         self._closing.set()
+        self._wake.set()
 
     def close(self) -> None:
         """End the thread; a work pool that hangs is left behind."""
         self.abort()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
                 log.warning("node %s: a work pool does not return; its thread is left behind", self._node_id)
 
+    def _job_said(self, job_id: str, what: str) -> None:
+        if what == "pool":
+            with self._mutex:
+                self._asked.add(job_id)
+            self._wake.set()
+
     def _run(self) -> None:
         while not self._closing.is_set():
-            job_id = min(self._next, key=self._next.__getitem__)
-            left_s = self._next[job_id] - self._clock.now()
+            self._wake.clear()
+            job_id, next_at = min(((job_id, self._next_at(job_id)) for job_id in self._jobs), key=lambda pair: pair[1])
+            left_s = next_at - self._clock.now()
             if left_s > 0:
-                self._clock.wait(self._closing, left_s)
+                if not self._closing.is_set():  # asked after the clearing: nothing that was set since is missed
+                    self._clock.wait(self._wake, None if math.isinf(left_s) else left_s)
                 continue
-            period_s = self._jobs[job_id].pool_check_period_s
+            with self._mutex:
+                self._asked.discard(job_id)
             try:
                 done = self._check(self._jobs[job_id])
             except Exception:  # nothing may end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False
-            self._next[job_id] = self._clock.now() + (period_s if done else min(period_s, _RETRY_S))
+            self._read_at[job_id] = self._clock.now()
+            self._retry_at.pop(job_id, None)
+            if not done:
+                self._retry_at[job_id] = self._clock.now() + _RETRY_S
+
+    def _next_at(self, job_id: str) -> float:
+        """When a pool is to be read next; infinite for never."""
+        with self._mutex:
+            if job_id in self._asked:
+                return -math.inf
+        period_s = self._settings.options(job_id).pool_check_period_s
+        due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
+        return min(due, self._retry_at.get(job_id, math.inf))
 
     def _check(self, job: Job) -> bool:
         """Read one pool and store what changed; False when the store has to be tried again."""

@@ -162,11 +162,15 @@ class QuietTime:
     """When a burst of events has become quiet, or has lasted long enough. Pure; one thread at a time."""
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
-        self._quiet_s = quiet_s
-        self._longest_s = max(quiet_s, longest_s)
+        self.change(quiet_s, longest_s)
         self._first: float | None = None
         self._last = 0.0
         self._not_before = 0.0
+
+    def change(self, quiet_s: float, longest_s: float) -> None:
+        """Wait so long from now on, also for what was noted already."""
+        self._quiet_s = quiet_s
+        self._longest_s = max(quiet_s, longest_s)
 
     def note(self, now: float) -> None:
         """Something changed."""

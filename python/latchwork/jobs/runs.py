@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.job import Job
 from latchwork.jobs.reconcile import Running
-from latchwork.jobs.schedule import Instant
+from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.settings import JobOptions, JobSettings
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -91,6 +93,7 @@ class RunSetup:
         clock: what it waits on.
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
+        options: the options of the job that hold now; by default those of the job itself.
     """
 
     job: Job
@@ -101,6 +104,11 @@ class RunSetup:
     clock: Clock
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = _for_ever
+    options: Callable[[], JobOptions] | None = None
+
+    def options_now(self) -> JobOptions:
+        """The options that hold at this moment."""
+        return JobSettings().over(self.job) if self.options is None else self.options()
 
 
 class JobRun:
@@ -111,19 +119,20 @@ class JobRun:
         items: its share, sorted.
     """
 
-    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: float) -> None:
+    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
         self.number = number
         self.items = items
         self._members = frozenset(items)
         self._setup = setup
         self._first_due = first_due
         self._stop = threading.Event()
+        self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
         self._mutex = threading.Lock()
         self._context: JobContext | None = None
         self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None
-        self._resume: float | None = None
+        self._resume: Due | None = None
         self._stopped_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
 
@@ -153,6 +162,7 @@ class JobRun:
         with self._mutex:
             if not self._stop.is_set():
                 self._stop.set()
+                self._look.set()
                 self._stopped_at = self._setup.clock.now()
                 if self._context is not None:
                     self._context.signal_stop()
@@ -160,6 +170,10 @@ class JobRun:
             context, self._untold = self._untold, None
         if context is not None and context.has_listeners:
             self._notify(context)
+
+    def reschedule(self) -> None:
+        """The options of the job may have changed: a wait under way is found anew."""
+        self._look.set()
 
     @property
     def view(self) -> Running:
@@ -201,7 +215,7 @@ class JobRun:
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
     @property
-    def resume_due(self) -> float | None:
+    def resume_due(self) -> Due | None:
         """When its items are due: what it waited for, or the past when it was interrupted; None if nobody can say."""
         return self._resume
 
@@ -233,26 +247,30 @@ class JobRun:
             self._setup.on_end()
 
     def _loop(self) -> None:
-        job = self._setup.job
-        due = self._first_due
-        while self._wait(due):
+        due: Due | None = self._first_due
+        while due is not None and (due := self._wait(due)) is not None:
             if not self._setup.may_run():
                 self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
                 continue
             self._run_once()
             if self._stop.is_set():
-                break
-            due = job.schedule.next_due(due, self._now())
-        self._resume = due
+                self._resume = due  # it was interrupted: due at once
+                return
+            due = due.after(self._now(), random.random())
 
-    def _wait(self, due: float) -> bool:
-        """Wait until it is due; False when told to stop before."""
+    def _wait(self, due: Due) -> Due | None:
+        """Wait until it is due, by the schedule of the moment; None when told to stop before."""
         while not self._stop.is_set():
-            left = self._setup.job.schedule.remaining_s(due, self._now())
+            self._look.clear()
+            options = self._setup.options_now()
+            due = due.under(options.schedule, options.initial_delay_s)
+            left = due.remaining_s(self._now(), options.jitter_s)
             if left <= 0:
-                return True
-            self._setup.clock.wait(self._stop, min(left, _LONGEST_WAIT_S))
-        return False
+                return due
+            if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
+                self._setup.clock.wait(self._look, min(left, _LONGEST_WAIT_S))
+        self._resume = due
+        return None
 
     def _run_once(self) -> None:
         setup = self._setup

@@ -146,6 +146,48 @@ class Cron:
         return float(next(fire for fire in fires if fire > wall_s))
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """When a share runs next, and how that was found: so that a changed schedule can find it anew.
+
+    Attributes:
+        at: on the scale of the schedule.
+        schedule: whose scale that is.
+        since: what it was counted from: the end of the run before, or the moment the items came here.
+        initial_delay_s: the delay it was found with; matters to the first run only.
+        is_first: it was counted from the moment the items came here.
+        luck: 0 to 1, drawn once: which part of the jitter it runs later than ``at``.
+    """
+
+    at: float
+    schedule: Schedule
+    since: Instant
+    initial_delay_s: float | None = None
+    is_first: bool = False
+    luck: float = 0.0
+
+    @classmethod
+    def first(cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, luck: float = 0.0) -> Due:
+        """The due of items that have just come."""
+        return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, luck)
+
+    def after(self, ended: Instant, luck: float = 0.0) -> Due:
+        """The due after this one, whose run has ended."""
+        return Due(self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, luck)
+
+    def under(self, schedule: Schedule, initial_delay_s: float | None) -> Due:
+        """This due as another schedule, or initial delay, would have found it then; itself if nothing changed."""
+        if schedule == self.schedule and (not self.is_first or initial_delay_s == self.initial_delay_s):
+            return self
+        delay_s = initial_delay_s if self.is_first else None
+        at = schedule.first_due(self.since, delay_s)
+        return Due(at, schedule, self.since, initial_delay_s, self.is_first, self.luck)
+
+    def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
+        """Seconds until it has come, its part of the jitter included; 0 or less then."""
+        return self.schedule.remaining_s(self.at, now) + self.luck * jitter_s
+
+
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
     if not good:

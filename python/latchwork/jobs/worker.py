@@ -28,6 +28,7 @@ from latchwork.jobs.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
 from latchwork.jobs.schedule import Instant
 
 if TYPE_CHECKING:
+    from latchwork.jobs.live_settings import LiveSettings
     from latchwork.primitives import HeldLock
     from latchwork.store import Mirror, Store
 
@@ -46,14 +47,24 @@ STOP_MARGIN = 0.25
 class Worker:
     """Runs this node's share of its jobs. Owned by the job manager; ``close`` ends and joins its threads."""
 
-    def __init__(self, store: Store, node_id: str, jobs: Mapping[str, Job], *, lock_ttl_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        node_id: str,
+        jobs: Mapping[str, Job],
+        settings: LiveSettings,
+        *,
+        lock_ttl_s: float,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
         self._store = store
         self._clock = store.clock
         self._node_id = node_id
         self._wake = threading.Event()
         self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
         self._margin_s = lock_ttl_s * STOP_MARGIN
-        self._states = {job_id: JobState(job) for job_id, job in jobs.items()}
+        self._settings = settings
+        self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
         self._mutex = threading.Lock()
         self._live: dict[int, JobRun] = {}
@@ -64,7 +75,7 @@ class Worker:
         self._close_by = 0.0
         self._closer: JobRun | None = None
         self._unreleased = False
-        self._stop_warning_s = 30.0
+        self._stop_timeout_s = stop_timeout_s
         self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
@@ -76,6 +87,7 @@ class Worker:
         """Follow the share from now on."""
         self._mirror = self._store.mirror(keys.assigned(self._node_id))
         self._mirror.on_change(lambda _batch: self._wake.set())
+        self._settings.on_change(self._wake.set)
         self._guard.thread.start()
         self._thread.start()
 
@@ -158,6 +170,8 @@ class Worker:
         desired = {} if closing else self._desired()
         held = self.locks.held()
         planned = []
+        for job_id, state in self._states.items():
+            state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
         again = [self._lock(state, actions) for state, actions in planned]
@@ -176,16 +190,17 @@ class Worker:
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
-    def _apply(self, state: JobState, wanted: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
+    def _apply(self, state: JobState, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
         """Stop and start what needs to be; what is left to do is the locks."""
         self._reap(state)
-        actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.job.threads)
+        wanted = share if state.enabled else frozenset[str]()
+        actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
         for number in actions.stop:
             state.runs[number].stop()
         for run in state.runs.values():
             if run.owes_listeners:
                 run.stop()
-        state.forget_dues(wanted)
+        state.forget_dues(share)  # those of a disabled job are kept: it goes on where it was
         if state.may_start(self._now()) and not self._at_risk():
             for items in actions.start:
                 if not self._start(state, items, held):
@@ -275,8 +290,10 @@ class Worker:
 
     def _warn_of_stuck(self) -> float | None:
         stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
+        timeout_s = self._settings.now.cluster.stop_timeout_s
+        timeout_s = self._stop_timeout_s if timeout_s is None else timeout_s
         for state, run in stopping:
-            if run.stopping_for_s >= self._stop_warning_s and run.number not in state.warned:
+            if run.stopping_for_s >= timeout_s and run.number not in state.warned:
                 state.warned.add(run.number)
                 log.warning(
                     "job %s: run %d has not stopped %.0f s after it was told to; it keeps its %d locks until it does",
@@ -285,7 +302,7 @@ class Worker:
                     run.stopping_for_s,
                     len(run.items),
                 )
-        return self._stop_warning_s if stopping else None
+        return max(_RETRY_S, timeout_s) if stopping else None
 
     def _setup(self, state: JobState, locks: RunLocks) -> RunSetup:
         return RunSetup(
@@ -297,6 +314,7 @@ class Worker:
             clock=self._clock,
             wall_s=time.time,
             remaining_s=locks.remaining_s,
+            options=lambda: self._settings.options(state.job.id),
         )
 
     def _new_context(self, job_id: str, items: tuple[str, ...], locks: RunLocks) -> JobContext:

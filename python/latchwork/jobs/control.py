@@ -1,0 +1,132 @@
+"""Changing how a cluster behaves, from any process and without joining it. Every change is stored, and holds at once.
+
+Each change is one transaction that checks what it read, so two people at a time lose nothing of each other's.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from latchwork.jobs import settings as stored
+from latchwork.jobs.keys import check_id
+from latchwork.jobs.live_settings import read_settings
+from latchwork.jobs.settings import InvalidSetting, Settings
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.store.transaction import Tx
+
+
+def who_we_are() -> str:
+    """Who changes things, for people who look later: user and host."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Control:
+    """The settings of one cluster. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, opened with the cluster's root.
+        namespace: the cluster's namespace below it, as given to its job managers.
+        by: who changes things, stored with each change; by default user and host.
+    """
+
+    def __init__(self, store: Store, *, namespace: str | None = None, by: str | None = None) -> None:
+        self._store = store.namespace(namespace) if namespace else store
+        self._by = by
+
+    def settings(self) -> Settings:
+        """Read all settings; what cannot be used is logged and counts as not set."""
+        return read_settings(self._store)
+
+    def disable_all(self) -> None:
+        """Run no job anywhere, whatever its switch says: live runs are told to stop within about a second."""
+        self.change_cluster(all_disabled=True)
+
+    def enable_all(self) -> None:
+        """End ``disable_all``: jobs run again as their own switches, and the default, say."""
+        self.change_cluster(all_disabled=None)
+
+    def set_default(self, enabled: bool | None) -> None:
+        """Say whether jobs without a switch of their own run; None is the default's default: they do."""
+        self.change_cluster(default_enabled=enabled)
+
+    def disable(self, job: str) -> None:
+        """Switch one job off; it need not be known yet. Its live runs are told to stop, its items keep their nodes."""
+        self.change_job(job, enabled=False)
+
+    def enable(self, job: str) -> None:
+        """Switch one job on, also where the default is off; "all disabled" still beats it."""
+        self.change_job(job, enabled=True)
+
+    def reset(self, job: str) -> None:
+        """Forget all that was set for a job: it does as the code and the default say."""
+        self._store.delete(_job_key(job))
+
+    def change_job(self, job: str, **settings: Any) -> None:
+        """Set options of one job, for all nodes, at once; None goes back to what the code says.
+
+        Args:
+            job: its id; it need not be known yet.
+            settings: fields of ``JobSettings``.
+        Raises:
+            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+        """
+        self._change(_job_key(job), stored.JobSettings.__dataclass_fields__, settings)
+
+    def change_cluster(self, **settings: Any) -> None:
+        """Set options of the cluster, at once; None goes back to what the code says.
+
+        Args:
+            settings: fields of ``ClusterSettings``.
+        Raises:
+            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+        """
+        self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
+
+    def _change(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            if name not in known:
+                raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")
+            if value is not None:
+                checked = stored.check(name, value)
+                settings[name] = stored.encode_schedule(checked) if name == "schedule" else checked
+
+        def write(tx: Tx) -> None:
+            before = tx.get(key)
+            document = {} if before is None else _readable(key, before.value)
+            document.update(settings)
+            document = {name: value for name, value in document.items() if value is not None and name != "changed"}
+            if document:
+                at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                document["changed"] = {"by": self._by or who_we_are(), "at": at}
+                tx.put(key, json.dumps(document).encode())
+            elif before is not None:
+                tx.delete(key)
+
+        self._store.transact(write)
+
+
+def _job_key(job: str) -> str:
+    try:
+        return f"{stored.JOBS}/{check_id('job', job)}"
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None
+
+
+def _readable(key: str, value: bytes) -> dict[str, Any]:
+    try:
+        return stored.parse_document(value)
+    except InvalidSetting as error:
+        raise InvalidSetting(
+            f"{key} cannot be changed, for what is there was not written by latchwork: {error}"
+        ) from None

@@ -1,0 +1,270 @@
+"""Settings that change while the cluster runs: which switch beats which, and what a change does to live nodes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+import latchwork
+from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, InvalidSetting, Threads
+from latchwork.jobs import settings as stored
+from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://settings") as store:
+        yield store
+
+
+# Pure
+
+
+@pytest.mark.parametrize(
+    ("all_disabled", "switch", "default", "runs"),
+    [
+        (None, None, None, True),
+        (None, None, False, False),
+        (None, True, False, True),
+        (None, False, True, False),
+        (True, True, True, False),
+        (True, None, None, False),
+        (False, False, None, False),
+    ],
+)
+def test_all_beats_switch_and_switch_beats_default(all_disabled, switch, default, runs):
+    cluster = ClusterSettings(all_disabled=all_disabled, default_enabled=default)
+    assert Settings(cluster, {"report": JobSettings(enabled=switch)}).is_enabled("report") is runs
+
+
+@pytest.mark.parametrize("schedule", [FixedDelay(2.5), FixedRate(0.5), Cron("*/5 * * * *", "Europe/Berlin")])
+def test_a_schedule_survives_being_stored(schedule):
+    assert stored.check("schedule", stored.encode_schedule(schedule)) == schedule
+
+
+def test_fields_that_cannot_be_used_are_left_out_and_named_and_the_others_count():
+    settings, bad = stored.decode_job({"threads": -1, "enabled": False, "colour": "red", "schedule": {"cron": "x"}})
+    assert settings == JobSettings(enabled=False)
+    assert [word for word in ("threads", "colour", "cron") if any(word in line for line in bad)] == [
+        "threads",
+        "colour",
+        "cron",
+    ]
+
+
+def test_a_due_is_found_anew_under_another_schedule_from_when_the_last_run_ended():
+    ended = Instant(1000.0, 0.0)
+    due = Due.first(FixedDelay(5.0), Instant(990.0, 0.0), None).after(ended)
+    assert due.at == 1005.0
+    assert due.under(FixedDelay(5.0), None) is due
+    assert due.under(FixedDelay(3600.0), None).at == 4600.0
+    assert due.under(FixedRate(1.0), None).remaining_s(Instant(1010.0, 0.0)) < 0
+    assert due.under(Cron("*/1 * * * *"), None).at == 60.0
+
+
+def test_the_initial_delay_moves_the_first_due_only():
+    first = Due.first(FixedDelay(5.0), Instant(100.0, 0.0), 50.0)
+    assert first.under(FixedDelay(5.0), 1.0).at == 101.0
+    later = first.after(Instant(200.0, 0.0))
+    assert later.under(FixedDelay(5.0), 1.0) is later
+
+
+# Stored
+
+
+def test_a_change_keeps_the_other_settings_and_says_who_made_it(store):
+    control = Control(store, by="ops@desk")
+    control.change_job("report", threads=4, schedule=FixedRate(2.0))
+    control.disable("report")
+    assert control.settings().job("report") == JobSettings(enabled=False, threads=4, schedule=FixedRate(2.0))
+    assert b'"by": "ops@desk"' in store.get("settings/jobs/report").value
+    control.change_job("report", enabled=None, threads=None, schedule=None)
+    assert store.get("settings/jobs/report") is None
+
+
+def test_changes_at_the_same_time_lose_nothing_of_each_other(store):
+    names = ["debounce_s", "debounce_max_s", "cleanup_period_s", "sweep_period_s", "stop_timeout_s"]
+    threads = [threading.Thread(target=Control(store).change_cluster, kwargs={name: 7.0}) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    found = Control(store).settings().cluster
+    assert [getattr(found, name) for name in names] == [7.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"threads": 1.5}, "setting threads is 1.5"),
+        ({"speed": 1}, "setting 'speed' is not known; known are enabled, "),
+        ({"schedule": "daily"}, "setting schedule is 'daily'; give one of"),
+        ({"initial_delay_s": -1}, "initial_delay_s is -1"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_by_name_and_nothing_is_stored(memory, wrong, message):
+    with pytest.raises(InvalidSetting, match=message):
+        Control(memory).change_job("report", enabled=False, **wrong)
+    assert memory.list("settings", recursive=True) == []
+
+
+def test_damaged_settings_count_as_not_set_are_reported_once_and_are_not_overwritten(
+    memory, cluster, eventually, caplog
+):
+    memory.put("settings/jobs/report", b"no json")
+    cluster.node(memory, "n1", cluster.endless())
+    eventually(lambda: len(cluster.log.owners()) == 4)
+    assert caplog.text.count("settings/jobs/report holds what cannot be used") == 1
+    with pytest.raises(InvalidSetting, match="settings/jobs/report cannot be changed"):
+        Control(memory).disable("report")
+
+
+# Live
+
+
+def test_a_disabled_job_stops_at_once_calls_its_listeners_once_and_goes_on_when_enabled(store, cluster, eventually):
+    told = []
+
+    def run(context):
+        context.on_stop(lambda: told.append(context.work_share))
+        cluster.log.begin(context)
+        context.wait_stop()
+        cluster.log.end(context)
+
+    cluster.node(store, "n1", [cluster.endless(run=run, items=["a", "b"]), cluster.endless("other", items=["z"])])
+    eventually(lambda: set(cluster.log.owners()) == {"a", "b", "z"})
+    Control(store).disable("report")
+    eventually(lambda: set(cluster.log.owners()) == {"z"})
+    eventually(lambda: sorted(told) == [("a",), ("b",)])
+    assert store.get("workers/n1/assigned/report") is not None, "its items keep their node"
+    Control(store).enable("report")
+    eventually(lambda: set(cluster.log.owners()) == {"a", "b", "z"})
+    assert cluster.log.count()["z"] == 1, "another job was interrupted"
+
+
+def test_disable_all_beats_a_job_that_is_switched_on(store, cluster, eventually):
+    control = Control(store)
+    control.enable("report")
+    cluster.node(store, "n1", cluster.endless())
+    eventually(lambda: len(cluster.log.owners()) == 4)
+    control.disable_all()
+    eventually(lambda: not cluster.log.owners())
+    control.enable_all()
+    eventually(lambda: len(cluster.log.owners()) == 4)
+
+
+def test_a_job_that_was_disabled_before_the_start_never_runs(memory, cluster, eventually):
+    control = Control(memory)
+    control.set_default(False)
+    control.enable("other")
+    cluster.node(memory, "n1", [cluster.endless(items=["a"]), cluster.endless("other", items=["z"])])
+    eventually(lambda: set(cluster.log.owners()) == {"z"})
+    assert set(cluster.log.count()) == {"z"}
+
+
+def test_a_schedule_set_from_one_hour_to_a_moment_cuts_the_wait_short(store, cluster, eventually):
+    ran = []
+    job = cluster.endless(items=["a"], run=ran.append, schedule=FixedDelay(3600.0), initial_delay_s=None)
+    cluster.node(store, "n1", job)
+    eventually(lambda: len(store.list("locks", recursive=True)) == 1)
+    assert ran == []
+    Control(store).change_job("report", schedule=FixedDelay(0.05))
+    eventually(lambda: len(ran) >= 2)
+    Control(store).change_job("report", schedule=FixedDelay(3600.0))
+
+
+def test_an_option_changed_in_the_code_holds_at_once_and_what_the_cluster_set_goes_before_it(
+    memory, cluster, eventually
+):
+    ran = []
+    job = cluster.endless(items=["a"], run=ran.append, schedule=FixedDelay(3600.0), initial_delay_s=3600.0)
+    cluster.node(memory, "n1", job)
+    job.change(initial_delay_s=0.0)
+    eventually(lambda: len(ran) == 1)
+    job.change(schedule=FixedDelay(0.01))
+    eventually(lambda: len(ran) >= 3)
+    Control(memory).change_job("report", schedule=FixedDelay(3600.0))
+    eventually(lambda: cluster.nodes[0]._settings.options("report").schedule == FixedDelay(3600.0))
+    count = eventually(lambda: len(ran))
+    job.change(schedule=FixedDelay(0.02))
+    assert not threading.Event().wait(0.3)
+    assert len(ran) <= count + 1
+
+
+def test_a_change_that_cannot_be_used_changes_nothing(cluster):
+    job = cluster.endless()
+    with pytest.raises(InvalidJob, match="pool_check_period_s is -1"):
+        job.change(schedule=FixedDelay(9.0), pool_check_period_s=-1)
+    with pytest.raises(InvalidJob, match="id cannot change; what can is "):
+        job.change(id="other")
+    assert job.schedule == FixedDelay(0.05)
+
+
+def test_threads_set_for_the_cluster_cut_the_share_anew(memory, cluster, eventually):
+    shares = []
+
+    def run(context):
+        shares.append(context.work_share)
+        context.wait_stop()
+
+    cluster.node(memory, "n1", cluster.endless(run=run, items=["a", "b", "c"], threads=Threads.whole()))
+    eventually(lambda: shares == [("a", "b", "c")])
+    Control(memory).change_job("report", threads=2)
+    eventually(lambda: sorted(shares[1:]) == [("a",), ("b", "c")])
+
+
+def test_pool_changed_has_the_pool_read_at_once_also_one_that_is_never_checked(memory, cluster, eventually):
+    items = ["a"]
+    job = cluster.endless(work_pool=lambda: list(items), pool_check_period_s=0.0)
+    cluster.node(memory, "n1", job)
+    eventually(lambda: set(cluster.log.owners()) == {"a"})
+    items.append("b")
+    job.pool_changed()
+    eventually(lambda: set(cluster.log.owners()) == {"a", "b"})
+
+
+def test_a_shorter_check_period_holds_for_the_wait_under_way(memory, cluster, eventually):
+    items = ["a"]
+    job = cluster.endless(work_pool=lambda: list(items), pool_check_period_s=3600.0)
+    cluster.node(memory, "n1", job)
+    eventually(lambda: set(cluster.log.owners()) == {"a"})
+    items.append("b")
+    Control(memory).change_job("report", pool_check_period_s=0.05)
+    eventually(lambda: set(cluster.log.owners()) == {"a", "b"})
+
+
+def test_quiet_time_and_cleanup_period_set_for_the_cluster_reach_the_manager(memory, cluster, eventually, caplog):
+    caplog.set_level(logging.INFO)
+    first = cluster.node(memory, "n1", cluster.endless("gone"), debounce_s=3600.0, debounce_max_s=3600.0)
+    threading.Event().wait(0.3)
+    assert not cluster.log.owners()
+    Control(memory).change_cluster(debounce_s=0.0, debounce_max_s=0.0)
+    eventually(lambda: len(cluster.log.owners()) == 4)
+    cluster.node(memory, "n2", cluster.endless("kept"))
+    first.close()
+    Control(memory).change_cluster(cleanup_period_s=0.1)
+    eventually(lambda: memory.get("work-pool/gone") is None)
+    assert memory.get("work-pool/kept") is not None
+
+
+def test_a_run_that_does_not_stop_is_reported_after_the_time_set_for_the_cluster(memory, cluster, eventually, caplog):
+    leave = threading.Event()
+    cluster.node(memory, "n1", cluster.endless(run=lambda _context: leave.wait(20), items=["a"]))
+    eventually(lambda: len(memory.list("locks", recursive=True)) == 1)
+    Control(memory).change_cluster(stop_timeout_s=0.2)
+    Control(memory).disable("report")
+    eventually(lambda: "has not stopped" in caplog.text)
+    leave.set()
+
+
+def test_runs_start_later_by_no_more_than_the_jitter(memory, cluster, eventually):
+    ran = []
+    job = cluster.endless(items=["a"], run=ran.append, schedule=FixedDelay(0.0), jitter_s=3600.0)
+    cluster.node(memory, "n1", job)
+    assert not threading.Event().wait(0.3)
+    assert ran == []
+    Control(memory).change_job("report", jitter_s=0.0)
+    eventually(lambda: len(ran) > 3)
