@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from latchwork.errors import LatchworkError
 from latchwork.jobs.job import Job, Threads
 from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Schedule
 
@@ -27,7 +28,7 @@ JOBS = "settings/jobs"
 T = TypeVar("T")
 
 
-class InvalidSetting(ValueError):
+class InvalidSetting(LatchworkError, ValueError):
     """A setting cannot be used; the message names it."""
 
 
