@@ -39,6 +39,39 @@ def other(connect):
     return connect()
 
 
+@pytest.fixture
+def in_thread():
+    """Run something in a thread; ``join`` gives its result or raises its error. Joined after the test."""
+    running = []
+
+    class Running(threading.Thread):
+        def __init__(self, fn):
+            super().__init__(daemon=True)
+            self.fn, self.result, self.error = fn, None, None
+            self.start()
+
+        def run(self):
+            try:
+                self.result = self.fn()
+            except BaseException as error:
+                self.error = error
+
+        def outcome(self, timeout_s=20.0):
+            self.join(timeout_s)
+            assert not self.is_alive(), "still waiting"
+            if self.error is not None:
+                raise self.error
+            return self.result
+
+    def start(fn):
+        running.append(Running(fn))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.join(20.0)
+
+
 class Holder:
     """A process that holds a lock or leads, tells what happens to it, and can be hurt."""
 

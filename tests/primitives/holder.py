@@ -7,7 +7,7 @@ import sys
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import LeaderLatch, PersistentLock
+from latchwork.primitives import LeaderLatch, Lock, PersistentLock
 from latchwork.types import Put
 
 
@@ -32,6 +32,14 @@ def lock(store, name, ttl_s):
     return lambda: held.is_held, fence, held
 
 
+def session_lock(store, name, _ttl_s):
+    held = Lock(store, name, label="holder")
+    fence = held.acquire(10.0)
+    held.on_lost(lambda: say(lost=True))
+    say(token=fence.token)
+    return lambda: held.is_held, fence, held
+
+
 def latch(store, name, _ttl_s):
     candidate = LeaderLatch(store, name, node_id="holder")
     candidate.start()
@@ -41,10 +49,13 @@ def latch(store, name, _ttl_s):
     return lambda: candidate.is_leader, fence, candidate
 
 
+HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch}
+
+
 def main():
     url, kind, name, ttl_s = sys.argv[1:]
     with latchwork.connect(url, session_ttl_s=float(ttl_s)) as store:
-        is_ours, fence, owned = {"lock": lock, "latch": latch}[kind](store, name, float(ttl_s))
+        is_ours, fence, owned = HOLDERS[kind](store, name, float(ttl_s))
         for line in sys.stdin:
             if line.strip() == "ours":
                 say(ours=is_ours())

@@ -8,7 +8,16 @@ import time
 
 import pytest
 
-from latchwork.errors import Closed, Conflict, InvalidKey, NotLeader, OutcomeUnknown, SessionLost, WaitTimeout
+from latchwork.errors import (
+    Closed,
+    Conflict,
+    InvalidKey,
+    LatchworkError,
+    NotLeader,
+    OutcomeUnknown,
+    SessionLost,
+    WaitTimeout,
+)
 from latchwork.primitives import LeaderLatch
 from latchwork.types import Put
 
@@ -328,3 +337,116 @@ def test_a_leader_that_slept_past_its_session_is_refused_and_knows(holder, candi
 def test_a_malformed_name_is_refused_before_any_io(name):
     with pytest.raises(InvalidKey, match="latch name"):
         LeaderLatch(None, name, node_id="n1")
+
+
+def test_a_candidate_that_left_can_join_again_at_the_end_of_the_queue(queue, eventually):
+    first, second = queue("n1", "n2")
+    token = first.wait(5.0).token
+    first.leave()
+    assert not first.is_leader
+    with pytest.raises(Closed, match="start it before waiting"):
+        first.wait(1.0)
+    second.wait(5.0)
+    first.start()
+    eventually(lambda: first.state == "waiting")
+    assert [found.node_id for found in first.candidates()] == ["n2", "n1"]
+    second.leave()
+    assert first.wait(5.0).token > token
+    first.leave()
+    assert first.candidates() == []
+
+
+def test_listeners_hear_of_each_term_in_turn_also_across_leaving(queue):
+    (latch,) = queue("n1")
+    told = []
+    latch.on_elected(lambda: told.append("elected"))
+    latch.on_revoked(lambda: told.append("revoked"))
+    for _ in range(3):
+        latch.start()
+        latch.wait(5.0)
+        latch.leave()
+    assert told == ["elected", "revoked"] * 3
+
+
+def test_a_listener_that_was_taken_back_hears_nothing(queue, eventually):
+    first, second = queue("n1", "n2")
+    told = []
+    second.on_elected(lambda: told.append("first"))()
+    second.on_elected(lambda: told.append("second"))
+    first.close()
+    eventually(lambda: told)
+    assert told == ["second"]
+
+
+def test_starting_from_a_listener_of_the_leaving_latch_is_an_error_instead_of_a_hang(queue, eventually):
+    (latch,) = queue("n1")
+    latch.wait(5.0)
+    errors = []
+
+    def again():
+        try:
+            latch.start()
+        except LatchworkError as error:
+            errors.append(str(error))
+
+    latch.on_revoked(again)
+    latch.leave()
+    eventually(lambda: errors)
+    assert "leaving and waits for this listener" in errors[0]
+
+
+def test_waiting_for_leadership_in_a_callback_is_an_error_instead_of_a_hang(queue, eventually):
+    _, second = queue("n1", "n2")
+    errors = []
+
+    def wait():
+        try:
+            second.wait(5.0)
+        except LatchworkError as error:
+            errors.append(str(error))
+
+    third = queue("n3")[0]
+    third._announcer.post(wait)
+    eventually(lambda: errors)
+    assert "must not be waited for in a callback" in errors[0]
+
+
+def test_run_gives_the_result_of_work_that_was_not_told_to_stop(queue):
+    (latch,) = queue("n1")
+    assert latch.run(lambda work: (work.fence.token, work.is_stopped)) == (latch.fence.token, False)
+
+
+def test_run_tells_its_work_to_stop_and_runs_it_again_when_it_leads_again(connect, candidates, queue, in_thread):
+    store = connect(session_ttl_s=TTL_S)
+    latch = candidates("n1", store=store)
+    terms, leading = [], threading.Event()
+
+    def work(token):
+        terms.append(token.fence.token)
+        leading.set()
+        return len(terms) if len(terms) == 2 else token.wait(20.0)
+
+    running = in_thread(lambda: latch.run(work))
+    assert leading.wait(10.0)
+    store.session.notice_gone()
+    assert running.outcome() == 2
+    assert terms == sorted(set(terms))
+
+
+def test_run_ends_with_the_error_of_its_work_and_the_latch_stays(queue):
+    (latch,) = queue("n1")
+    with pytest.raises(ZeroDivisionError):
+        latch.run(lambda _work: 1 / 0)
+    assert latch.is_leader
+
+
+def test_leaving_tells_the_work_to_stop_at_once(queue):
+    (latch,) = queue("n1")
+    latch.wait(5.0)
+    with latch.guard_work() as work:
+        latch.leave()
+        assert work.stopped.is_set()
+        with pytest.raises(NotLeader):
+            work.check()
+    with pytest.raises(NotLeader):
+        latch.guard_work()

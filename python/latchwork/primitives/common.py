@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from latchwork.errors import InvalidKey
+from latchwork.errors import ForkedProcess, InvalidKey, LatchworkError
+from latchwork.store.dispatch import in_callback
 from latchwork.store.keys import validate_key
 
 if TYPE_CHECKING:
@@ -60,6 +61,42 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class Home:
+    """The process that made an object; a child of it must not use it. Safe to share, also with children."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a child."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            ForkedProcess: this process is a child of the one that made the object.
+        """
+        if self.is_foreign:
+            raise ForkedProcess(
+                f"{self._what} was made by process {self._pid} before a fork; connect again in the child, make another"
+            )
+
+
+def refuse_in_callback(what: str, timeout_s: float | None) -> None:
+    """Let a wait pass outside callbacks; inside one, only a try.
+
+    Raises:
+        LatchworkError: others wait for this callback to end, what ends the wait may be among them.
+    """
+    if timeout_s != 0 and in_callback():
+        raise LatchworkError(
+            f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
+        )
 
 
 class Backoff:

@@ -8,13 +8,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 _log = logging.getLogger(__name__)
 
 #: Slow callbacks of more listeners than this delay the others.
 POOL_SIZE = 16
+
+_here = threading.local()
+
+
+@contextmanager
+def as_callback() -> Iterator[None]:
+    """Mark what this thread does now as a callback: others wait for it to end."""
+    before = in_callback()
+    _here.in_callback = True
+    try:
+        yield
+    finally:
+        _here.in_callback = before
+
+
+def in_callback() -> bool:
+    """True in a thread that runs a callback: to wait there for long may wait for ever."""
+    return getattr(_here, "in_callback", False)
 
 
 class Dispatcher:
@@ -74,7 +93,8 @@ class Lane:
                 return
             self._running = True
         try:
-            self._drain()
+            with as_callback():
+                self._drain()
         except Exception:
             _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
         with self._lock:

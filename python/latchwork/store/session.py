@@ -6,14 +6,17 @@ confirmed renewal was *sent*. A lost session never becomes active again.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Literal
 
-from latchwork.errors import Closed, LatchworkError, SessionLost
+from latchwork.errors import Closed, ForkedProcess, LatchworkError, SessionLost
+from latchwork.store.dispatch import as_callback
 from latchwork.types import Fence, SessionAlive
 
 if TYPE_CHECKING:
@@ -85,7 +88,10 @@ class Session:
         self._failing = False
         self._outstanding = 0
         self._next_renewal = clock.now() + backend.renew_every_s
-        self._listeners: list[Callable[[], None]] = []
+        self._pid = os.getpid()
+        self._numbers = itertools.count()
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._enders: dict[int, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
@@ -106,7 +112,9 @@ class Session:
             return "suspect" if self._failing or late else "active"
 
     def remaining_s(self) -> float:
-        """Seconds the session is still ours for certain, 0 when it has ended."""
+        """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
+        if os.getpid() != self._pid:
+            return 0.0
         with self._lock:
             if self._closed or self._is_over():
                 return 0.0
@@ -117,16 +125,33 @@ class Session:
         """The check that this session has not ended on the server; for the transactions that depend on it."""
         return Fence(self.token, (SessionAlive(self.id),))
 
-    def on_lost(self, fn: Callable[[], None]) -> None:
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn`` once when the session is lost (at once if it is already), in a thread for such calls.
 
         Listeners of one session are called in the order of their registration; one that raises stops no other.
+
+        Returns:
+            What takes the listener back; harmless at any time.
         """
         with self._lock:
             if not self.lost.is_set():
-                self._listeners.append(fn)
-                return
+                return self._listen(self._listeners, fn)
         self._call([fn])
+        return lambda: None
+
+    def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn`` once when the session is lost or closed (at once if it was), in the thread that ends it.
+
+        For what has to wake: it must not block, call the store, or raise.
+
+        Returns:
+            What takes the listener back; harmless at any time.
+        """
+        with self._lock:
+            if not (self._closed or self.lost.is_set()):
+                return self._listen(self._enders, fn)
+        fn()
+        return lambda: None
 
     def ensure_usable(self) -> None:
         """Refuse to use a session that has ended.
@@ -134,7 +159,11 @@ class Session:
         Raises:
             SessionLost: it was lost, or its deadline has passed just now.
             Closed: it was closed here.
+            ForkedProcess: it was opened before a fork, by the parent.
         """
+        if os.getpid() != self._pid:
+            msg = f"session {self.id} was opened by process {self._pid} before a fork; connect again in the child"
+            raise ForkedProcess(msg)
         with self._lock:
             if self._closed:
                 msg = f"session {self.id} was closed; open another with store.open_session()"
@@ -150,7 +179,10 @@ class Session:
                 return
             was_lost = self.lost.is_set()
             self._closed = True
+            enders, self._enders = list(self._enders.values()), {}
         self._wake.set()
+        for ender in enders:
+            ender()
         if not was_lost:
             self._end()
             _log.info("session %s closed", self.id)
@@ -162,6 +194,16 @@ class Session:
         with self._lock:
             self._gone = True
         self._wake.set()
+
+    def _listen(self, to: dict[int, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
+        """Register, with the lock held."""
+        number = next(self._numbers)
+        to[number] = fn
+
+        def cancel() -> None:
+            to.pop(number, None)
+
+        return cancel
 
     def _is_over(self) -> bool:
         return self._gone or self.lost.is_set() or self._clock.now() >= self._deadline.expires_at
@@ -216,7 +258,10 @@ class Session:
     def _lose(self) -> None:
         with self._lock:
             self.lost.set()
-            listeners, self._listeners = self._listeners, []
+            listeners, self._listeners = list(self._listeners.values()), {}
+            enders, self._enders = list(self._enders.values()), {}
+        for ender in enders:
+            ender()
         _log.warning("session %s is lost; what it protected must stop", self.id)
         self._call(listeners)
         self._end()
@@ -238,8 +283,9 @@ class Session:
 
 
 def _call_each(session_id: str, listeners: list[Callable[[], None]]) -> None:
-    for listener in listeners:
-        try:
-            listener()
-        except Exception:
-            _log.exception("an on_lost listener of session %s raised", session_id)
+    with as_callback():
+        for listener in listeners:
+            try:
+                listener()
+            except Exception:
+                _log.exception("an on_lost listener of session %s raised", session_id)

@@ -1,0 +1,282 @@
+"""A queue of session-bound tickets: what every fair primitive stands on.
+
+Keys:  <name>/t<number>   numbered by the store in order of arrival, dies with its owner's session; as JSON a label,
+                          host, pid, a nonce, and what the primitive adds
+Order: by number. A number is greater than all that were committed before it, so nothing can ever appear ahead of a
+       ticket: what was seen to be gone from ahead is gone for good.
+
+docs/design/0008 has the states, and which fence closes which race.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.errors import (
+    Closed,
+    ForkedProcess,
+    InvalidKey,
+    LatchworkError,
+    LockLost,
+    OutcomeUnknown,
+    PermissionDenied,
+    SessionLost,
+)
+from latchwork.primitives.common import Backoff, Identity
+from latchwork.types import Exists, Fence
+
+if TYPE_CHECKING:
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+#: These do not go away by trying again.
+FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
+
+_STEM = "t"
+_NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One place in a queue, or one lease, as its owner described it.
+
+    Attributes:
+        key: where it is.
+        label: what the owner calls itself; empty when it cannot be read.
+        host: its machine.
+        pid: its process.
+        token: the fencing token that its owner has, or will have.
+        session_id: the session it lives by.
+        body: all that is stored in it.
+    """
+
+    key: str
+    label: str
+    host: str
+    pid: int
+    token: int
+    session_id: str | None
+    body: Mapping[str, object] = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        place = f"pid {self.pid} on {self.host}"
+        return f"{self.label!r} ({place})" if self.label else place
+
+    @classmethod
+    def of(cls, entry: Entry) -> Ticket:
+        """What an entry says; a body that cannot be read is empty, and its ticket still counts."""
+        body = read_body(entry.value)
+        pid = body.get("pid")
+        return cls(
+            entry.key,
+            str(body.get("label", "")),
+            str(body.get("host", "")),
+            pid if isinstance(pid, int) else 0,
+            entry.created,
+            entry.owner,
+            body,
+        )
+
+    @property
+    def nonce(self) -> str:
+        """What tells its creator that it is his."""
+        return str(self.body.get("nonce", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Our own ticket, the session it lives by, and what proves that it is still there."""
+
+    ticket: Entry
+    session: Session
+    fence: Fence
+
+    @property
+    def nonce(self) -> str:
+        """The nonce of the ticket."""
+        return Ticket.of(self.ticket).nonce
+
+
+class TicketQueue:
+    """The tickets below one name. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it.
+        name: the key below which the tickets are, checked by the primitive.
+        what: the primitive in words, for messages: ``lock 'orders'``.
+        label: what others see of our tickets.
+    """
+
+    def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
+        self.store = store
+        self.what = what
+        self._name = name
+        self._label = label
+        self._identity = Identity()
+        self._lock = threading.Lock()
+        self._strays: set[str] = set()
+
+    def tickets(self) -> list[Ticket]:
+        """All tickets, the first in the queue first; may be empty."""
+        return [Ticket.of(entry) for entry in self.store.list(self._name) if _NUMBERED.match(_last(entry.key))]
+
+    def body(self, **more: object) -> dict[str, object]:
+        """What is stored in a ticket of ours, with a nonce of its own."""
+        about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
+        return {"label": self._label, **about, **more}
+
+    def join(self, session: Session, **more: object) -> Place:
+        """Take a ticket at the end of the queue.
+
+        A ticket whose creation was cut off is found again by its nonce. If even that could not be found out, it is
+        removed in the background as soon as it shows, and never counts as ahead of us.
+
+        Raises:
+            OutcomeUnknown: no ticket of ours is there; try again.
+        """
+        body = self.body(**more)
+        nonce = str(body["nonce"])
+        try:
+            ticket = self._create(write_body(body), nonce, session)
+        except LatchworkError:
+            raise
+        except BaseException:  # an interrupt while the ticket was being created
+            self.disown(nonce)
+            self._clear_later(session, (), nonce)
+            raise
+        return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
+
+    def ahead(self, place: Place) -> list[Ticket]:
+        """The tickets before ours, the nearest last; empty when ours is the first.
+
+        Raises:
+            SessionLost: our session has ended.
+            LockLost: our ticket is gone.
+        """
+        self.refuse_lost(place)
+        tickets = self.tickets()
+        strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
+        for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
+            self.store.delete(key)
+        if all(ticket.key != place.ticket.key for ticket in tickets):
+            self.refuse_lost(place)
+            raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+        return [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
+
+    def is_first(self, place: Place) -> bool:
+        """Whether our ticket is the first, at the cost of one request whatever the queue's length."""
+        first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}")
+        return bool(first) and first[0].key == place.ticket.key
+
+    def refuse_lost(self, place: Place) -> None:
+        """Let pass while our session lives.
+
+        Raises:
+            SessionLost: it has ended.
+        """
+        if place.session.remaining_s() <= 0.0:
+            raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
+
+    def disown(self, nonce: str) -> None:
+        """A ticket with this nonce does not count any more, and is removed by whichever look of ours sees it."""
+        with self._lock:
+            self._strays.add(nonce)
+
+    def leave(self, place: Place) -> None:
+        """Give our place up."""
+        self.discard(place.session, (place.ticket.key,))
+
+    def discard(self, session: Session, keys: Iterable[str]) -> None:
+        """Delete keys of a session: now, or in the background until it works or the session has ended."""
+        keys = tuple(keys)
+        if session.remaining_s() <= 0.0:
+            return
+        try:
+            self._delete(keys, None)
+        except FATAL as error:
+            self._tell_left(keys, error)
+        except LatchworkError as error:
+            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
+            self._clear_later(session, keys, None)
+        except BaseException:
+            self._clear_later(session, keys, None)
+            raise
+
+    def clear(self, session: Session, keys: tuple[str, ...], nonce: str | None = None) -> None:
+        """Delete these keys, and the ticket with this nonce; returns when that is done or the session has ended."""
+        backoff = Backoff()
+        while session.remaining_s() > 0.0:
+            try:
+                self._delete(keys, nonce)
+            except FATAL as error:
+                self._tell_left(keys, error)
+                return
+            except LatchworkError as error:
+                _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
+                self.store.clock.wait(session.lost, backoff.next_s())
+            else:
+                return
+
+    def _create(self, value: bytes, nonce: str, session: Session) -> Entry:
+        try:
+            return self.store.create(f"{self._name}/{_STEM}", value, session=session, sequential=True)
+        except OutcomeUnknown:
+            self.disown(nonce)
+            try:
+                found = self._find(nonce)
+            except BaseException:
+                self._clear_later(session, (), nonce)
+                raise
+            if found is None:
+                raise
+            with self._lock:
+                self._strays.discard(nonce)
+            return found
+
+    def _find(self, nonce: str) -> Entry | None:
+        return next((entry for entry in self.store.list(self._name) if Ticket.of(entry).nonce == nonce), None)
+
+    def _delete(self, keys: tuple[str, ...], nonce: str | None) -> None:
+        for key in keys:
+            self.store.delete(key)
+        strays = {*self._strays} if nonce is None else {*self._strays, nonce}
+        if strays:
+            for ticket in self.tickets():
+                if ticket.nonce in strays:
+                    self.store.delete(ticket.key)
+
+    def _clear_later(self, session: Session, keys: tuple[str, ...], nonce: str | None) -> None:
+        """A thread that ends with the session, at the latest."""
+        name = f"latchwork-leaving-{self._name}"
+        threading.Thread(target=self.clear, args=(session, keys, nonce), name=name, daemon=True).start()
+
+    def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
+        _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
+
+
+def read_body(value: bytes) -> dict[str, object]:
+    """The JSON object in a value; empty when there is none."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_body(body: Mapping[str, object]) -> bytes:
+    """The value that holds a JSON object."""
+    return json.dumps(body).encode()
+
+
+def _last(key: str) -> str:
+    return key.rpartition("/")[2]
