@@ -62,7 +62,7 @@ def test_a_renewal_after_the_margin_does_not_take_the_stop_back():
 @pytest.mark.parametrize("error", [LockLost, NotLeader])
 def test_check_raises_what_the_ownership_is_and_says_how_long_it_lasts(error):
     lease = Lease(50.0, error)
-    with lease.ownership.guard_work(margin_s=100.0) as work, pytest.raises(error, match=r"ends in .* stop the work now"):
+    with lease.ownership.guard_work(margin_s=100.0) as work, pytest.raises(error, match=r"ends in .* stop the work"):
         work.check()
     lease.ownership.end()
     with pytest.raises(error, match="lock 'orders' is not ours any more"):
