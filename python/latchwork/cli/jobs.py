@@ -13,7 +13,7 @@ from rich.text import Text
 
 from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
 from latchwork.cli.outcome import NoCluster, UsageError, quiet_logs, reported
-from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, Schedule, Settings, inspect
+from latchwork.jobs import Control, Schedule, Settings, inspect
 from latchwork.jobs import settings as stored
 from latchwork.store import Store, connect
 
@@ -123,6 +123,7 @@ def set_job(
     fixed_rate_s: Seconds = None,
     cron: Annotated[str | None, typer.Option(help="A cron expression.")] = None,
     tz: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
+    misfire: Annotated[str, typer.Option(help="What becomes of missed times of --cron: once, all or skip.")] = "once",
     initial_delay_s: Seconds = None,
     jitter_s: Seconds = None,
     pool_check_period_s: Seconds = None,
@@ -135,7 +136,9 @@ def set_job(
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short."""
     given: dict[str, Any] = {
-        "schedule": _schedule(fixed_delay_s, fixed_rate_s, cron, tz),
+        "schedule": _schedule(
+            fixed_delay_s, fixed_rate_s, None if cron is None else {"cron": cron, "tz": tz, "misfire": misfire}
+        ),
         "initial_delay_s": initial_delay_s,
         "jitter_s": jitter_s,
         "pool_check_period_s": pool_check_period_s,
@@ -238,18 +241,13 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
     }
 
 
-def _schedule(fixed_delay_s: float | None, fixed_rate_s: float | None, cron: str | None, tz: str) -> Schedule | None:
-    given = [value for value in (fixed_delay_s, fixed_rate_s, cron) if value is not None]
-    if len(given) > 1:
+def _schedule(fixed_delay_s: float | None, fixed_rate_s: float | None, cron: dict[str, str] | None) -> Schedule | None:
+    given: list[Any] = [{"fixed_delay_s": fixed_delay_s}, {"fixed_rate_s": fixed_rate_s}, cron]
+    chosen = [each for each in given if each is not None and next(iter(each.values())) is not None]
+    if len(chosen) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
-    try:
-        if fixed_delay_s is not None:
-            return FixedDelay(fixed_delay_s)
-        if fixed_rate_s is not None:
-            return FixedRate(fixed_rate_s)
-        return None if cron is None else Cron(cron, tz)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    schedule: Schedule | None = stored.check("schedule", chosen[0]) if chosen else None
+    return schedule
 
 
 def _chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class JobContext:
         fence: Callable[[str], Fence] = _no_fence,
         store: Store | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        fire_time_s: float | None = None,
     ) -> None:
         """Make a context; nothing is started.
 
@@ -57,6 +58,7 @@ class JobContext:
             fence: gives the fence of an item; raises ``LockLost`` unless given.
             store: the store of the cluster, if there is one.
             clock: what ``wait_stop`` waits on.
+            fire_time_s: the fire time of a cron schedule that this run is for, in seconds since the epoch.
         """
         self._share = tuple(work_share)
         self._members = frozenset(self._share)
@@ -66,6 +68,7 @@ class JobContext:
         self._fence = fence
         self._store = store
         self._clock = clock
+        self._fire_time_s = fire_time_s
         self._stop = threading.Event()
         self._mutex = threading.Lock()
         self._listeners: dict[int, StopListener] = {}
@@ -89,6 +92,11 @@ class JobContext:
     def node_id(self) -> str:
         """The id of the node this runs on."""
         return self._node_id
+
+    @property
+    def fire_time_s(self) -> float | None:
+        """The fire time this run is for, in seconds since the epoch; None unless the job is on a cron schedule."""
+        return self._fire_time_s
 
     @property
     def store(self) -> Store:

@@ -25,6 +25,19 @@ log = logging.getLogger(__name__)
 SLICE = 450
 
 
+@dataclass(frozen=True, slots=True)
+class ItemHold:
+    """One item's lock.
+
+    Attributes:
+        token: its fencing token.
+        owner_id: the owner it belongs to.
+    """
+
+    token: int
+    owner_id: str
+
+
 class RunLocks:
     """The very holds a run was started with. Safe to share between threads.
 
@@ -36,6 +49,10 @@ class RunLocks:
         self._job = job
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
+
+    def hold(self, item: str) -> ItemHold:
+        """Whose lock an item's is, and since when."""
+        return ItemHold(self._holds[item].fence.token, self._holds[item].owner.id)
 
     def remaining_s(self) -> float:
         """Seconds all of them are ours for certain; 0 once one is lost."""

@@ -8,6 +8,8 @@ Keys:   alive/<worker>                              session-bound; who lives
         workers/<worker>/assigned/<job>[/<chunk>]   its share of the work items
         work-pool/<job>[/<chunk>]                   all work items of a job
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
+        fired/<job>/<cell>[/items]                  which cron fire times have started; see fires.py
+        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see settings.py
         versions/{work-pool,worker,assignment}      guards, bumped by what changes their subtree
 """
 

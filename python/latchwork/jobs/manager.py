@@ -18,6 +18,7 @@ from latchwork.jobs.ledger import Ledger
 from latchwork.jobs.members import Member
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import commit_all, from_entries, orphans, read
+from latchwork.jobs.progress import sweep_cells
 from latchwork.jobs.rebalance import ClusterView, QuietTime, Rebalance, Strategies, WorkerView, rebalance
 from latchwork.primitives import LeaderLatch
 from latchwork.types import Absent, At, Delete, Op, Put
@@ -269,8 +270,9 @@ class Term:
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self) -> None:
-        """Remove what dead owners of locks left."""
+        """Remove what dead owners of locks left, and progress that nobody needs any more."""
         self._options.sweep()
+        sweep_cells(self._store, self._read_pools(), [self._fence])
 
     def _members(self) -> list[Member]:
         found = self._alive.snapshot()

@@ -11,17 +11,19 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from latchwork.errors import LatchworkError
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.job import Job
 from latchwork.jobs.reconcile import Running
-from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.schedule import Cron, Due, Instant
 from latchwork.jobs.settings import JobOptions, JobSettings
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
+    from latchwork.jobs.cron_turns import CronTurns
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 30.0
 #: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
 _LOCK_WAIT_S = 0.1
+#: Progress that could not be written is written again after so long.
+_STORE_RETRY_S = 0.5
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
 
@@ -85,7 +89,7 @@ class RunSetup:
 
     Attributes:
         job: the job.
-        new_context: makes the context of a run from its share.
+        new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
         counters: where runs and failures are counted.
         may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
             frozen wakes with its locks gone and its next run due.
@@ -94,10 +98,11 @@ class RunSetup:
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
         options: the options of the job that hold now; by default those of the job itself.
+        turns: makes what keeps the fire times of a share, for cron schedules; without it they are not written down.
     """
 
     job: Job
-    new_context: Callable[[tuple[str, ...]], JobContext]
+    new_context: Callable[..., JobContext]
     counters: Counters
     may_run: Callable[[], bool]
     on_end: Callable[[], None]
@@ -105,6 +110,7 @@ class RunSetup:
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = _for_ever
     options: Callable[[], JobOptions] | None = None
+    turns: Callable[[tuple[str, ...]], CronTurns] | None = None
 
     def options_now(self) -> JobOptions:
         """The options that hold at this moment."""
@@ -124,7 +130,9 @@ class JobRun:
         self.items = items
         self._members = frozenset(items)
         self._setup = setup
-        self._first_due = first_due
+        self._due = first_due
+        self._created = Instant(setup.clock.now(), setup.wall_s())
+        self._turns = None if setup.turns is None else setup.turns(items)
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
@@ -150,7 +158,7 @@ class JobRun:
         try:
             self._thread.start()
         except BaseException:
-            self._resume = self._first_due
+            self._resume = self._due
             self._ended.set()
             raise
 
@@ -247,34 +255,56 @@ class JobRun:
             self._setup.on_end()
 
     def _loop(self) -> None:
-        due: Due | None = self._first_due
-        while due is not None and (due := self._wait(due)) is not None:
+        while not self._stop.is_set():
+            self._look.clear()  # before the options are read: no change is missed
+            options = self._setup.options_now()
+            if self._turns is not None and isinstance(options.schedule, Cron):
+                self._cron_turn(self._turns, options.schedule, options)
+            else:
+                self._timed_turn(options)
+        self._resume = self._due
+
+    def _timed_turn(self, options: JobOptions) -> None:
+        """Wait until it is due, or run when it is."""
+        self._due = self._due.under(options.schedule, options.initial_delay_s)
+        left = self._due.remaining_s(self._now(), options.jitter_s)
+        if left > 0:
+            self._pause(left)
+        elif not self._setup.may_run():
+            self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+        else:
+            self._run_once(self._setup.new_context(self.items))
+            if not self._stop.is_set():  # else it was interrupted, and is due at once
+                self._due = self._due.after(self._now(), random.random())
+
+    def _cron_turn(self, turns: CronTurns, cron: Cron, options: JobOptions) -> None:
+        """Wait for the next fire time, or run it: written down before it starts, and when it has ended."""
+        try:
+            since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
+            step = turns.next(cron, self._now().wall_s, since_s)
+            left = step.wait_s + self._due.luck * options.jitter_s
+            if left > 0:
+                self._pause(left)
+                return
             if not self._setup.may_run():
                 self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
-                continue
-            self._run_once()
-            if self._stop.is_set():
-                self._resume = due  # it was interrupted: due at once
                 return
-            due = due.after(self._now(), random.random())
+            turns.begin(step)
+        except LatchworkError as error:
+            log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
+            self._setup.clock.wait(self._stop, _STORE_RETRY_S)
+            return
+        self._run_once(self._setup.new_context(step.items, step.at))
+        if not self._stop.is_set():  # else it was interrupted, and stays begun
+            turns.end(step)
+            self._due = replace(self._due, luck=random.random())
 
-    def _wait(self, due: Due) -> Due | None:
-        """Wait until it is due, by the schedule of the moment; None when told to stop before."""
-        while not self._stop.is_set():
-            self._look.clear()
-            options = self._setup.options_now()
-            due = due.under(options.schedule, options.initial_delay_s)
-            left = due.remaining_s(self._now(), options.jitter_s)
-            if left <= 0:
-                return due
-            if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
-                self._setup.clock.wait(self._look, min(left, _LONGEST_WAIT_S))
-        self._resume = due
-        return None
+    def _pause(self, seconds: float) -> None:
+        if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
+            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
-    def _run_once(self) -> None:
+    def _run_once(self, context: JobContext) -> None:
         setup = self._setup
-        context = setup.new_context(self.items)
         with self._mutex:
             if self._stop.is_set():
                 return

@@ -7,10 +7,10 @@ the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
@@ -99,20 +99,35 @@ class FixedRate:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Run at the times of a cron expression, right at both daylight-saving changes. Times missed are skipped.
+    """Run at the times of a cron expression, right at both daylight-saving changes.
 
-    Not promised: one start per fire time in the whole cluster. An item that moves between nodes at its very fire time
-    may run on both (one after the other) or on neither.
+    In a cluster every item has one start for each fire time, also when its node, or the manager, dies at that moment:
+    starts are written down before they are made. A fire time that could not start in time is a misfire:
+
+    ``once``  one start makes up for all that were missed (the newest of them is recorded)
+    ``all``   each one that was missed is run, the oldest first
+    ``skip``  those that are late by more than ``on_time_s`` are dropped
+
+    With ``once`` and ``skip`` the fire times that pass during a run, too, become one start.
 
     Attributes:
         expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first.
         tz: name of the time zone; ``UTC`` unless given.
+        misfire: ``once`` unless given.
+        on_time_s: seconds that a start may be late without being missed, 60 by default; for ``skip``.
+        max_lateness_s: seconds after which a fire time is dropped whatever the policy, one day by default.
+        rerun_interrupted: whether a run that was begun and did not end (its node died, or was told to stop) is run
+            again, for the same fire time; True by default.
     Source:
         Debian's cron, as the ``cronsim`` package reads it.
     """
 
     expression: str
     tz: str = "UTC"
+    misfire: Literal["once", "all", "skip"] = "once"
+    on_time_s: float = 60.0
+    max_lateness_s: float = 86_400.0
+    rerun_interrupted: bool = True
 
     def __post_init__(self) -> None:
         try:
@@ -126,24 +141,41 @@ class Cron:
             reason = str(error) or "it never fires"
             msg = f"Cron expression {self.expression!r} cannot be used ({reason}); see `man 5 crontab`"
             raise ValueError(msg) from error
+        if self.misfire not in {"once", "all", "skip"}:
+            msg = f"Cron got misfire={self.misfire!r}; give one of once, all, skip"
+            raise ValueError(msg)
+        _check_seconds("Cron", "on_time_s", self.on_time_s, least=0.0)
+        _check_seconds("Cron", "max_lateness_s", self.max_lateness_s, least=0.0)
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
         """The first fire time after now plus the initial delay, by default 0."""
-        return self._fire_after(now.wall_s + (initial_delay_s or 0.0))
+        return self.fire_after(now.wall_s + (initial_delay_s or 0.0))
 
     def next_due(self, due: float, ended: Instant) -> float:
         """The first fire time after the end of the run and after ``due``."""
-        return self._fire_after(max(due, ended.wall_s))
+        return self.fire_after(max(due, ended.wall_s))
 
     def remaining_s(self, due: float, now: Instant) -> float:
         """Seconds until the due, by the wall clock of now: ask again after a while, it may be set."""
         return due - now.wall_s
 
-    def _fire_after(self, wall_s: float) -> float:
-        moment = datetime.fromtimestamp(wall_s, tz=timezone.utc).astimezone(ZoneInfo(self.tz))
+    def fire_after(self, wall_s: float) -> float:
+        """The first fire time after this moment, both in seconds since the epoch."""
         # In the repeated hour of autumn it may name the first pass, which is over: take the next ones.
-        fires = (fire.timestamp() for fire in CronSim(self.expression, moment))
-        return float(next(fire for fire in fires if fire > wall_s))
+        return next(fire for fire in self._fires(wall_s, reverse=False) if fire > wall_s)
+
+    def fire_before(self, wall_s: float, oldest_s: float) -> float | None:
+        """The last fire time not after this moment; None when that is before ``oldest_s``."""
+        for fire in self._fires(wall_s + 1.0, reverse=True):
+            if fire < oldest_s:
+                return None
+            if fire <= wall_s:
+                return fire
+        return None
+
+    def _fires(self, wall_s: float, *, reverse: bool) -> Iterator[float]:
+        moment = datetime.fromtimestamp(wall_s, tz=timezone.utc).astimezone(ZoneInfo(self.tz))
+        return (fire.timestamp() for fire in CronSim(self.expression, moment, reverse=reverse))
 
 
 @dataclass(frozen=True, slots=True)

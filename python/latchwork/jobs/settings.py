@@ -166,7 +166,8 @@ def encode_schedule(schedule: Schedule) -> dict[str, Any]:
     if isinstance(schedule, FixedRate):
         return {"fixed_rate_s": schedule.period_s}
     if isinstance(schedule, Cron):
-        return {"cron": schedule.expression, "tz": schedule.tz}
+        given = {each.name: getattr(schedule, each.name) for each in fields(schedule) if each.name != "expression"}
+        return {"cron": schedule.expression, **given}
     raise InvalidSetting(f"schedule {schedule!r} cannot be stored; give a FixedDelay, a FixedRate or a Cron")
 
 
@@ -234,7 +235,7 @@ def _schedule(name: str, value: object) -> Schedule:
     makers: dict[str, Callable[[dict[str, Any]], Schedule]] = {
         "fixed_delay_s": lambda given: FixedDelay(given["fixed_delay_s"]),
         "fixed_rate_s": lambda given: FixedRate(given["fixed_rate_s"]),
-        "cron": lambda given: Cron(given["cron"], given.get("tz", "UTC")),
+        "cron": lambda given: Cron(given.pop("cron"), **given),
     }
     kind = next((kind for kind in makers if isinstance(value, dict) and kind in value), None)
     if kind is None:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
 from latchwork.jobs.context import JobContext
+from latchwork.jobs.cron_turns import CronTurns
 from latchwork.jobs.guard import RunGuard
 from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
 from latchwork.jobs.job_state import JobState
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import Stored, from_entries, read
+from latchwork.jobs.progress import CronProgress
 from latchwork.jobs.reconcile import Actions, reconcile
 from latchwork.jobs.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
 from latchwork.jobs.schedule import Instant
@@ -64,6 +66,7 @@ class Worker:
         self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
         self._margin_s = lock_ttl_s * STOP_MARGIN
         self._settings = settings
+        self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
         self._mutex = threading.Lock()
@@ -307,7 +310,7 @@ class Worker:
     def _setup(self, state: JobState, locks: RunLocks) -> RunSetup:
         return RunSetup(
             job=state.job,
-            new_context=lambda items: self._new_context(state.job.id, items, locks),
+            new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
             counters=state.counters,
             may_run=lambda: locks.remaining_s() > self._margin_s,
             on_end=self._wake.set,
@@ -315,9 +318,12 @@ class Worker:
             wall_s=time.time,
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
+            turns=lambda items: CronTurns(self._progress[state.job.id], {item: locks.hold(item) for item in items}),
         )
 
-    def _new_context(self, job_id: str, items: tuple[str, ...], locks: RunLocks) -> JobContext:
+    def _new_context(
+        self, job_id: str, items: tuple[str, ...], locks: RunLocks, fire_time_s: float | None
+    ) -> JobContext:
         return JobContext(
             items,
             job_id=job_id,
@@ -326,4 +332,5 @@ class Worker:
             fence=locks.fence,
             store=self._store,
             clock=self._clock,
+            fire_time_s=fire_time_s,
         )

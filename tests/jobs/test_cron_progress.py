@@ -1,0 +1,268 @@
+"""Exactly one start for each item and fire time: written before it starts, by whoever holds the lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+import latchwork
+from latchwork import LockLost, OutcomeUnknown, Unavailable
+from latchwork.jobs import Cron, JobManager, Threads
+from latchwork.jobs.cron_turns import CronTurns
+from latchwork.jobs.fires import FIRED, Fired
+from latchwork.jobs.item_locks import ItemHold
+from latchwork.jobs.progress import CronProgress, read_cells, sweep_cells
+from latchwork.primitives import LockKeeper
+
+EACH_MINUTE = Cron("* * * * *")
+NOW = 600.0
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://fires") as store:
+        yield store
+
+
+@dataclass
+class Node:
+    """A holder of locks, and its progress."""
+
+    keeper: LockKeeper
+    progress: CronProgress
+
+    def holds(self, *items):
+        taken = self.keeper.try_acquire_many([f"report/{item}" for item in items])
+        return {item: ItemHold((lock := taken[f"report/{item}"]).fence.token, lock.owner.id) for item in items}
+
+    def release(self, *items):
+        self.keeper.release([f"report/{item}" for item in items])
+
+
+@pytest.fixture
+def node():
+    made = []
+
+    def make(store):
+        keeper = LockKeeper(store, ttl_s=30.0)
+        keeper.start()
+        made.append(keeper)
+        return Node(keeper, CronProgress(store, "report"))
+
+    yield make
+    for keeper in made:
+        keeper.close(release=True)
+
+
+def run(turns, now=NOW):
+    step = turns.next(EACH_MINUTE, now, 0.0)
+    turns.begin(step)
+    return step
+
+
+def test_progress_goes_with_the_lock_from_node_to_node(store, node):
+    first, second = node(store), node(store)
+    holds = first.holds("a", "b")
+    turns = CronTurns(first.progress, holds)
+    turns.end(run(turns))
+    first.release("a")
+    step = CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    assert (step.at, step.items) == (NOW + 60, ("a",))
+    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).items == ("a", "b")
+
+
+def test_a_run_whose_node_died_is_begun_again_by_the_next_holder(store, node):
+    first, second = node(store), node(store)
+    run(CronTurns(first.progress, first.holds("a")))
+    first.keeper.close(release=True)
+    step = CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    assert (step.at, step.is_rerun) == (NOW, True)
+
+
+def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
+    first, second = node(store), node(store)
+    holds = first.holds("a")
+    turns = CronTurns(first.progress, holds)
+    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    store.delete(f"owners/{holds['a'].owner_id}")
+    taken = CronTurns(second.progress, second.holds("a"))
+    run(taken)
+    with pytest.raises(LockLost):
+        turns.begin(step)
+    newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
+    assert newest.fired == (Fired(NOW, NOW),)
+
+
+def test_items_that_never_ran_count_from_the_moment_they_came(memory, node):
+    turns = CronTurns(node(memory).progress, node(memory).holds("a"))
+    assert turns.next(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60
+
+
+def test_a_start_whose_outcome_is_unknown_does_not_start_and_is_written_again(memory, node, monkeypatch):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    commit = type(memory).commit
+
+    def applied_but_unknown(store, checks, ops):
+        commit(store, checks, ops)
+        raise OutcomeUnknown("the answer was lost")
+
+    def not_even_readable(*_args, **_options):
+        raise Unavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "commit", applied_but_unknown)
+        patch.setattr(type(memory), "get", not_even_readable)
+        with pytest.raises(Unavailable):
+            turns.begin(step)
+    again = turns.next(EACH_MINUTE, NOW + 1, 0.0)
+    assert again.at == NOW
+    turns.begin(again)
+    turns.end(again)
+    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+
+
+def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node, monkeypatch):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    step = run(turns)
+
+    def down(*_args, **_options):
+        raise Unavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "commit", down)
+        turns.end(step)
+    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+    turns.end(run(turns, NOW + 60))
+    assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60),)
+
+
+def test_threads_that_start_at_one_time_are_written_together(memory, node):
+    here = node(memory)
+    items = [f"i{n:03}" for n in range(200)]
+    holds = here.holds(*items)
+    turns = {item: CronTurns(here.progress, {item: holds[item]}) for item in items}
+    before = memory.put("probe", b"").token
+
+    def one(item):
+        turns[item].end(run(turns[item]))
+
+    threads = [threading.Thread(target=one, args=(item,)) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    progress = {
+        item: fired
+        for cell, _ in read_cells(memory, "report")
+        for item, fired in zip(cell.items, cell.fired, strict=True)
+    }
+    assert progress == dict.fromkeys(items, Fired(NOW))
+    assert memory.put("probe", b"").token - before < 250, "a write for each thread and step would be 600"
+
+
+def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    turns.end(run(turns))
+    sweep_cells(memory, {"report": []}, [])
+    step = turns.next(EACH_MINUTE, NOW + 60, 0.0)
+    with pytest.raises(LockLost):
+        turns.begin(step)
+    run(turns, NOW + 60)
+    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60),)]
+
+
+def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
+    first, second = node(store), node(store)
+    turns = CronTurns(first.progress, first.holds("a", "b"))
+    turns.end(run(turns))
+    first.release("a", "b")
+    CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW, 0.0)
+    store.put(f"{FIRED}/gone/cell", b"{}")
+    store.put("work-pool/late", b"{}")
+    store.put(f"{FIRED}/late/cell", b"{}")
+    with suppress(latchwork.Conflict):
+        sweep_cells(store, {"report": ["a", "b"]}, [])
+    assert store.list(f"{FIRED}/gone") == []
+    assert store.list(f"{FIRED}/late") != [], "its pool came after the pools were read"
+    store.delete_tree(f"{FIRED}/late")
+    assert len(read_cells(store, "report")) == 2, "b has its progress only there"
+    assert sweep_cells(store, {"report": ["a"]}, []) == 1
+
+
+# In a cluster
+
+
+EACH_SECOND = Cron("* * * * * *", misfire="all")
+
+
+class Starts:
+    """Which item started for which fire time, in this process."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.seen = []
+
+    def run(self, context):
+        with self.lock:
+            self.seen += [(item, context.fire_time_s) for item in context.work_share]
+
+    def counts(self):
+        with self.lock:
+            return Counter(self.seen)
+
+    def gaps(self):
+        """Items and seconds that were left out, between the first and the last start of each item."""
+        found = []
+        by_item = {}
+        for item, at in self.counts():
+            by_item.setdefault(item, []).append(at)
+        for item, times in by_item.items():
+            expected = {min(times) + n for n in range(round(max(times) - min(times)) + 1)}
+            found += [(item, at) for at in sorted(expected - set(times))]
+        return found
+
+
+@pytest.mark.parametrize("threads", [Threads.whole(), Threads.per_item()])
+def test_each_item_starts_once_at_each_second_while_nodes_come_die_and_go(store, cluster, eventually, die, threads):
+    starts = Starts()
+
+    def job():
+        return cluster.endless(run=starts.run, items="abcd", schedule=EACH_SECOND, threads=threads)
+
+    first = cluster.node(store, "n1", job())
+    eventually(lambda: len(starts.counts()) >= 4)
+    second = cluster.node(store, "n2", job())
+    time.sleep(1.5)
+    die(first)
+    third = cluster.node(store, "n3", job())
+    time.sleep(1.0)
+    second.close()
+    wanted = time.time()
+    eventually(lambda: {item for item, at in starts.counts() if at > wanted} == set("abcd"), 20)
+    third.close()
+    assert starts.gaps() == []
+    assert {count for count in starts.counts().values() if count != 1} == set()
+
+
+def test_fire_times_at_which_nobody_lived_are_made_up_for_once(memory, cluster, eventually):
+    starts = Starts()
+    job = cluster.endless(run=starts.run, items="a", schedule=Cron("* * * * * *"))
+    first = cluster.node(memory, "n1", job)
+    eventually(lambda: len(starts.counts()) >= 1)
+    first.close()
+    last = max(at for _, at in starts.counts())
+    time.sleep(3.2)
+    second = JobManager(memory, "n2", job, session_ttl_s=2.0, lock_ttl_s=1.5)
+    with second:
+        eventually(lambda: max(at for _, at in starts.counts()) > last)
+        made_up = min(at for _, at in starts.counts() if at > last)
+        assert made_up >= last + 3, "the newest of the missed ones is recorded"

@@ -1,0 +1,138 @@
+"""Which fire time comes next, and how progress is written down."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latchwork.jobs import Cron
+from latchwork.jobs.fires import BadCell, Cell, Fired, decode_cell, newest_by_item, next_fire, next_step, useless
+
+MINUTE = 60.0
+
+
+def cron(misfire="once", **options):
+    return Cron("* * * * *", misfire=misfire, **options)
+
+
+@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+def test_what_is_settled_waits_for_the_next_fire_time(misfire):
+    assert next_fire(cron(misfire), Fired(10 * MINUTE), 10.5 * MINUTE) == (11 * MINUTE, False)
+
+
+@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+def test_a_fire_time_that_has_just_come_is_run_for_itself(misfire):
+    assert next_fire(cron(misfire), Fired(9 * MINUTE), 10 * MINUTE) == (10 * MINUTE, False)
+
+
+@pytest.mark.parametrize(("misfire", "at"), [("once", 10 * MINUTE), ("all", 5 * MINUTE), ("skip", 11 * MINUTE)])
+def test_the_policy_decides_what_becomes_of_missed_fire_times(misfire, at):
+    assert next_fire(cron(misfire, on_time_s=20.0), Fired(4 * MINUTE), 10.5 * MINUTE) == (at, False)
+
+
+@pytest.mark.parametrize(("misfire", "at"), [("once", 11 * MINUTE), ("all", 11 * MINUTE), ("skip", 11 * MINUTE)])
+def test_what_is_later_than_the_longest_lateness_is_dropped_by_every_policy(misfire, at):
+    assert next_fire(cron(misfire, max_lateness_s=10.0), Fired(0.0), 10.5 * MINUTE) == (at, False)
+
+
+def test_all_runs_every_missed_one_the_oldest_first():
+    fired, ran = Fired(7 * MINUTE), []
+    while (at := next_fire(cron("all"), fired, 10.5 * MINUTE)[0]) <= 10.5 * MINUTE:
+        ran.append(at / MINUTE)
+        fired = fired.begin(at).end()
+    assert ran == [8, 9, 10]
+
+
+def test_a_clock_that_is_set_back_repeats_no_fire_time():
+    assert next_fire(cron(), Fired(20 * MINUTE), 10 * MINUTE) == (21 * MINUTE, False)
+
+
+def test_an_interrupted_run_is_begun_again_for_its_fire_time_or_not_at_all():
+    begun = Fired(9 * MINUTE).begin(10 * MINUTE)
+    assert next_fire(cron(), begun, 10.5 * MINUTE) == (10 * MINUTE, True)
+    assert next_fire(cron(rerun_interrupted=False), begun, 10.5 * MINUTE) == (11 * MINUTE, False)
+    assert next_fire(cron(max_lateness_s=10.0), begun, 10.5 * MINUTE) == (11 * MINUTE, False)
+
+
+def test_items_that_owe_the_oldest_fire_time_go_first_and_together():
+    progress = {"b": Fired(8 * MINUTE), "a": Fired(8 * MINUTE), "c": Fired(10 * MINUTE)}
+    step = next_step(cron("all"), progress, 10.5 * MINUTE)
+    assert (step.at, step.items, step.wait_s < 0) == (9 * MINUTE, ("a", "b"), True)
+
+
+def berlin(*moment, fold=0):
+    return datetime(*moment, tzinfo=ZoneInfo("Europe/Berlin"), fold=fold).timestamp()
+
+
+def test_in_the_repeated_hour_of_autumn_each_pass_has_its_own_fire_time():
+    each = Cron("30 * * * *", "Europe/Berlin", misfire="all")
+    fired, ran = Fired(berlin(2026, 10, 25, 1, 45)), []
+    for _ in range(3):
+        at, _ = next_fire(each, fired, berlin(2026, 10, 25, 4, 0))
+        ran.append(at)
+        fired = fired.begin(at).end()
+    first, second = berlin(2026, 10, 25, 2, 30), berlin(2026, 10, 25, 2, 30, fold=1)
+    assert ran == [first, second, berlin(2026, 10, 25, 3, 30)]
+    once = Cron("30 * * * *", "Europe/Berlin")
+    assert next_fire(once, Fired(first), second - 60.0) == (second, False)
+
+
+times = st.integers(0, 100).map(lambda minute: minute * MINUTE)
+
+
+@given(through=times, now=st.integers(0, 6000).map(float), misfire=st.sampled_from(["once", "all", "skip"]))
+def test_no_fire_time_is_begun_twice_and_none_before_its_time(through, now, misfire):
+    at, again = next_fire(cron(misfire), Fired(through), now)
+    assert not again
+    assert at > through
+    assert at % MINUTE == 0
+    assert at <= now or next_fire(cron(misfire), Fired(through), at - 0.5)[0] == at
+
+
+# Cells
+
+states = st.builds(Fired, times, st.none() | times)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable()), states, min_size=1))
+def test_a_cell_survives_being_stored(found):
+    cell = Cell("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
+    assert decode_cell("c", cell.state("n"), cell.names()) == cell
+
+
+def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
+    items = tuple(f"item-{i:05}" for i in range(2000))
+    cell = Cell("c", 7, "o", items, (Fired(60.0),) * 2000)
+    assert len(cell.state("n")) < 100
+
+
+@pytest.mark.parametrize(
+    ("state", "items"),
+    [(b"x", b"[]"), (b"{}", b'["a"]'), (b'{"token":1,"owner":"o","fired":[[1,null]],"of":[[0,2]]}', b'["a"]')],
+)
+def test_a_damaged_cell_is_refused_by_name(state, items):
+    with pytest.raises(BadCell, match="progress cell c1 cannot be read"):
+        decode_cell("c1", state, items)
+
+
+def cell(name, token, *items, through=0.0):
+    return Cell(name, token, "o", items, (Fired(through),) * len(items))
+
+
+def test_of_two_cells_the_one_whose_locks_were_taken_later_counts_whenever_it_was_written():
+    found = newest_by_item([cell("late", 9, "a", through=60.0), cell("early", 5, "a", "b")])
+    assert {item: (each.name, fired.through) for item, (each, fired) in found.items()} == {
+        "a": ("late", 60.0),
+        "b": ("early", 0.0),
+    }
+
+
+def test_a_cell_is_of_no_use_once_all_its_items_are_elsewhere_or_gone():
+    cells = [cell("old", 1, "a", "b"), cell("new", 2, "a")]
+    assert useless(cells) == []
+    assert useless([*cells, cell("b", 3, "b")]) == [cells[0]]
+    assert useless(cells, frozenset("a")) == [cells[0]]
