@@ -243,7 +243,7 @@ def test_quiet_time_and_cleanup_period_set_for_the_cluster_reach_the_manager(mem
     assert not cluster.log.owners()
     Control(memory).change_cluster(debounce_s=0.0, debounce_max_s=0.0)
     eventually(lambda: len(cluster.log.owners()) == 4)
-    cluster.node(memory, "n2", cluster.endless("kept"))
+    cluster.node(memory, "n2", cluster.endless("kept", items=["k"]))
     first.close()
     Control(memory).change_cluster(cleanup_period_s=0.1)
     eventually(lambda: memory.get("work-pool/gone") is None)

@@ -135,10 +135,9 @@ def set_job(
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short."""
+    fires = {"cron": cron, "tz": tz, "misfire": misfire}
     given: dict[str, Any] = {
-        "schedule": _schedule(
-            fixed_delay_s, fixed_rate_s, None if cron is None else {"cron": cron, "tz": tz, "misfire": misfire}
-        ),
+        "schedule": _schedule({"fixed_delay_s": fixed_delay_s}, {"fixed_rate_s": fixed_rate_s}, fires),
         "initial_delay_s": initial_delay_s,
         "jitter_s": jitter_s,
         "pool_check_period_s": pool_check_period_s,
@@ -241,9 +240,9 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
     }
 
 
-def _schedule(fixed_delay_s: float | None, fixed_rate_s: float | None, cron: dict[str, str] | None) -> Schedule | None:
-    given: list[Any] = [{"fixed_delay_s": fixed_delay_s}, {"fixed_rate_s": fixed_rate_s}, cron]
-    chosen = [each for each in given if each is not None and next(iter(each.values())) is not None]
+def _schedule(*given: dict[str, Any]) -> Schedule | None:
+    """The one that was given: the one whose first value is."""
+    chosen = [each for each in given if next(iter(each.values())) is not None]
     if len(chosen) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
     schedule: Schedule | None = stored.check("schedule", chosen[0]) if chosen else None
