@@ -7,7 +7,7 @@ import sys
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import LeaderLatch, Lock, PersistentLock
+from latchwork.primitives import LeaderLatch, Lock, PersistentLock, Semaphore
 from latchwork.types import Put
 
 
@@ -33,7 +33,14 @@ def lock(store, name, ttl_s):
 
 
 def session_lock(store, name, _ttl_s):
-    held = Lock(store, name, label="holder")
+    return held_by_session(Lock(store, name, label="holder"))
+
+
+def semaphore(store, name, _ttl_s):
+    return held_by_session(Semaphore(store, name, leases=1))
+
+
+def held_by_session(held):
     fence = held.acquire(10.0)
     held.on_lost(lambda: say(lost=True))
     say(token=fence.token)
@@ -49,7 +56,7 @@ def latch(store, name, _ttl_s):
     return lambda: candidate.is_leader, fence, candidate
 
 
-HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch}
+HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch, "semaphore": semaphore}
 
 
 def main():

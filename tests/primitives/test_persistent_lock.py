@@ -311,3 +311,25 @@ class NoStore:
 
     def pipeline(self, **_):
         return None
+
+
+def test_work_under_a_persistent_lock_is_told_to_stop_before_the_lock_can_run_out(store):
+    lock = PersistentLock(store, "orders", ttl_s=1.0)
+    with lock, lock.guard_work(margin_s=0.5) as work:
+        assert not work.wait(1.5)  # renewed all the time
+        lock._own._life._renew = lambda owner: owner.sending()  # from now on no renewal is answered
+        assert work.wait(5.0)
+        assert lock.remaining_s() > 0.0
+        with pytest.raises(LockLost, match="lock 'orders' ends in"):
+            work.check()
+
+
+def test_releasing_a_persistent_lock_stops_its_work_at_once(store):
+    lock = PersistentLock(store, "orders")
+    lock.acquire(5.0)
+    with lock.guard_work() as work:
+        lock.release()
+        assert work.stopped.is_set()
+    with pytest.raises(LockLost):
+        lock.guard_work()
+    lock.close()

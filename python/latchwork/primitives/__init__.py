@@ -1,23 +1,36 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
+from latchwork.primitives.counter import Counter
+from latchwork.primitives.election import Election, Leader, Observer, Term
 from latchwork.primitives.latch import Candidate, LeaderLatch
 from latchwork.primitives.lock import Lock
 from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_owner import HeldLock
 from latchwork.primitives.lock_state import LockHolder, LockState, lock_states
 from latchwork.primitives.persistent_lock import PersistentLock
+from latchwork.primitives.rwlock import ReadWriteLock
+from latchwork.primitives.semaphore import Semaphore
+from latchwork.primitives.sequence import Sequence
 from latchwork.primitives.tickets import Ticket
 from latchwork.primitives.work import Work
 
 __all__ = [
     "Candidate",
+    "Counter",
+    "Election",
     "HeldLock",
+    "Leader",
     "LeaderLatch",
     "Lock",
     "LockHolder",
     "LockKeeper",
     "LockState",
+    "Observer",
     "PersistentLock",
+    "ReadWriteLock",
+    "Semaphore",
+    "Sequence",
+    "Term",
     "Ticket",
     "Work",
     "lock_states",

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Closed, LatchworkError, LockLost, SessionLost, WaitTimeout
+from latchwork.errors import Closed, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
 from latchwork.primitives.common import Home, Patience, refuse_in_callback
 from latchwork.primitives.turns import Waiter
 from latchwork.primitives.work import Ownership
@@ -27,17 +27,19 @@ _log = logging.getLogger(__name__)
 
 
 class Hold:
-    """One hold, from the moment it is had until it is given back. Fields other than ``depth`` do not change.
+    """One hold, from the moment it is had until it is given back.
 
     Attributes:
         place: the key that it is, its session and its fence.
+        owner: through which it is held.
         ownership: what works under it depend on.
         depth: how often its thread acquired it.
         given_back: set once it is released or closed.
     """
 
-    def __init__(self, place: Place, what: str, store: Store) -> None:
+    def __init__(self, place: Place, owner: SessionLock, what: str, error: type[OwnershipLost]) -> None:
         self.place = place
+        self.owner = owner
         self.depth = 1
         self.given_back = threading.Event()
         session = place.session
@@ -46,8 +48,8 @@ class Hold:
             place.fence,
             ttl_s=session.ttl_s,
             remaining_s=session.remaining_s,
-            error=LockLost,
-            clock=store.clock,
+            error=error,
+            clock=owner.clock,
         )
         self.unlisten: Callable[[], None] = lambda: None
 
@@ -73,6 +75,9 @@ class SessionLock(ABC):
         several: a thread may hold it several times, each for itself.
     """
 
+    #: What is raised when it is held no more.
+    _error: type[OwnershipLost] = LockLost
+
     def __init__(
         self,
         store: Store,
@@ -84,7 +89,7 @@ class SessionLock(ABC):
         several: bool = False,
     ) -> None:
         self._store = store
-        self._clock = store.clock
+        self.clock = store.clock
         self._what = what
         self._queue = queue
         self._given = session
@@ -112,8 +117,8 @@ class SessionLock(ABC):
         if hold.given_back.is_set():
             return  # released inside the block, or closed
         try:
-            self._release(hold)
-        except LockLost:
+            hold.owner.end(hold)
+        except OwnershipLost:
             if exc_type is None:
                 raise
             _log.warning("%s was lost while its work failed", self._what)
@@ -152,7 +157,7 @@ class SessionLock(ABC):
             LatchworkError: this thread holds nothing, and several others do.
         """
         self._home.check()
-        self._release(self._to_release())
+        self.end(self._to_release())
 
     def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
@@ -233,7 +238,7 @@ class SessionLock(ABC):
             return again
         refuse_in_callback(self._what, timeout_s)
         self._before()
-        patience = Patience(self._clock, timeout_s)
+        patience = Patience(self.clock, timeout_s)
         session = self._given if self._given is not None else self._store.session
         session.ensure_usable()
         with Waiter(self._store, session) as waiter:
@@ -258,7 +263,9 @@ class SessionLock(ABC):
             return None
         if self._reentrant:
             if not hold.is_held:
-                raise LockLost(f"{self._what} was lost since this thread acquired it; release it, then acquire again")
+                raise self._error(
+                    f"{self._what} was lost since this thread acquired it; release it, then acquire again"
+                )
             hold.depth += 1
             return hold
         if hold.is_held:
@@ -290,7 +297,7 @@ class SessionLock(ABC):
         return str(first) if first is not None else "nobody now, though it was"
 
     def _had(self, place: Place) -> Hold:
-        hold = Hold(place, self._what, self._store)
+        hold = Hold(place, self, self._what, self._error)
         with self._lock:
             surplus = self._closed
             if not surplus:
@@ -298,21 +305,28 @@ class SessionLock(ABC):
         if surplus:
             self._queue.leave(place)
             raise Closed(f"{self._what} was closed while it was being acquired; make another one")
-        self._stack().append(hold)
-        hold.unlisten = place.session.on_lost(lambda: self._lose(hold))
+        self._push(hold)
+        hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
         _log.debug("%s is held by %s with token %d", self._what, place.ticket.key, place.fence.token)
         return hold
 
     # Ending it
 
-    def _release(self, hold: Hold) -> None:
+    def end(self, hold: Hold) -> None:
+        """Release a hold once.
+
+        Raises:
+            LockLost: it had run out.
+        """
         if hold.depth > 1:
             hold.depth -= 1
             return
         was_held = hold.is_held
         self._give_back(hold)
         if not was_held:
-            raise LockLost(f"{self._what} had run out before its release; what it protected may have been done twice")
+            raise self._error(
+                f"{self._what} had run out before its release; what it protected may have been done twice"
+            )
 
     def _give_back(self, hold: Hold) -> None:
         with self._lock:
@@ -326,7 +340,7 @@ class SessionLock(ABC):
         hold.ownership.end()
         self._leave(hold)
 
-    def _lose(self, hold: Hold) -> None:
+    def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners."""
         hold.ownership.end()
         _log.warning("%s is lost with its session %s", self._what, hold.place.session.id)
@@ -337,6 +351,9 @@ class SessionLock(ABC):
                 _log.exception("an on_lost listener of %s raised; the others are called all the same", self._what)
 
     # Finding it
+
+    def _push(self, hold: Hold) -> None:
+        self._stack().append(hold)
 
     def _stack(self) -> list[Hold]:
         """What this thread acquired and did not give back, the newest last."""
@@ -358,7 +375,7 @@ class SessionLock(ABC):
     def _held(self) -> Hold:
         hold = self._current()
         if hold is None or not hold.is_held:
-            raise LockLost(f"{self._what} is not held any more by this object; stop what it protected")
+            raise self._error(f"{self._what} is not held any more by this object; stop what it protected")
         return hold
 
     def _to_release(self) -> Hold:
@@ -368,7 +385,7 @@ class SessionLock(ABC):
         with self._lock:
             holds = list(self._holds)
         if not holds:
-            raise LockLost(f"{self._what} is not held by this object; acquire it first")
+            raise self._error(f"{self._what} is not held by this object; acquire it first")
         if len(holds) > 1:
             raise LatchworkError(
                 f"{self._what}: this thread holds nothing; {len(holds)} other threads do, let them release"

@@ -19,7 +19,7 @@ from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, W
 from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, refuse_in_callback
 from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue
 from latchwork.primitives.turns import Waiter, await_turn, everyone
-from latchwork.primitives.work import Ownership, Work
+from latchwork.primitives.work import Ownership, Work, run_guarded
 from latchwork.store.dispatch import Dispatcher
 
 if TYPE_CHECKING:
@@ -251,10 +251,8 @@ class LeaderLatch:
                 work = self.guard_work(margin_s)
             except NotLeader:
                 continue
-            with work:
-                result = fn(work)
-                if not work.is_stopped:
-                    return result
+            for result in run_guarded(work, fn):
+                return result
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we become leader, in a callback thread; at once if we lead already.

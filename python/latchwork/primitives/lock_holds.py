@@ -110,6 +110,8 @@ class LockHolds:
             entries = {held.name: held.entry for held in found}
             ours = entries.keys() - self._busy  # a lost one may be being taken again by another thread
             self._busy |= ours
+        for held in found:
+            held.end_work()
         try:
             return self._table.free(entries)
         except LatchworkError as error:

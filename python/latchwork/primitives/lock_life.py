@@ -111,8 +111,11 @@ class LockLife:
             if self.current is owner:
                 self.current = None
             self._ended.append(owner)
-            names = tuple(sorted(owner.held))
+            held = list(owner.held.values())
             self._changed.notify_all()
+        for each in held:
+            each.end_work()
+        names = tuple(sorted(each.name for each in held))
         _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
         self._on_lost(names)
 

@@ -6,12 +6,18 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
+from latchwork.errors import LockLost
 from latchwork.primitives.lock_protocol import Lease
+from latchwork.primitives.work import Ownership
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
     from latchwork.primitives.lock_keeper import LockKeeper
+    from latchwork.primitives.work import Work
     from latchwork.types import Entry, Fence
+
+#: Thousands of locks are held at once, few of them have work of their own: it is made when asked for.
+_making = threading.Lock()
 
 
 class LockOwner:
@@ -21,6 +27,8 @@ class LockOwner:
         id: the uuid.
         lost: set once it has run out or was taken over.
         held: its locks by name; guarded by the keeper.
+        clock: by which it lives.
+        ttl_s: how long without a renewal.
         users: calls that are using it now; guarded by the keeper.
         in_flight: renewals without an answer; guarded by the keeper.
         idle_since: when it last had a lock or a user; guarded by the keeper.
@@ -30,6 +38,8 @@ class LockOwner:
         self.id = uuid.uuid4().hex
         self.lost = threading.Event()
         self.held: dict[str, HeldLock] = {}
+        self.clock = clock
+        self.ttl_s = ttl_s
         self.users = 0
         self.in_flight = 0
         self._clock = clock
@@ -97,6 +107,7 @@ class HeldLock:
         self.entry = entry
         self.owner = owner
         self._keeper = keeper
+        self._ownership: Ownership | None = None
 
     def __repr__(self) -> str:
         return f"<HeldLock {self.name!r} token {self.fence.token} {self.remaining_s():.2f}s>"
@@ -109,6 +120,32 @@ class HeldLock:
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal succeeds; 0 once released or lost. Does no I/O."""
         return self.owner.remaining_s() if self._keeper.holds(self) else 0.0
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop before the hold can end: ``with held.guard_work() as work:``.
+
+        Args:
+            margin_s: how long before; None takes a tenth of the TTL.
+        """
+        with _making:
+            if self._ownership is None:
+                owner = self.owner
+                self._ownership = Ownership(
+                    f"lock {self.name!r}",
+                    self.fence,
+                    ttl_s=owner.ttl_s,
+                    remaining_s=self.remaining_s,
+                    error=LockLost,
+                    clock=owner.clock,
+                )
+            return self._ownership.guard_work(margin_s)
+
+    def end_work(self) -> None:
+        """It is lost or released: work under it is told at once. Does not block."""
+        with _making:
+            ownership = self._ownership
+        if ownership is not None:
+            ownership.end()
 
     def release(self) -> None:
         """Give the lock back; somebody else can have it at once.

@@ -22,6 +22,7 @@ from latchwork.primitives.lock_table import LockTable
 if TYPE_CHECKING:
     from latchwork.primitives.lock_owner import HeldLock
     from latchwork.primitives.lock_state import LockHolder
+    from latchwork.primitives.work import Work
     from latchwork.store.store import Store
     from latchwork.types import Fence
 
@@ -143,10 +144,7 @@ class PersistentLock:
         Raises:
             LockLost: it has run out, or is not held.
         """
-        held = self._held
-        if held is None or not held.is_held:
-            raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
-        return held.fence
+        return self._current().fence
 
     @property
     def is_held(self) -> bool:
@@ -170,11 +168,27 @@ class PersistentLock:
         with self._lock:
             self._listeners.append(fn)
 
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
+
+        Args:
+            margin_s: how long before; None takes a tenth of the TTL.
+        Raises:
+            LockLost: it has run out, or is not held.
+        """
+        return self._current().guard_work(margin_s)
+
     def holder(self) -> LockHolder | None:
         """Who holds it as last written, this process included; None if nobody. Takes nothing."""
         if self._given is not None:
             return self._given.state(self.name).holder
         return state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name).holder
+
+    def _current(self) -> HeldLock:
+        held = self._held
+        if held is None or not held.is_held:
+            raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
+        return held
 
     def _acquire(self, timeout_s: float | None) -> HeldLock:
         keeper = self._keeper_for_use()

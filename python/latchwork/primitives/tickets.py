@@ -128,23 +128,26 @@ class TicketQueue:
 
     def tickets(self) -> list[Ticket]:
         """All tickets, the first in the queue first; may be empty."""
-        return [Ticket.of(entry) for entry in self.store.list(self._name) if _NUMBERED.match(_last(entry.key))]
+        return [Ticket.of(entry) for entry in self.store.list(self._name) if is_ticket(entry.key)]
 
-    def body(self, **more: object) -> dict[str, object]:
+    def _body(self, more: Mapping[str, object]) -> dict[str, object]:
         """What is stored in a ticket of ours, with a nonce of its own."""
         about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
         return {"label": self._label, **about, **more}
 
-    def join(self, session: Session, **more: object) -> Place:
+    def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
 
         A ticket whose creation was cut off is found again by its nonce. If even that could not be found out, it is
         removed in the background as soon as it shows, and never counts as ahead of us.
 
+        Args:
+            session: the session to live by.
+            more: what the primitive adds to the ticket's body.
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        body = self.body(**more)
+        body = self._body(more or {})
         nonce = str(body["nonce"])
         try:
             ticket = self._create(write_body(body), nonce, session)
@@ -278,5 +281,6 @@ def write_body(body: Mapping[str, object]) -> bytes:
     return json.dumps(body).encode()
 
 
-def _last(key: str) -> str:
-    return key.rpartition("/")[2]
+def is_ticket(key: str) -> bool:
+    """True for the key of a ticket or lease: others may keep keys beside them."""
+    return _NUMBERED.match(key.rpartition("/")[2]) is not None

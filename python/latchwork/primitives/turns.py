@@ -7,7 +7,7 @@ ticket was ahead, because nothing can appear ahead later.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
@@ -117,7 +117,12 @@ class Waiter:
 
 
 def take_turn(
-    queue: TicketQueue, waiter: Waiter, patience: Patience, *, blocks: Blocks = everyone, **body: object
+    queue: TicketQueue,
+    waiter: Waiter,
+    patience: Patience,
+    *,
+    blocks: Blocks = everyone,
+    body: Mapping[str, object] | None = None,
 ) -> Place | None:
     """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
 
@@ -128,7 +133,7 @@ def take_turn(
         LockLost: somebody deleted our ticket while we waited.
         Unavailable, OutcomeUnknown: the server could not be reached before the time was over.
     """
-    place = waiter.keep_trying(lambda: queue.join(waiter.session, **body), patience)
+    place = waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
     has_turn = False
     try:
         has_turn = waiter.keep_trying(lambda: await_turn(queue, place, waiter, patience, blocks), patience)

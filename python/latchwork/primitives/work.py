@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import OwnershipLost
 from latchwork.primitives.common import check_least
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 #: Part of the TTL by which work is told to stop before the ownership ends, unless it asks for another.
 MARGIN_PART = 0.1
 
@@ -96,6 +97,18 @@ class Work:
                 self.stop()
             else:
                 self._ownership.clock.wait(self._done, left_s)
+
+
+def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
+    """Run work under its token: its result, or nothing when it was told to stop and has ended."""
+    with work:
+        try:
+            result = fn(work)
+        except OwnershipLost:
+            if not work.is_stopped:
+                raise
+            return ()
+        return () if work.is_stopped else (result,)
 
 
 class Ownership:
