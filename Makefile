@@ -24,7 +24,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format bench-assignment wheel clean prerequisites
+.PHONY: help build demo test check-history lint format bench-assignment wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -32,6 +32,7 @@ help:
 	@echo '  make build             check what must be there, then install everything into .venv'
 	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
+	@echo '  make check-history     100,000 calls under faults on every backend, judged for linearizability (20 minutes)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
@@ -68,6 +69,10 @@ test: build
 	sh scripts/install_test_servers
 	cargo test --quiet $(LOCKED) --no-default-features
 	WORKERS=$(WORKERS) sh scripts/run_tests $(ARGS)
+
+check-history: build
+	sh scripts/install_test_servers
+	$(BIN)/python tests/history/check_history.py $(ARGS)
 
 lint: build
 	@sh scripts/check_prerequisites --lint

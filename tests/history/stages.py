@@ -1,0 +1,273 @@
+"""Where histories are recorded: each backend with its clients, and the faults that can befall it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from history.client import new_memory
+from history.proxy import Proxy
+from history.worker import LocalClient, Nursery, RemoteClient
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import latchwork
+    from history.calls import Call
+
+CLIENTS = 8
+_NUMBERS = 10_000_000  # for each client
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong: how often, and what to do; it says whether there was anything to hurt."""
+
+    name: str
+    weight: int
+    inflict: Callable[[random.Random], bool]
+
+
+class Stage:
+    """A backend with eight clients. One thread at a time.
+
+    Attributes:
+        clients: those that run now.
+        finished: calls and problems of clients that have died.
+        pause_s: between two faults, at least and at most.
+        outage_s: how long a fault lasts, at least and at most.
+        patience_s, think_s: of the clients; see ``Recorder`` and ``Workload``.
+    """
+
+    pause_s = (0.05, 0.4)
+    outage_s = (0.1, 0.6)
+    patience_s: float | None = None
+    think_s = 0.0
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+    def __init__(self, directory: Path, *, wrap: Callable[[latchwork.Store], Any] = lambda store: store) -> None:
+        self.directory = directory
+        self._wrap = wrap
+        self.clients: list[LocalClient | RemoteClient] = []
+        self.finished: tuple[list[Call], list[str]] = ([], [])
+        self.faults: list[Fault] = []
+        self._nursery: Nursery | None = None
+        self._processes: dict[int, list[RemoteClient]] = {}
+        self._shared = new_memory()
+        self._started = 0
+
+    def url(self, client: int | None) -> str:
+        """How a client reaches the store; None: straight, whatever goes wrong."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Start everything, clients included."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        if self._nursery is not None:
+            self._nursery.close()
+
+    def _add_local(self, link: int) -> None:
+        self.clients.append(LocalClient(self._spec(link), self._shared, self._wrap))
+
+    def _add_process(self, links: list[int]) -> list[RemoteClient]:
+        if self._nursery is None:
+            self._nursery = Nursery()
+        pid, clients = self._nursery.fork([self._spec(link) for link in links])
+        self._processes[pid] = clients
+        self.clients += clients
+        return clients
+
+    def _spec(self, link: int) -> dict[str, Any]:
+        self._started += 1
+        return {
+            "name": f"c{link}.{self._started}",
+            "number": self._started * _NUMBERS,
+            "url": self.url(link),
+            "options": self.options,
+            "patience_s": self.patience_s,
+            "think_s": self.think_s,
+        }
+
+    def _wait(self, rng: random.Random) -> None:
+        time.sleep(rng.uniform(*self.outage_s))
+
+    def _kill_a_process(self, rng: random.Random) -> bool:
+        """Kill one with all its clients, and start another in its place."""
+        assert self._nursery is not None
+        pid = rng.choice(list(self._processes))
+        dead = self._processes.pop(pid)
+        moment = self._nursery.kill(pid)
+        for client in dead:
+            calls, problems = client.died(moment)
+            self.finished[0].extend(calls)
+            self.finished[1].extend(problems)
+            self.clients.remove(client)
+        for client in self._add_process([int(each.name[1 : each.name.index(".")]) for each in dead]):
+            client.go(rng.getrandbits(32))
+        return True
+
+    def _freeze_a_process(self, rng: random.Random) -> bool:
+        pid = rng.choice(list(self._processes))
+        os.kill(pid, signal.SIGSTOP)
+        self._wait(rng)
+        os.kill(pid, signal.SIGCONT)
+        return True
+
+
+class MemoryStage(Stage):
+    """One process; a transaction that takes its time holds everybody up, and callers give up."""
+
+    options = {"call_timeout_s": 0.25}  # noqa: RUF012
+    pause_s = (0.02, 0.2)
+    outage_s = (0.03, 0.2)
+    patience_s = 0.02
+    think_s = 0.001
+
+    def __init__(self, directory: Path, **more: Any) -> None:
+        super().__init__(directory, **more)
+        self.faults = [Fault("writer held up", 1, self._hold_up)]
+
+    def url(self, client: int | None) -> str:
+        return f"memory://history-{id(self)}/test"
+
+    def open(self) -> None:
+        for link in range(CLIENTS):
+            self._add_local(link)
+
+    def _hold_up(self, rng: random.Random) -> bool:
+        pool = self.clients[0].store._core.backend._db._writer
+        connection = pool.take(time.monotonic() + 5)
+        self._wait(rng)
+        pool.give(connection)
+        return True
+
+
+class SqliteStage(Stage):
+    """A file, two clients in this process and six in three others, which are killed and frozen at any moment."""
+
+    options = {"call_timeout_s": 0.4}  # noqa: RUF012
+    pause_s = (0.02, 0.15)
+    patience_s = 0.05
+    think_s = 0.002
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._path = directory / "history.db"
+        self.faults = [
+            Fault("process killed", 6, self._kill_a_process),
+            Fault("process frozen", 1, self._freeze_a_process),
+            Fault("file locked", 4, self._lock_the_file),
+        ]
+
+    def url(self, client: int | None) -> str:
+        return f"sqlite:///{self._path}?root=test"
+
+    def open(self) -> None:
+        for link in range(2):
+            self._add_local(link)
+        for link in range(2, CLIENTS, 2):
+            self._add_process([link, link + 1])
+
+    def _lock_the_file(self, rng: random.Random) -> bool:
+        """Another program writes for longer than some callers wait."""
+        connection = sqlite3.connect(self._path, timeout=5, isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        self._wait(rng)
+        connection.execute("ROLLBACK")
+        connection.close()
+        return True
+
+
+class ServerStage(Stage):
+    """A server, five clients in this process and three in others, each with a way of its own to the server."""
+
+    pause_s = (0.05, 0.25)
+    outage_s = (0.3, 0.7)
+    think_s = 0.002
+    options = {"call_timeout_s": 0.25, "session_ttl_s": 1.5, "connect_timeout_s": 20}  # noqa: RUF012
+
+    def __init__(self, directory: Path, server: EtcdServer | ZooKeeperServer) -> None:
+        super().__init__(directory)
+        self._server = server
+        self._proxy: Proxy | None = None
+        self.faults = [
+            Fault("connections cut", 4, self._cut),
+            Fault("packets dropped", 4, self._drop),
+            Fault("answers dropped", 4, self._drop_answers),
+            Fault("requests delayed", 4, self._delay),
+            Fault("server frozen", 4, self._freeze_the_server),
+            Fault("server killed", 1, self._kill_the_server),
+            Fault("process frozen", 2, self._freeze_a_process),
+        ]
+
+    def url(self, client: int | None) -> str:
+        endpoint = self._server.endpoint if client is None else self._proxy.endpoints[client]
+        return f"{self._server.SCHEME}://{endpoint}/test"
+
+    def open(self) -> None:
+        self._server.start()
+        self._proxy = Proxy([self._server.endpoint] * CLIENTS)
+        for link in range(5):
+            self._add_local(link)
+        for link in range(5, CLIENTS):
+            self._add_process([link])
+
+    def close(self) -> None:
+        super().close()
+        if self._proxy is not None:
+            self._proxy.close()
+        self._server.close()
+
+    def _links(self, rng: random.Random) -> list[int]:
+        """Everybody's, or some."""
+        return list(range(CLIENTS)) if rng.random() < 0.6 else rng.sample(range(CLIENTS), rng.randint(1, CLIENTS))
+
+    def _cut(self, rng: random.Random) -> bool:
+        return self._proxy.cut(self._links(rng)) > 0
+
+    def _drop(self, rng: random.Random) -> bool:
+        return self._hurt(rng, lambda links: self._proxy.drop(links, "both"))
+
+    def _drop_answers(self, rng: random.Random) -> bool:
+        return self._hurt(rng, lambda links: self._proxy.drop(links, "down"))
+
+    def _delay(self, rng: random.Random) -> bool:
+        """Requests arrive late: by then their senders may be connected anew."""
+        return self._hurt(rng, lambda links: self._proxy.hold(links, "up"))
+
+    def _hurt(self, rng: random.Random, how: Callable[[list[int]], int]) -> bool:
+        links = self._links(rng)
+        touched = how(links)
+        self._wait(rng)
+        self._proxy.heal(links)
+        return touched > 0
+
+    def _freeze_the_server(self, rng: random.Random) -> bool:
+        self._server.pause()
+        self._wait(rng)
+        self._server.resume()
+        return True
+
+    def _kill_the_server(self, rng: random.Random) -> bool:
+        self._server.kill()
+        time.sleep(rng.uniform(0.0, 0.3))
+        self._server.start()
+        return True
+
+
+STAGES: dict[str, Callable[[Path], Stage]] = {
+    "memory": MemoryStage,
+    "sqlite": SqliteStage,
+    "zookeeper": lambda directory: ServerStage(directory, ZooKeeperServer()),
+    "etcd34": lambda directory: ServerStage(directory, EtcdServer("3.4")),
+    "etcd35": lambda directory: ServerStage(directory, EtcdServer("3.5")),
+}

@@ -1,0 +1,28 @@
+"""Every backend is linearizable while servers die, networks break and processes freeze: the short form.
+
+`make check-history` records a hundred thousand calls on each.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from history.checker import minimise, timeline
+from history.run import Run
+from history.stages import STAGES
+
+CALLS = 1_500
+LIMIT_S = 100.0
+SHORT_OUTAGES_S = (0.3, 0.4)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("backend", STAGES)
+def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_path):
+    stage = STAGES[backend](tmp_path)
+    stage.outage_s = min(stage.outage_s, SHORT_OUTAGES_S)
+    summary = Run(backend, stage, seed=1, round_s=2.0).until(CALLS, limit_s=LIMIT_S)
+    print(summary.as_json())
+    shown = timeline(minimise(summary.bad)) if summary.bad is not None else ""
+    assert summary.problems == [], shown
+    assert summary.counts, f"not enough went wrong for this to mean something: {summary.as_json()}"
