@@ -383,6 +383,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             membership._manager._latch.fence,
             alive=alive,
             pools=pools,
+            restarts=None,
             options=membership._manager_options,
         )
         memory.list = list_late

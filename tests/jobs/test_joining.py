@@ -73,7 +73,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         monkeypatch.setattr(pools, "snapshot", lambda: {e.key: e for e in memory.list(keys.WORK_POOL, recursive=True)})
         with pytest.raises(Conflict):
-            Term(Leaders(), leader, fence, alive=alive, pools=pools, options=options).cleanup()
+            Term(Leaders(), leader, fence, alive=alive, pools=pools, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
     assert len(packed_store.read(memory, keys.pool("report")).packed.items) == 3000

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
-from latchwork.cli.outcome import NoCluster, UsageError, quiet_logs, reported
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Debug, Json, Url, examples
+from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.jobs import Control, Schedule, Settings, inspect
 from latchwork.jobs import settings as stored
-from latchwork.store import Store, connect
 
 _HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 @reported
 def list_jobs(*, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """List every job the cluster knows or has settings for: whether it may run, why, and what is set for it."""
-    with _store(url) as store:
+    with open_store(url) as store:
         settings = Control(store).settings()
         state = inspect(store)
         known = {} if state is None else {job.job_id: job for job in state.jobs()}
@@ -110,7 +110,7 @@ def default(
     values = {"on": True, "off": False, "unset": None}
     if state not in values:
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
-    with _store(url) as store:
+    with open_store(url) as store:
         Control(store).set_default(values[state])
     typer.echo(f"default: {state}")
 
@@ -143,7 +143,7 @@ def set_job(
         "pool_check_period_s": pool_check_period_s,
         "threads": threads,
     }
-    with _store(url) as store:
+    with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **_chosen(given, unset))
         typer.echo(f"{job}: {_described(stored.encode(control.settings().job(job)))}")
@@ -152,7 +152,7 @@ def set_job(
 @reported
 def reset(job: JobId, *, url: Url = None, debug: Debug = False) -> None:  # noqa: ARG001
     """Forget all that was set for a job, its switch included."""
-    with _store(url) as store:
+    with open_store(url) as store:
         Control(store).reset(job)
     typer.echo(f"{job}: nothing set")
 
@@ -160,7 +160,7 @@ def reset(job: JobId, *, url: Url = None, debug: Debug = False) -> None:  # noqa
 @reported
 def show(*, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Show what is set for the cluster and its jobs; what is not set is as the nodes' code says."""
-    with _store(url) as store:
+    with open_store(url) as store:
         settings = Control(store).settings()
     found = {
         "cluster": stored.encode(settings.cluster),
@@ -198,7 +198,7 @@ def set_cluster(
         "stop_timeout_s": stop_timeout_s,
         "close_timeout_s": close_timeout_s,
     }
-    with _store(url) as store:
+    with open_store(url) as store:
         control = Control(store)
         control.change_cluster(**_chosen(given, unset))
         typer.echo(f"cluster: {_described(stored.encode(control.settings().cluster))}")
@@ -208,7 +208,7 @@ def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool
     if bool(jobs) == all_jobs:
         raise UsageError("which jobs? give the ids of some, or --all, and not both")
     word = "enabled" if on else "disabled"
-    with _store(url) as store:
+    with open_store(url) as store:
         control = Control(store)
         if all_jobs:
             (control.enable_all if on else control.disable_all)()
@@ -267,11 +267,3 @@ def _described(settings: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())
-
-
-def _store(url: str | None) -> Store:
-    quiet_logs()
-    where = wanted_url(url)
-    if file := missing_file(where):
-        raise NoCluster(f"no cluster: store file {file} does not exist; correct the URL")
-    return connect(where)

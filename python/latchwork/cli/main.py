@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import bench, demo, jobs, run, status, tree
+from latchwork.cli import bench, demo, jobs, nodes, run, status, tree
 from latchwork.cli.options import Debug, examples
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ def root(
 bench.register(app)
 demo.register(app)
 jobs.register(app)
+nodes.register(app)
 run.register(app)
 status.register(app)
 tree.register(app)

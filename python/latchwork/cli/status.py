@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.backends.url import parse_url
-from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
-from latchwork.cli.outcome import NoCluster, quiet_logs, reported
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
+from latchwork.cli.outcome import NoCluster, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import ClusterState, NodeView, inspect
-from latchwork.store import connect
 
 _FEW = 8
 
@@ -47,17 +47,11 @@ def status(
     Reads only, and may be called at any time. The parts are read one after the other: while items move, an item may
     show up at its old node and its new one. Exit code 3 when there is no cluster under the URL's root.
     """
-    quiet_logs()
-    where = wanted_url(url)
-    if file := missing_file(where):
-        raise NoCluster(
-            f"no cluster: store file {file} does not exist; correct the URL, or start a node with latchwork run"
-        )
-    with connect(where) as store:
+    with open_store(url) as store:
         state = inspect(store)
         if state is None:
             raise NoCluster(
-                f"no cluster under /{parse_url(where).root} of {store.url}; start a node with latchwork run"
+                f"no cluster under /{parse_url(wanted_url(url)).root} of {store.url}; start a node with latchwork run"
             )
         if as_json:
             typer.echo(json.dumps(to_json(state), indent=2))
@@ -81,6 +75,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "version": node.member.version,
                 "labels": dict(node.member.labels),
                 "is_manager": node.is_manager,
+                "mark": state.marks[node.node_id].state if node.node_id in state.marks else None,
                 "jobs": list(node.jobs),
                 "assigned": {job: list(items) for job, items in sorted(node.assigned.items())},
             }
@@ -129,6 +124,9 @@ def _print(console: Console, state: ClusterState, most: int | None) -> None:
         moving = [f"{item} ({holder})" for item, holder in job.running.items() if job.assigned.get(item) != holder]
         if moving:
             console.print(Text(f"  still locked elsewhere: {len(moving)}: {_few(moving, most)}", style="yellow"))
+    gone = [f"{mark.node} ({mark.state})" for mark in state.marks.values() if mark.node not in state.nodes]
+    if gone:
+        console.print(Text(f"not living, but drained or to be restarted: {', '.join(gone)}", style="yellow"))
     if state.leftovers:
         console.print(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
     held = Counter(lock.holder.label for lock in state.locks)
@@ -144,7 +142,8 @@ def _nodes(state: ClusterState) -> Table:
     for node in state.nodes.values():
         items = sum(len(share) for share in node.assigned.values())
         member = node.member
-        role = f"{member.state}, manager" if node.is_manager else member.state
+        mark = state.marks.get(node.node_id)
+        role = ", ".join([member.state, *([mark.state] if mark else []), *(["manager"] if node.is_manager else [])])
         cells = (node.node_id, role, member.host, str(member.pid), _since(node), ", ".join(node.jobs), str(items))
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

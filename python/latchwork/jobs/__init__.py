@@ -1,7 +1,7 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
 from latchwork.jobs.context import JobContext
-from latchwork.jobs.control import Control
+from latchwork.jobs.control import Control, UnknownNode
 from latchwork.jobs.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed
 from latchwork.jobs.jobmanager import JobManager, NodeState, NodeStats
@@ -35,6 +35,7 @@ __all__ = [
     "Settings",
     "Threads",
     "UnknownJob",
+    "UnknownNode",
     "WorkPoolFailed",
     "inspect",
 ]

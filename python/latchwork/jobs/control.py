@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import socket
+import threading
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.jobs import keys
 from latchwork.jobs import settings as stored
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import read_settings
+from latchwork.jobs.marks import NodeMark, mark_key, reserved_key
+from latchwork.jobs.members import Member
 from latchwork.jobs.settings import InvalidSetting, Settings
+from latchwork.primitives import lock_states
 
 if TYPE_CHECKING:
     from latchwork.store import Store
     from latchwork.store.transaction import Tx
+
+
+#: How often a node that is being drained is asked for the locks it still holds.
+_LOOK_S = 0.2
+
+
+class UnknownNode(LatchworkError, LookupError):
+    """No node of this id lives in the cluster; the message lists those that do."""
 
 
 def who_we_are() -> str:
@@ -92,6 +108,60 @@ class Control:
             InvalidSetting: one is unknown or cannot be used; nothing is changed then.
         """
         self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
+
+    def drain(self, node: str) -> None:
+        """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts."""
+        self._mark(node, NodeMark(check_id("node", node), "drained"))
+
+    def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
+        """Move a node's items away, and keep its share for it: back, it gets exactly those, and nothing else moves.
+
+        Args:
+            node: a living node.
+            timeout_s: seconds that its share is kept; after that it is shared out for good.
+        Raises:
+            UnknownNode: no such node lives; the message lists those that do.
+        """
+        entry = self._store.get(keys.alive(check_id("node", node)))
+        if entry is None:
+            living = ", ".join(self._store.children(keys.ALIVE)) or "none"
+            raise UnknownNode(f"node {node!r} does not live in this cluster; living are: {living}")
+        member = Member.decode(node, entry.value)
+        self._mark(node, NodeMark(node, "restarting", incarnation=member.incarnation, timeout_s=timeout_s))
+
+    def undrain(self, node: str) -> bool:
+        """Give a node its part again, or call an announced restart off; False when nothing was said of it."""
+        found = self._store.delete(mark_key(check_id("node", node)))
+        self._store.delete_tree(reserved_key(node))
+        return found
+
+    def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
+        """Wait until a node has no items and holds no locks: then it can be stopped without a gap.
+
+        Raises:
+            WaitTimeout: it still has some; the message says what.
+        """
+        clock = self._store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        with self._store.mirror(keys.assigned(node)) as share:
+            share.wait_until(lambda state: not state, timeout_s)
+        while True:
+            locks = lock_states(self._store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+            held = [state.name for state in locks if state.holder is not None and state.holder.label == node]
+            if not held:
+                return
+            left_s = math.inf if until is None else until - clock.now()
+            if left_s <= 0:
+                more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+                raise WaitTimeout(
+                    f"node {node} has no items any more, but still runs {held[0]}{more} after {timeout_s:g} s; "
+                    "wait longer, or look at what its runs do when they are told to stop"
+                )
+            clock.wait(threading.Event(), min(left_s, _LOOK_S))
+
+    def _mark(self, node: str, mark: NodeMark) -> None:
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        self._store.put(mark_key(node), replace(mark, by=self._by or who_we_are(), at=at).encode())
 
     def _change(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
+from latchwork.jobs.marks import NODES, NodeMark, decode_marks
 from latchwork.jobs.members import Member
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import from_entries, read
@@ -88,6 +89,7 @@ class ClusterState:
         pools: all work items by job: sorted; jobs sorted.
         leftovers: ids of nodes that are gone and still have a share; the next rebalance takes it from them.
         locks: the locks that are held, sorted by job and item.
+        marks: the nodes that are drained, or being restarted, whether they live or not.
     """
 
     manager: str | None
@@ -96,6 +98,7 @@ class ClusterState:
     pools: Mapping[str, tuple[str, ...]]
     leftovers: tuple[str, ...]
     locks: tuple[LockView, ...]
+    marks: Mapping[str, NodeMark] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobState:
         """One job: is it running, where, on which items.
@@ -157,6 +160,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         pools=pools,
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
+        marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
     )
 
 

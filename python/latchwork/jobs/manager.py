@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from latchwork.errors import Conflict, LatchworkError, OwnershipLost
 from latchwork.jobs import keys
 from latchwork.jobs.ledger import Ledger
+from latchwork.jobs.marks import NODES
 from latchwork.jobs.members import Member
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import commit_all, from_entries, orphans, read
 from latchwork.jobs.progress import sweep_cells
 from latchwork.jobs.rebalance import ClusterView, QuietTime, Rebalance, Strategies, WorkerView, rebalance
+from latchwork.jobs.restarts import Restarts
 from latchwork.primitives import LeaderLatch
 from latchwork.types import Absent, At, Delete, Op, Put
 
@@ -136,10 +138,17 @@ class Manager:
     def _lead(self) -> None:
         fence = self._latch.fence
         log.info("node %s manages the cluster from now on, fence token %d", self._me.worker, fence.token)
-        with self._store.mirror(keys.ALIVE) as alive, self._store.mirror(keys.WORK_POOL) as pools:
-            for mirror in (alive, pools):
+        with (
+            self._store.mirror(keys.ALIVE) as alive,
+            self._store.mirror(keys.WORK_POOL) as pools,
+            self._store.mirror(NODES) as nodes,
+        ):
+            for mirror in (alive, pools, nodes):
                 mirror.on_change(lambda _batch: self._note())
-            term = Term(self._store, self._me, fence, alive=alive, pools=pools, options=self._options())
+            restarts = Restarts(self._store, nodes, fence, self._me.incarnation)
+            term = Term(
+                self._store, self._me, fence, alive=alive, pools=pools, restarts=restarts, options=self._options()
+            )
             self._manage(term)
         log.info("node %s does not manage the cluster any more", self._me.worker)
 
@@ -172,7 +181,11 @@ class Manager:
                     retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
                 continue
             chores.run_due(now, term)
-            waits = [wait for wait in (due_s, chores.due_in_s(self._clock.now())) if wait is not None]
+            if term.restarts.has_expired(now):
+                quiet.note(now)
+                continue
+            others = (due_s, chores.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
+            waits = [wait for wait in others if wait is not None]
             self._clock.wait(self._wake, min(waits, default=None))
 
     def _rebalance(self, term: Term) -> bool:
@@ -195,8 +208,17 @@ class Term:
     """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
 
     def __init__(
-        self, store: Store, me: Member, fence: Fence, *, alive: Mirror, pools: Mirror, options: ManagerOptions
+        self,
+        store: Store,
+        me: Member,
+        fence: Fence,
+        *,
+        alive: Mirror,
+        pools: Mirror,
+        restarts: Restarts,
+        options: ManagerOptions,
     ) -> None:
+        self.restarts = restarts
         self._store = store
         self._fence = fence
         self._alive = alive
@@ -220,14 +242,19 @@ class Term:
             Conflict: leadership is lost, or something changed underneath: reload and try again.
         """
         if not self._loaded:
-            ready = [member for member in self._members() if member.state == "ready"]
+            registered = [member for member in self._members().values() if member.state == "ready"]
             self._ledger.load(self._fence)  # after the look at who is ready: what those registered is in it
             self._jobs = {
-                member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in ready
+                member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in registered
             }
             self._loaded = True
-        workers = self._ready_workers()
-        view = ClusterView(workers, self._read_pools(), self._ledger.shares())
+        members = self._members()
+        ready = self._ready_workers(members)
+        shares = self._ledger.shares()
+        self.restarts.reserve(ready, shares)
+        marks = self.restarts.marks()
+        workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
+        view = ClusterView(workers, self._read_pools(), shares, self.restarts.reserved(marks, workers))
         result = rebalance(view, self._options.strategies)
         self._report(result)
         if result.changes:
@@ -240,6 +267,8 @@ class Term:
                 len(workers),
                 self._store.clock.now() - started,
             )
+        if not result.failed:
+            self.restarts.finish(marks, workers)
         self._forget_dead()
         return result
 
@@ -274,13 +303,14 @@ class Term:
         self._options.sweep()
         sweep_cells(self._store, self._read_pools(), [self._fence])
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> dict[str, Member]:
         found = self._alive.snapshot()
-        return [Member.decode(key.partition("/")[2], entry.value) for key, entry in found.items()]
+        members = [Member.decode(key.partition("/")[2], entry.value) for key, entry in found.items()]
+        return {member.worker: member for member in members}
 
-    def _ready_workers(self) -> dict[str, WorkerView]:
+    def _ready_workers(self, members: Mapping[str, Member]) -> dict[str, WorkerView]:
         workers = {}
-        for member in self._members():
+        for member in members.values():
             if member.state == "ready":
                 known = self._jobs.get(member.worker)
                 if known is None or known[0] != member.incarnation:
@@ -313,7 +343,7 @@ class Term:
 
     def _forget_dead(self) -> None:
         """Delete what dead workers registered; one that comes back meanwhile keeps it."""
-        living = {member.worker for member in self._members()}
+        living = set(self._members())
         for worker in sorted(self._ledger.known_workers() - living):
             try:
                 self._ledger.forget_worker(worker, self._fence)

@@ -26,6 +26,19 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """The share of a worker that is being restarted.
+
+    Attributes:
+        worker: as it was, while it is away; None once it is back, and among the ready ones.
+        shares: job to the items that wait for it.
+    """
+
+    worker: WorkerView | None
+    shares: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """What the manager knows.
 
@@ -33,11 +46,18 @@ class ClusterView:
         workers: the ready workers by id.
         pools: all items of each job.
         shares: what is stored as assigned, dead workers' leftovers included; no empty shares.
+        reserved: the workers that are being restarted, and what waits for them.
     """
 
     workers: Mapping[str, WorkerView]
     pools: Mapping[str, tuple[str, ...]]
     shares: Shares
+    reserved: Mapping[str, Reserved] = field(default_factory=dict)
+
+    @property
+    def away(self) -> dict[str, WorkerView]:
+        """The workers that are being restarted and not back yet."""
+        return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +127,11 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     """
     desired: dict[str, dict[str, list[str]]] = {}
     failed: dict[str, Exception] = {}
-    moves = 0
     for strategy, jobs in strategies.groups(view.pools):
         try:
-            problem = Problem(tuple(job_problem(view, job) for job in jobs))
-            plan = strategy.assign(problem)
-            check_plan(problem, plan)
+            desired.update(_placed(view, strategy, jobs))
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
-            continue
-        moves += sum(move.target is not None for move in plan.moves)
-        desired.update({job: plan.by_worker(job) for job in jobs})
     keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
     keys += [(job, worker) for job in desired for worker in desired[job]]
     changes = []
@@ -126,17 +140,57 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
         after = tuple(desired.get(job, {}).get(worker, ()))
         if before != after:
             changes.append(ShareChange(worker, job, before, after))
+    moves = sum(len(set(change.after).difference(change.before)) for change in changes)
     return Rebalance(tuple(changes), moves, failed, _unplaced(view))
 
 
 def job_problem(view: ClusterView, job: str) -> JobProblem:
-    """One job as the strategies see it. An item stored with two workers counts for a ready one, then by name."""
-    able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
-    shares = view.shares.get(job, {})
-    previous: dict[str, str] = {}
-    for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
-        previous.update(dict.fromkeys(shares[worker], worker))
+    """One job as the strategies see it. An item stored with two workers counts for a ready one, then by name.
+
+    A worker that is being restarted is there as if it had never gone, and so are its items: nobody else's move.
+    """
+    workers = {**view.away, **view.workers}
+    able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
+    previous = _holders(view, job, able)
+    for name, reserved in view.reserved.items():
+        if name in able:
+            previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
     return JobProblem(job=job, items=view.pools[job], workers=able, previous=previous)
+
+
+def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Job to ready worker to items; what a worker that is away would have is with others as long as it is."""
+    problem = Problem(tuple(job_problem(view, job) for job in jobs))
+    plan = strategy.assign(problem)
+    check_plan(problem, plan)
+    shares = {job: plan.by_worker(job) for job in jobs}
+    away = view.away.keys() - view.workers.keys()
+    guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
+    if not any(guests.values()):
+        return shares
+    second = Problem(tuple(_guest_problem(view, job, items) for job, items in guests.items() if items))
+    for_now = strategy.assign(second)
+    check_plan(second, for_now)
+    for part in second.jobs:
+        for name, items in for_now.by_worker(part.job).items():
+            shares[part.job][name] = sorted([*shares[part.job].get(name, ()), *items])
+    return shares
+
+
+def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
+    """Items of workers that are away: whom of the ready ones they stay with, or go to, until then."""
+    able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
+    holders = _holders(view, job, able)
+    return JobProblem(job, tuple(items), able, {item: holders[item] for item in items if item in holders})
+
+
+def _holders(view: ClusterView, job: str, able: Mapping[str, float]) -> dict[str, str]:
+    """Item to worker as stored; of two workers the able one counts, then the first by name."""
+    shares = view.shares.get(job, {})
+    found: dict[str, str] = {}
+    for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
+        found.update(dict.fromkeys(shares[worker], worker))
+    return found
 
 
 def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:

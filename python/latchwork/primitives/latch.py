@@ -158,11 +158,10 @@ class LeaderLatch:
         self._wake.set()
         if waiter is not None:
             waiter.call_off()
-        if thread is None:
-            if for_good:
-                self._dispatcher.close()
-        elif thread is not threading.current_thread() and not self._announcer.is_mine:
+        if thread is not None and thread is not threading.current_thread() and not self._announcer.is_mine:
             self._join_of(thread)
+        if for_good and (thread is None or not thread.is_alive()):  # else it does so at its end
+            self._dispatcher.close()
 
     def _join_of(self, thread: threading.Thread) -> None:
         thread.join()

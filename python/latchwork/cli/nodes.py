@@ -1,0 +1,94 @@
+"""`latchwork drain` and `latchwork restart`: take a node out of a cluster without a gap, for good or for a moment."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Debug, Url, examples
+from latchwork.cli.outcome import NoCluster, reported
+from latchwork.jobs import Control, UnknownNode, inspect
+from latchwork.store import Store
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        epilog=examples("latchwork drain n1 --url etcd://127.0.0.1:2379/app", "latchwork drain n1 --undo"),
+    )(drain)
+    app.command(
+        epilog=examples("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel"),
+    )(restart)
+
+
+@reported
+def drain(
+    node: Node,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it have items again.")] = False,
+    no_wait: NoWait = False,
+    wait_s: Wait = 60.0,
+    url: Url = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Move a node's items to the others, and wait until nothing of them runs there any more; then stop it if you like.
+
+    It gets no items, also after a restart, until `--undo`. Exit code 1 when it still runs something after --wait-s.
+    """
+    with open_store(url) as store:
+        control = _checked(store, node)
+        if undo:
+            typer.echo(f"{node}: takes items again" if control.undrain(node) else f"{node}: was not drained")
+            return
+        control.drain(node)
+        _wait(control, node, None if no_wait else wait_s, "is drained")
+
+
+@reported
+def restart(
+    node: Node,
+    *,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Call it off: it takes items as usual.")] = False,
+    keep_s: Annotated[float, typer.Option(min=0.0, help="Seconds that its share is kept for it.")] = 300.0,
+    no_wait: NoWait = False,
+    wait_s: Wait = 60.0,
+    url: Url = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Announce a restart of a node: its items move out now, and back when it is back; nothing else moves.
+
+    Returns when nothing of them runs there any more: restart it then. After --keep-s its share is given to the others.
+    """
+    with open_store(url) as store:
+        control = _checked(store, node)
+        if cancel:
+            typer.echo(f"{node}: takes items as usual" if control.undrain(node) else f"{node}: nothing was announced")
+            return
+        control.announce_restart(node, timeout_s=keep_s)
+        _wait(control, node, None if no_wait else wait_s, f"can be restarted; its share is kept for {keep_s:g} s")
+
+
+def _wait(control: Control, node: str, wait_s: float | None, done: str) -> None:
+    if wait_s is None:
+        typer.echo(f"{node}: its items move away")
+        return
+    control.wait_drained(node, wait_s)
+    typer.echo(f"{node}: {done}")
+
+
+def _checked(store: Store, node: str) -> Control:
+    """For a node that lives or of which something was said; a typing error must not go unnoticed."""
+    state = inspect(store)
+    if state is None:
+        raise NoCluster(f"no cluster under {store.url}; start a node with latchwork run")
+    if node not in state.nodes and node not in state.marks:
+        raise UnknownNode(
+            f"node {node!r} does not live in this cluster; living are: {', '.join(state.nodes) or 'none'}"
+        )
+    return Control(store)

@@ -1,0 +1,99 @@
+"""What an operator has said of a node: drained, or about to be restarted. Nothing here touches the network.
+
+Keys:   nodes/<node>                            JSON; absent for a node that takes its part as usual
+        nodes/<node>/reserved/<job>[/<chunk>]   the share that waits for a node which is being restarted
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+NODES = "nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMark:
+    """What was said of one node.
+
+    Attributes:
+        node: its id.
+        state: ``drained``: it gets no items until the mark is removed. ``restarting``: it gets none until it is back
+            with another incarnation, then exactly those it had.
+        incarnation: of a restarting node, the one that is to go.
+        timeout_s: seconds that its share is kept for a restarting node.
+        weight: of a restarting node, once its share is reserved; None before.
+        jobs: likewise, the jobs it could run.
+        by: who said so.
+        at: when, for people.
+    """
+
+    node: str
+    state: Literal["drained", "restarting"]
+    incarnation: str = ""
+    timeout_s: float = 0.0
+    weight: float | None = None
+    jobs: tuple[str, ...] = ()
+    by: str = ""
+    at: str = ""
+
+    @property
+    def is_reserved(self) -> bool:
+        """True once the share of a restarting node is written down."""
+        return self.weight is not None
+
+    def reserved(self, weight: float, jobs: tuple[str, ...]) -> NodeMark:
+        """The same, with its share written down."""
+        return replace(self, weight=weight, jobs=jobs)
+
+    def encode(self) -> bytes:
+        """The value of its key."""
+        body = asdict(self)
+        del body["node"]
+        return json.dumps(body).encode()
+
+
+def decode_mark(node: str, value: bytes) -> NodeMark | None:
+    """The mark in a value; None for one that cannot be read, which counts as none."""
+    try:
+        body: Any = json.loads(value)
+        state = body["state"]
+        if state not in {"drained", "restarting"}:
+            return None
+        weight = body.get("weight")
+        return NodeMark(
+            node,
+            state,
+            str(body.get("incarnation", "")),
+            float(body.get("timeout_s", 0.0)),
+            None if weight is None else max(float(weight), 1e-9),
+            tuple(map(str, body.get("jobs", ()))),
+            str(body.get("by", "")),
+            str(body.get("at", "")),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def mark_key(node: str) -> str:
+    """The key of a node's mark."""
+    return f"{NODES}/{node}"
+
+
+def reserved_key(node: str, job: str = "") -> str:
+    """The head of the share that is reserved for a node; without a job the prefix of them."""
+    return f"{NODES}/{node}/reserved/{job}".rstrip("/")
+
+
+def decode_marks(values: Mapping[str, bytes]) -> dict[str, NodeMark]:
+    """The marks among the values at and below ``nodes``, by node; what cannot be read is left out."""
+    found = {}
+    for key, value in values.items():
+        node = key[len(NODES) + 1 :]
+        if node and "/" not in node:
+            mark = decode_mark(node, value)
+            if mark is not None:
+                found[node] = mark
+    return found

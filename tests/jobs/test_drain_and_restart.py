@@ -1,0 +1,197 @@
+"""Draining a node, and restarting one: what moves, what stays, and what is left over."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import latchwork
+from latchwork import WaitTimeout
+from latchwork.jobs import Control, JobManager, UnknownNode, inspect
+from latchwork.jobs.marks import NodeMark, decode_mark
+from latchwork.jobs.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
+
+ITEMS = [f"i{n:02}" for n in range(12)]
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://drain") as store:
+        yield store
+
+
+def owners(store, job="report"):
+    state = inspect(store)
+    return dict(state.job(job).assigned) if state is not None and job in state.pools else {}
+
+
+def even(cluster, *nodes):
+    """All items run, shared evenly over these nodes."""
+    where = cluster.log.owners()
+    return len(where) == len(ITEMS) and set(where.values()) == set(nodes) and where
+
+
+# Pure
+
+
+def apply(view, **changed):
+    """The view after a rebalance of it."""
+    result = rebalance(view, Strategies("balanced"))
+    assert not result.failed
+    shares = {job: dict(workers) for job, workers in view.shares.items()}
+    for change in result.changes:
+        workers = shares.setdefault(change.job, {})
+        workers[change.worker] = change.after
+        if not change.after:
+            del workers[change.worker]
+    state = {"workers": view.workers, "pools": view.pools, "shares": shares, "reserved": view.reserved}
+    return ClusterView(**{**state, **changed}), result.moves
+
+
+def holders(view):
+    return {(job, item): w for job, workers in view.shares.items() for w, items in workers.items() for item in items}
+
+
+@given(
+    st.integers(2, 6), st.lists(st.integers(0, 20), min_size=1, max_size=3), st.sampled_from([1.0, 2.0]), st.randoms()
+)
+@settings(deadline=None, max_examples=150)
+def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else_moves(workers, sizes, weight, rng):
+    jobs = {f"j{n}": tuple(f"{n}-{i}" for i in range(size)) for n, size in enumerate(sizes)}
+    ready = {f"w{n}": WorkerView(weight if n else 1.0, frozenset(jobs)) for n in range(workers)}
+    before, _ = apply(ClusterView(ready, jobs, {}))
+    gone = rng.choice(sorted(ready))
+    theirs = {job: shares[gone] for job, shares in before.shares.items() if gone in shares}
+    others = {name: worker for name, worker in ready.items() if name != gone}
+    away = ClusterView(others, jobs, before.shares, {gone: Reserved(ready[gone], theirs)})
+    during, out = apply(away)
+    again, none = apply(during)
+    back, home = apply(ClusterView(ready, jobs, again.shares, {gone: Reserved(None, theirs)}))
+    moving = sum(map(len, theirs.values()))
+    assert (out, none, home) == (moving, 0, moving)
+    assert holders(back) == holders(before)
+    assert all(holders(during)[key] == who for key, who in holders(before).items() if who != gone)
+    assert gone not in holders(during).values()
+
+
+def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
+    mark = NodeMark("n1", "restarting", "abc", 30.0, by="me", at="now").reserved(2.0, ("report",))
+    assert decode_mark("n1", mark.encode()) == mark
+    assert decode_mark("n1", b"{}") is None
+    assert decode_mark("n1", b"\xff") is None
+
+
+# In a cluster
+
+
+def test_a_drained_node_gives_its_items_away_and_gets_none_until_it_is_undrained(store, cluster, eventually):
+    for name in ("n1", "n2", "n3"):
+        cluster.node(store, name, cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    control = Control(store)
+    control.drain("n2")
+    control.wait_drained("n2", 20)
+    assert "n2" not in cluster.log.owners().values()
+    eventually(lambda: even(cluster, "n1", "n3"), 20)
+    assert control.undrain("n2")
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    assert not control.undrain("n2")
+    assert store.list("nodes", recursive=True) == []
+
+
+def test_an_announced_restart_moves_the_share_out_once_and_back_once_and_nothing_else(store, cluster, eventually):
+    nodes = {name: cluster.node(store, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2", "n3")}
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    before = owners(store)
+    mine = {item for item, node in before.items() if node == "n2"}
+    counts = cluster.log.count()
+    control = Control(store)
+    control.announce_restart("n2")
+    control.wait_drained("n2", 20)
+    eventually(lambda: even(cluster, "n1", "n3"), 20)
+    nodes["n2"].close()
+    cluster.node(store, "n2", cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    assert owners(store) == before
+    moved = {item: count - counts[item] for item, count in cluster.log.count().items()}
+    assert {item for item, count in moved.items() if count} == mine
+    assert {moved[item] for item in mine} == {2}, "once out, once back"
+    eventually(lambda: store.list("nodes", recursive=True) == [])
+
+
+def test_a_restart_survives_a_change_of_the_manager(memory, cluster, eventually, die):
+    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2", "n3")}
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    mine = {item for item, node in owners(memory).items() if node == "n3"}
+    control = Control(memory)
+    control.announce_restart("n3")
+    control.wait_drained("n3", 20)
+    nodes["n3"].close()
+    assert nodes["n1"].is_manager
+    nodes["n1"].close()
+    eventually(lambda: nodes["n2"].is_manager)
+    cluster.node(memory, "n1", cluster.endless(items=ITEMS))
+    cluster.node(memory, "n3", cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
+    assert mine <= {item for item, node in owners(memory).items() if node == "n3"}
+
+
+def test_a_node_that_does_not_come_back_in_time_loses_its_share(memory, cluster, eventually, caplog):
+    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    control = Control(memory)
+    control.announce_restart("n2", timeout_s=1.0)
+    control.wait_drained("n2", 20)
+    nodes["n2"].close()
+    eventually(lambda: "node n2 did not come back within 1 s" in caplog.text)
+    eventually(lambda: memory.list("nodes", recursive=True) == [])
+    assert set(owners(memory).values()) == {"n1"}
+
+
+def test_a_rolling_restart_of_the_whole_fleet_ends_with_every_item_where_it_was(memory, cluster, eventually):
+    names = ["n1", "n2", "n3"]
+    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in names}
+    eventually(lambda: even(cluster, *names), 20)
+    before = owners(memory)
+    control = Control(memory)
+    for name in random.sample(names, 3):
+        control.announce_restart(name)
+        control.wait_drained(name, 20)
+        nodes[name].close()
+        nodes[name] = cluster.node(memory, name, cluster.endless(items=ITEMS))
+        eventually(lambda: owners(memory) == before, 20)
+        eventually(lambda: even(cluster, *names), 20)
+
+
+def test_a_node_that_does_not_let_go_is_named_by_who_waits_for_it(memory, cluster, eventually):
+    leave = threading.Event()
+    for name in ("n1", "n2"):
+        cluster.node(memory, name, cluster.endless(items=["a", "b"], run=lambda _context: leave.wait(20)))
+    eventually(lambda: len(memory.list("locks", recursive=True)) == 2)
+    control = Control(memory)
+    control.drain("n1")
+    with pytest.raises(WaitTimeout, match="node n1 has no items any more, but still runs report/"):
+        control.wait_drained("n1", 1.0)
+    leave.set()
+
+
+def test_a_restart_can_be_announced_of_a_living_node_only(memory, cluster, eventually):
+    with pytest.raises(UnknownNode, match="node 'n9' does not live in this cluster; living are: none"):
+        Control(memory).announce_restart("n9")
+    with pytest.raises(ValueError, match="node id 'a/b'"):
+        Control(memory).drain("a/b")
+
+
+def test_a_node_drained_before_it_starts_gets_nothing(memory, cluster, eventually):
+    Control(memory).drain("n1")
+    made = JobManager(memory, "n1", cluster.endless(), session_ttl_s=2.0, debounce_s=0.05)
+    with made:
+        eventually(lambda: made.is_manager)
+        assert not threading.Event().wait(0.5)
+        assert owners(memory) == {}
+        Control(memory).undrain("n1")
+        eventually(lambda: len(owners(memory)) == 4)
