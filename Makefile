@@ -17,6 +17,8 @@ LOCKED       := $(if $(CI),--locked)
 
 # Test processes side by side; each starts its own servers.
 WORKERS ?= 2
+# Random schedules of each primitive in `make check-schedules`.
+COUNT ?= 2000
 # More arguments for `latchwork demo`, pytest or the benchmark.
 ARGS ?=
 
@@ -24,7 +26,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history lint format bench-assignment wheel clean prerequisites
+.PHONY: help build demo test check-history check-schedules lint format bench-assignment wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -33,6 +35,7 @@ help:
 	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
 	@echo '  make check-history     100,000 calls under faults on every backend, judged for linearizability (20 minutes)'
+	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
@@ -87,6 +90,9 @@ format: build
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	cargo fmt
+
+check-schedules: build
+	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)
 
 bench-assignment: build
 	$(BIN)/python benches/bench_assignment.py $(ARGS)

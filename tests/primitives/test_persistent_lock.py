@@ -86,7 +86,7 @@ def test_a_with_whose_lock_was_lost_does_not_release_the_next_holders(connect, s
 
     thread = threading.Thread(target=next_holder)
     thread.start()
-    with pytest.raises(LockLost), lock:  # noqa: PT012 - the story ends with the exit
+    with pytest.raises(LockLost), lock:
         event = lock.lost
         store.delete(store.list("owners")[0].key)  # what a takeover does
         assert event.wait(5)

@@ -51,8 +51,8 @@ class Core:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._primary: Session | None = None
-        self._sessions: set[Session] = set()
-        self._feeds: set[Feed] = set()
+        self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
+        self._feeds: dict[Feed, None] = {}
 
     def primary(self) -> Session:
         """The primary session; a new one when the last was lost or closed."""
@@ -84,7 +84,7 @@ class Core:
         if session.ttl_s > ttl_s * 1.001:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
         with self._lock:
-            self._sessions.add(session)
+            self._sessions[session] = None
         if self.gate.closed:
             session.close()
             self.gate.check()
@@ -94,7 +94,7 @@ class Core:
         """Start a watch of the absolute prefix and own it until it is closed."""
         self.gate.check()
         with self._lock:
-            self._feeds.add(feed)
+            self._feeds[feed] = None
         feed.attach(self.backend.watch(prefix, feed), self._forget_feed)
 
     def read(self, future: Future[T], what: str) -> T:
@@ -135,11 +135,11 @@ class Core:
 
     def _forget_session(self, session: Session) -> None:
         with self._lock:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
 
     def _forget_feed(self, feed: Feed) -> None:
         with self._lock:
-            self._feeds.discard(feed)
+            self._feeds.pop(feed, None)
 
 
 class Store:

@@ -291,7 +291,8 @@ class EmbeddedBackend:
             if self._closed:
                 raise Closed(f"{self._db.where} was closed; connect again")  # the row goes at its deadline
             self._sessions[session_id] = session
-        self._poller.nudge()  # it must know the new deadline
+        # Its own poller must know the new deadline, and so must the others: this one's thread may not live to see it.
+        (self._memory or self._poller).nudge()
         return session
 
     def _end_in_database(self, session_id: str) -> None:

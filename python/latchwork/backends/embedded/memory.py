@@ -37,6 +37,11 @@ class SharedMemory:
         for poller in self._pollers:
             poller.notice_commit()
 
+    def nudge(self) -> None:
+        """Have every poller look at once."""
+        for poller in self._pollers:
+            poller.nudge()
+
 
 _lock = threading.Lock()
 _by_name: dict[str, SharedMemory] = {}

@@ -163,8 +163,10 @@ class Poller:
 
     def _run(self) -> None:
         woken = True
-        while not self._closing:
+        while True:
             self._wake.clear()  # before looking: what wakes the thread from here on is looked at next time
+            if self._closing:  # asked after clearing, or the wake of close() could be the one that is cleared
+                return
             try:
                 self._poll(woken)
             except LatchworkError as error:

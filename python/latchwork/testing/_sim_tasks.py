@@ -1,0 +1,129 @@
+"""What a simulation consists of: its threads, its turns, its errors. See ``simulation``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from latchwork.errors import LatchworkError
+from latchwork.testing._sim_locks import SimLock, real_lock
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_MACHINERY = {__file__, threading.__file__, SimLock.acquire.__code__.co_filename}
+
+
+def hide(file: str) -> None:
+    """Never name this file as the place where a thread stopped."""
+    _MACHINERY.add(file)
+
+
+class SimulationError(LatchworkError):
+    """The simulated program did what a test wants to know of."""
+
+
+class Deadlock(SimulationError):
+    """Every thread waits, and none of them for a time: nobody will ever go on."""
+
+
+class TooLong(SimulationError):
+    """The run exceeded its limit of turns or of virtual time: something goes round in circles."""
+
+
+class ThreadFailed(SimulationError):
+    """A thread ended with an exception that nobody caught."""
+
+
+class ThreadsLeft(SimulationError):
+    """The test ended while threads that it started still ran: something was not closed."""
+
+
+class Unwind(BaseException):
+    """Raised in a thread whose simulation is over, wherever it waits."""
+
+
+class Busy(Exception):
+    """An observer met a lock that somebody holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One change of turns, for people who read a trace.
+
+    Attributes:
+        point: the number of the point at which it happened; what ``decisions`` are keyed by.
+        at_s: virtual seconds since the start.
+        thread: who runs from here on.
+        left: who ran until here, and where it stopped.
+    """
+
+    point: int
+    at_s: float
+    thread: str
+    left: str
+
+    def __str__(self) -> str:
+        return f"{self.point:6d} {self.at_s:9.3f}s  {self.left} -> {self.thread}"
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One simulated thread."""
+
+    name: str
+    node: str
+    gate: Any = field(default_factory=real_lock)
+    thread: threading.Thread | None = None
+    lock: SimLock | None = None  # what it waits for
+    deadline: float | None = None  # until when
+    wakes_at: float = 0.0  # frozen until then
+    held: int = 0
+    pinned: int = 0
+    is_outside: bool = False
+    is_done: bool = False
+    is_killed: bool = False
+    unwinds: bool = False
+    done: SimLock | None = None
+
+    def can_run(self, now: float) -> bool:
+        if self.is_done or self.is_killed or self.wakes_at > now:
+            return False
+        return self.lock is None or not self.lock.is_locked or (self.deadline is not None and self.deadline <= now)
+
+    def next_at(self) -> float | None:
+        """When it could run if nobody does anything; None for never."""
+        if self.is_done or self.is_killed:
+            return None
+        if self.lock is None or not self.lock.is_locked:
+            return self.wakes_at
+        return None if self.deadline is None else max(self.deadline, self.wakes_at)
+
+
+def thread_failed(task: Task, error: BaseException) -> ThreadFailed:
+    failed = ThreadFailed(f"thread {task.name} ended with {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def frame_of(thread: threading.Thread | None) -> FrameType | None:
+    ident = thread.ident if thread is not None else None
+    return None if ident is None else sys._current_frames().get(ident)  # noqa: SLF001
+
+
+def stack_of(thread: threading.Thread | None) -> str:
+    frame = frame_of(thread)
+    return "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)"
+
+
+def where(frame: FrameType | None) -> str:
+    """The innermost place that is not part of the machinery of threads."""
+    while frame is not None and frame.f_code.co_filename in _MACHINERY:
+        frame = frame.f_back
+    if frame is None:
+        return "?"
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -1,0 +1,40 @@
+"""The leader latch under random schedules."""
+
+from __future__ import annotations
+
+from latchwork.primitives import LeaderLatch
+from schedules.harness import PATIENCE_S, Model, action, check
+
+
+class LeaderLatchModel(Model):
+    """At most one leads; whoever waits leads in the end; no ticket outlives its candidate."""
+
+    @action
+    def lead(self, me):
+        with LeaderLatch(me.store, "leader", node_id=me.name) as latch:
+            self.claims.add(me, lambda: latch.is_leader)
+            fence = me.patiently(lambda: latch.wait(PATIENCE_S))
+            self.writes.write(me, fence)
+            me.pause()
+            self.writes.write(me, fence)
+
+    @action
+    def lead_long(self, me):
+        with LeaderLatch(me.store, "leader", node_id=me.name) as latch:
+            self.claims.add(me, lambda: latch.is_leader)
+            me.patiently(lambda: latch.wait(PATIENCE_S))
+            me.pause(3.0)
+            self.writes.write(me, latch.fence)
+
+    @action
+    def join_and_leave(self, me):
+        with LeaderLatch(me.store, "leader", node_id=me.name) as latch:
+            self.claims.add(me, lambda: latch.is_leader)
+            me.pause(0.2)
+
+    def finish(self, store):
+        assert store.list("leader") == [], "a ticket was left behind"
+
+
+def test_leader_latch_keeps_its_rules_under_random_schedules():
+    check(LeaderLatchModel)

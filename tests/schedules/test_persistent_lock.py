@@ -1,0 +1,49 @@
+"""Persistent locks, one by one and by a keeper, under random schedules."""
+
+from __future__ import annotations
+
+from latchwork.primitives import LockKeeper, PersistentLock
+from schedules.harness import LOCK_TTL_S, PATIENCE_S, Model, action, check
+
+
+class PersistentLockModel(Model):
+    """At most one holds; whoever waits gets it in the end; whatever happened, the lock can be had afterwards."""
+
+    @action
+    def hold(self, me):
+        lock = PersistentLock(me.store, "report", ttl_s=LOCK_TTL_S)
+        with me.ended(lock):
+            fence = me.patiently(lambda: lock.acquire(PATIENCE_S))
+            self.claims.add(me, lambda: lock.is_held)
+            self.writes.write(me, fence)
+            me.pause()
+            self.writes.write(me, fence)
+            lock.release()
+
+    @action
+    def hold_long(self, me):
+        lock = PersistentLock(me.store, "report", ttl_s=LOCK_TTL_S)
+        with me.ended(lock):
+            me.patiently(lambda: lock.acquire(PATIENCE_S))
+            self.claims.add(me, lambda: lock.is_held)
+            me.pause(3.0)
+            self.writes.write(me, lock.fence)
+
+    @action
+    def try_once(self, me):
+        with LockKeeper(me.store, ttl_s=LOCK_TTL_S) as keeper:
+            held = keeper.try_acquire("report")
+            if held is not None:
+                self.claims.add(me, lambda: held.is_held)
+                self.writes.write(me, held.fence)
+
+    def finish(self, store):
+        lock = PersistentLock(store, "report", ttl_s=LOCK_TTL_S)
+        try:
+            lock.acquire(PATIENCE_S)
+        finally:
+            lock.close()
+
+
+def test_persistent_lock_keeps_its_rules_under_random_schedules():
+    check(PersistentLockModel)
