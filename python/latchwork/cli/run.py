@@ -13,6 +13,7 @@ import typer
 
 from latchwork.cli.options import Debug, Url, examples, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, Terminated, UsageError, debugging, reported
+from latchwork.cli.probe import metrics_if_installed, serving
 from latchwork.cli.target import load_jobs
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
+            "latchwork run jobs:report --node-id n1 --probe-port 9100",
             "latchwork run jobs:all_jobs --url etcd://127.0.0.1:2379/app --node-id n2 --strategy evenly-spread",
             "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
         )
@@ -54,6 +56,11 @@ def run(
     close_timeout_s: Annotated[
         float, typer.Option("--close-timeout-s", help="Seconds that runs get to stop when the node is closed.")
     ] = 30.0,
+    probe_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve /healthz, and /metrics for Prometheus, on this port; 0 picks one."),
+    ] = None,
+    probe_host: Annotated[str, typer.Option(help="The address to serve them on.")] = "127.0.0.1",
     debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0.
@@ -67,8 +74,9 @@ def run(
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         jobs = load_jobs(target)
+        observers = [] if probe_port is None else metrics_if_installed()
         with connect(where) as store:
-            _manager(
+            node = _manager(
                 store,
                 node_id,
                 jobs,
@@ -76,7 +84,10 @@ def run(
                 session_ttl_s=session_ttl_s,
                 lock_ttl_s=lock_ttl_s,
                 close_timeout_s=close_timeout_s,
-            ).run_forever()
+                observers=observers,
+            )
+            with serving(node, probe_host, probe_port):
+                node.run_forever()
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -4,8 +4,9 @@ from latchwork.jobs.context import JobContext
 from latchwork.jobs.control import Control, UnknownNode
 from latchwork.jobs.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed
-from latchwork.jobs.jobmanager import JobManager, NodeState, NodeStats
+from latchwork.jobs.jobmanager import Health, JobManager, NodeState, NodeStats
 from latchwork.jobs.members import Member
+from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
 from latchwork.jobs.runs import JobStats
 from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
 from latchwork.jobs.settings import ClusterSettings, InvalidSetting, JobSettings, Settings
@@ -17,6 +18,7 @@ __all__ = [
     "Cron",
     "FixedDelay",
     "FixedRate",
+    "Health",
     "Instant",
     "InvalidJob",
     "InvalidSetting",
@@ -31,6 +33,10 @@ __all__ = [
     "NodeState",
     "NodeStats",
     "NodeView",
+    "Observer",
+    "PoolInfo",
+    "RebalanceInfo",
+    "RunInfo",
     "Schedule",
     "Settings",
     "Threads",

@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from latchwork.errors import Closed, LatchworkError
+from latchwork.jobs.event_log import EventLog
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import LiveSettings
 from latchwork.jobs.manager import ManagerOptions
 from latchwork.jobs.membership import MemberOptions, Membership
+from latchwork.jobs.observer import Observer, Observers
 from latchwork.jobs.rebalance import Strategies, StrategyOption
 from latchwork.jobs.runs import JobStats
 from latchwork.jobs.worker import Worker
@@ -50,6 +53,25 @@ class NodeStats:
     rebalance_failures: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a node does its work.
+
+    Attributes:
+        ok: it does.
+        reasons: why not, each a sentence; empty when it does.
+        session: the state of its session; ``suspect`` while the store is out of reach, which is no illness yet.
+        session_remaining_s: seconds its session surely lasts.
+        lock_margin_s: seconds its locks surely last; None when it holds none.
+    """
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+    session: str = "none"
+    session_remaining_s: float = 0.0
+    lock_margin_s: float | None = None
+
+
 class JobManager:
     """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
 
@@ -78,6 +100,7 @@ class JobManager:
         sweep_period_s: float = 600.0,
         weight: float = 1.0,
         labels: Mapping[str, str] | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         """Check everything; nothing is started.
 
@@ -99,7 +122,8 @@ class JobManager:
             cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
             sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
             weight: how much this node takes, relative to the others.
-            labels: anything, shown by ``inspect``.
+            labels: anything, shown by ``inspect``; a job may demand some.
+            observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
         Raises:
             InvalidJob: a job cannot be used, or two have one id.
             ValueError: an option cannot be used; the message names it.
@@ -125,6 +149,7 @@ class JobManager:
         }
         self._strategies = Strategies(strategy)
         self._settings = LiveSettings(self._jobs)
+        self._observers = Observers((EventLog(), *observers))
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
@@ -170,6 +195,22 @@ class JobManager:
         done = membership.counters
         return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
 
+    def health(self) -> Health:
+        """Whether this node does its work, for a probe. Asks nobody: an answer takes no time, the store may be down."""
+        worker, membership = self._worker, self._membership
+        session = membership.session if membership is not None else None
+        if self._state != "started" or worker is None or membership is None or session is None:
+            return Health(False, (f"the node is {self._state}",))
+        stuck = worker.stuck()
+        checks = {
+            f"the session is {session.state}": session.state in {"active", "suspect"},
+            "the node is not registered": membership.registration() is not None,
+            "a thread of the node has died": worker.is_alive and membership.is_alive,
+            f"runs do not stop: {', '.join(stuck)}": not stuck,
+        }
+        reasons = tuple(reason for reason, good in checks.items() if not good)
+        return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s())
+
     def start(self) -> JobManager:
         """Join the cluster and begin to work; returns when this node is registered.
 
@@ -189,6 +230,8 @@ class JobManager:
         log.info("node %s is starting with jobs %s", self.node_id, ", ".join(self._jobs) or "none")
         if not self._jobs:
             log.warning("node %s has no jobs: it can manage the cluster, but runs nothing", self.node_id)
+        began = time.monotonic()
+        self._observers.tell("attached", self)
         try:
             self._start()
         except BaseException:
@@ -202,6 +245,7 @@ class JobManager:
             self._state = self._state if closing else "started"
         self._settled.set()
         log.info("node %s is started", self.node_id)
+        self._observers.tell("started", self.node_id, time.monotonic() - began)
         return self
 
     def run_forever(self) -> None:
@@ -269,10 +313,13 @@ class JobManager:
             self._settings,
             lock_ttl_s=self._lock_ttl_s,
             stop_timeout_s=self._stop_timeout_s,
+            observers=self._observers,
         )
         options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
         self._worker = worker
-        self._membership = Membership(self._store, self._jobs, self._member_options, options, self._settings)
+        self._membership = Membership(
+            self._store, self._jobs, self._member_options, options, self._settings, observers=self._observers
+        )
         worker.follow_owners()
         self._membership.start()
         worker.start()
@@ -301,6 +348,8 @@ class JobManager:
                 log.warning("node %s: the store did not close cleanly: %s", self.node_id, error)
         took_s = clock.now() - began if clock is not None else 0.0
         log.info("node %s is closed, it took %.3f s", self.node_id, took_s)
+        self._observers.tell("closed", self.node_id, took_s)
+        self._observers.tell("detached", self)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

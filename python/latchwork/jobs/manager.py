@@ -17,6 +17,7 @@ from latchwork.jobs import keys
 from latchwork.jobs.ledger import Ledger
 from latchwork.jobs.marks import NODES
 from latchwork.jobs.members import Member
+from latchwork.jobs.observer import NOBODY, Observers, RebalanceInfo
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import commit_all, from_entries, orphans, read
 from latchwork.jobs.progress import sweep_cells
@@ -84,12 +85,15 @@ class Manager:
         me: Member,
         options: Callable[[], ManagerOptions],
         counters: ManagerCounters,
+        *,
+        observers: Observers = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
         self._me = me
         self._options = options  # asked again and again: they may change at any time
         self._counters = counters
+        self._observers = observers
         self._wake = threading.Event()
         self._changed = threading.Event()
         self._closing = threading.Event()
@@ -190,6 +194,7 @@ class Manager:
 
     def _rebalance(self, term: Term) -> bool:
         """One rebalance; False when it has to be tried again."""
+        began = self._clock.now()
         try:
             result = term.rebalance()
         except OwnershipLost:
@@ -197,11 +202,19 @@ class Manager:
         except LatchworkError as error:
             self._counters.failures += 1
             log.warning("rebalance failed and is tried again: %s", error)
+            self._tell(began, Rebalance(), error)
             term.reload()
             return False
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
+        self._tell(began, result, next(iter(result.failed.values()), None))
         return not result.failed
+
+    def _tell(self, began: float, result: Rebalance, error: BaseException | None) -> None:
+        took_s = self._clock.now() - began
+        self._observers.tell(
+            "rebalanced", RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error)
+        )
 
 
 class Term:

@@ -17,6 +17,7 @@ from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions
 from latchwork.jobs.members import Member
+from latchwork.jobs.observer import NOBODY, Observers
 from latchwork.jobs.pools import Pools
 from latchwork.jobs.registration import Registration
 
@@ -62,6 +63,8 @@ class Membership:
         options: MemberOptions,
         manager: ManagerOptions,
         settings: LiveSettings,
+        *,
+        observers: Observers = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -69,6 +72,7 @@ class Membership:
         self._options = options
         self._manager_options = manager
         self._settings = settings
+        self._observers = observers
         settings.on_change(self._settings_changed)
         self.counters = ManagerCounters()
         self._since = time.time()
@@ -79,7 +83,7 @@ class Membership:
         self._manager: Manager | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._pools = Pools(options.node_id, jobs, settings, self._clock, self.registration)
+        self._pools = Pools(options.node_id, jobs, settings, self._clock, self.registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
@@ -113,6 +117,11 @@ class Membership:
         """The session of the moment; None before the start."""
         with self._mutex:
             return self._session
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its threads live."""
+        return self._thread.is_alive() and self._pools.is_alive
 
     def abort(self) -> None:
         """Wait no longer for another node of this id; ``close`` follows."""
@@ -193,7 +202,9 @@ class Membership:
             registration.write_pool(job_id, items)
         self._refuse_closing()
         registration.become_ready()
-        manager = Manager(self._store, session, registration.member, self._options_now, self.counters)
+        manager = Manager(
+            self._store, session, registration.member, self._options_now, self.counters, observers=self._observers
+        )
         manager.start()
         session.on_lost(self._wake.set)
         with self._mutex:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job import InvalidJob, Job, WorkPoolFailed, read_pool
+from latchwork.jobs.observer import NOBODY, Observers, PoolInfo
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -37,10 +38,13 @@ class Pools:
         settings: LiveSettings,
         clock: Clock,
         registration: Callable[[], Registration | None],
+        *,
+        observers: Observers = NOBODY,
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs
         self._settings = settings
+        self._observers = observers
         self._clock = clock
         self._registration = registration
         self._mutex = threading.Lock()
@@ -62,9 +66,14 @@ class Pools:
         for job_id, job in self._jobs.items():
             if self._closing.is_set():
                 return
-            items = read_pool(job)
+            items = self._read(job)
             with self._mutex:
                 self._good[job_id] = items
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its thread lives, or there is nothing for it to do."""
+        return not self._jobs or self._thread.is_alive()
 
     def good(self) -> dict[str, tuple[str, ...]]:
         """The last good items of each job: sorted."""
@@ -132,10 +141,20 @@ class Pools:
         due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
         return min(due, self._retry_at.get(job_id, math.inf))
 
+    def _read(self, job: Job) -> tuple[str, ...]:
+        began = self._clock.now()
+        items: tuple[str, ...] | None = None
+        try:
+            items = read_pool(job)
+            return items
+        finally:
+            took_s, count = self._clock.now() - began, None if items is None else len(items)
+            self._observers.tell("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
+
     def _check(self, job: Job) -> bool:
         """Read one pool and store what changed; False when the store has to be tried again."""
         try:
-            items = read_pool(job)
+            items = self._read(job)
         except (WorkPoolFailed, InvalidJob) as error:
             log.error("%s; its last good items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
             return True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from latchwork.errors import LatchworkError
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.job import Job
+from latchwork.jobs.observer import NOBODY, Observers, RunInfo
 from latchwork.jobs.reconcile import Running
 from latchwork.jobs.schedule import Cron, Due, Instant
 from latchwork.jobs.settings import JobOptions, JobSettings
@@ -50,12 +51,14 @@ class JobStats:
         failures: runs that raised.
         active: runs going on at this moment.
         items: items in the shares that are started now.
+        threads: threads that run, or wait for their time.
     """
 
     runs: int = 0
     failures: int = 0
     active: int = 0
     items: int = 0
+    threads: int = 0
 
 
 class Counters:
@@ -77,10 +80,10 @@ class Counters:
             self._active -= 1
             self._failures += failed
 
-    def stats(self, items: int) -> JobStats:
+    def stats(self, items: int, threads: int) -> JobStats:
         """The figures of this moment."""
         with self._mutex:
-            return JobStats(self._runs, self._failures, self._active, items)
+            return JobStats(self._runs, self._failures, self._active, items, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class RunSetup:
         remaining_s: seconds the locks of the run surely last.
         options: the options of the job that hold now; by default those of the job itself.
         turns: makes what keeps the fire times of a share, for cron schedules; without it they are not written down.
+        observers: who is told of each run.
     """
 
     job: Job
@@ -111,6 +115,7 @@ class RunSetup:
     remaining_s: Callable[[], float] = _for_ever
     options: Callable[[], JobOptions] | None = None
     turns: Callable[[tuple[str, ...]], CronTurns] | None = None
+    observers: Observers = NOBODY
 
     def options_now(self) -> JobOptions:
         """The options that hold at this moment."""
@@ -273,7 +278,7 @@ class JobRun:
         elif not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
         else:
-            self._run_once(self._setup.new_context(self.items))
+            self._run_once(self._setup.new_context(self.items), -left)
             if not self._stop.is_set():  # else it was interrupted, and is due at once
                 self._due = self._due.after(self._now(), random.random())
 
@@ -294,7 +299,7 @@ class JobRun:
             log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
             return
-        self._run_once(self._setup.new_context(step.items, step.at))
+        self._run_once(self._setup.new_context(step.items, step.at), -left)
         if not self._stop.is_set():  # else it was interrupted, and stays begun
             turns.end(step)
             self._due = replace(self._due, luck=random.random())
@@ -303,7 +308,7 @@ class JobRun:
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
-    def _run_once(self, context: JobContext) -> None:
+    def _run_once(self, context: JobContext, lag_s: float) -> None:
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
@@ -312,7 +317,9 @@ class JobRun:
         setup.counters.begin()
         failed = True
         try:
-            setup.job.run(context)
+            info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
+            with setup.observers.run(info):
+                setup.job.run(context)
             failed = False
         except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
             log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)

@@ -22,6 +22,7 @@ from latchwork.jobs.guard import RunGuard
 from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
 from latchwork.jobs.job_state import JobState
+from latchwork.jobs.observer import NOBODY, Observers
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import Stored, from_entries, read
 from latchwork.jobs.progress import CronProgress
@@ -58,6 +59,7 @@ class Worker:
         *,
         lock_ttl_s: float,
         stop_timeout_s: float = 30.0,
+        observers: Observers = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -66,6 +68,7 @@ class Worker:
         self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
         self._margin_s = lock_ttl_s * STOP_MARGIN
         self._settings = settings
+        self._observers = observers
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
@@ -96,10 +99,31 @@ class Worker:
 
     def stats(self) -> dict[str, JobStats]:
         """What each job has done here, by job id."""
-        items = dict.fromkeys(self._states, 0)
+        runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
         for run in self._runs():
-            items[run.job_id] += len(run.items)
-        return {job_id: state.counters.stats(items[job_id]) for job_id, state in self._states.items()}
+            runs[run.job_id].append(run)
+        return {
+            job_id: state.counters.stats(sum(len(run.items) for run in runs[job_id]), len(runs[job_id]))
+            for job_id, state in self._states.items()
+        }
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its threads live."""
+        return self._thread.is_alive() and self._guard.thread.is_alive()
+
+    def stuck(self) -> list[str]:
+        """The jobs with runs that were told to stop and did not within the time set for it."""
+        late_s = self._stop_timeout_now_s()
+        return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
+
+    def lock_margin_s(self) -> float | None:
+        """Seconds for which the locks of this node surely last; None when it holds none."""
+        return self.locks.remaining_s() if any(self.locks.held().values()) else None
+
+    def _stop_timeout_now_s(self) -> float:
+        timeout_s = self._settings.now.cluster.stop_timeout_s
+        return self._stop_timeout_s if timeout_s is None else timeout_s
 
     def is_run_thread(self) -> bool:
         """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
@@ -293,8 +317,7 @@ class Worker:
 
     def _warn_of_stuck(self) -> float | None:
         stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
-        timeout_s = self._settings.now.cluster.stop_timeout_s
-        timeout_s = self._stop_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._stop_timeout_now_s()
         for state, run in stopping:
             if run.stopping_for_s >= timeout_s and run.number not in state.warned:
                 state.warned.add(run.number)
@@ -318,6 +341,7 @@ class Worker:
             wall_s=time.time,
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
+            observers=self._observers,
             turns=lambda items: CronTurns(self._progress[state.job.id], {item: locks.hold(item) for item in items}),
         )
 

@@ -1,0 +1,99 @@
+"""What `latchwork run --probe-port` serves: `/healthz` for probes, `/metrics` for Prometheus. Read only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from latchwork.cli.outcome import UsageError
+from latchwork.errors import BackendNotInstalled
+from latchwork.jobs import JobManager, Observer
+
+log = logging.getLogger(__name__)
+
+_CLIENT_TIMEOUT_S = 5.0
+
+
+def metrics_if_installed() -> list[Observer]:
+    """The metrics; none, with a warning, when their library is not installed: probes work without."""
+    try:
+        from latchwork.jobs.metrics import PrometheusMetrics
+    except BackendNotInstalled as error:
+        log.warning("/metrics stays empty: %s", error)
+        return []
+    return [PrometheusMetrics()]
+
+
+@contextmanager
+def serving(node: JobManager, host: str, port: int | None) -> Iterator[int | None]:
+    """Serve a node's health and metrics as long as it lasts; the port, None when none was asked for.
+
+    Raises:
+        UsageError: the port cannot be had.
+    """
+    if port is None:
+        yield None
+        return
+    try:
+        server = ThreadingHTTPServer((host, port), _handler(node))
+    except OSError as error:
+        raise UsageError(f"port {port} of {host} cannot be served: {error}; give another --probe-port") from error
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name=f"latchwork-probe-{node.node_id}", daemon=True)
+    thread.start()
+    log.info("node %s answers probes at http://%s:%d/healthz", node.node_id, host, server.server_port)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def answer(node: JobManager, path: str) -> tuple[int, str, bytes]:
+    """Status, content type and body for a path."""
+    if path == "/healthz":
+        health = node.health()
+        body = {
+            "ok": health.ok,
+            "reasons": list(health.reasons),
+            "node": node.node_id,
+            "session": health.session,
+            "session_remaining_s": round(health.session_remaining_s, 3),
+            "lock_margin_s": None if health.lock_margin_s is None else round(health.lock_margin_s, 3),
+        }
+        status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "application/json", json.dumps(body).encode()
+    if path == "/metrics":
+        try:
+            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        except ImportError:
+            return HTTPStatus.OK, "text/plain", b""
+        return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest()
+    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz and /metrics\n"
+
+
+def _handler(node: JobManager) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _CLIENT_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            """Answer one request."""
+            status, kind, body = answer(node, self.path.partition("?")[0])
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+            """Into our log, at debug."""
+            log.debug(format, *args)
+
+    return Handler

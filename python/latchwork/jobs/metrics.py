@@ -1,0 +1,188 @@
+"""A node's figures for Prometheus: all names begin with ``latchwork_``, all have the label ``node``.
+
+Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. Several nodes of a process share one set of metrics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from latchwork.errors import BackendNotInstalled
+from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise BackendNotInstalled(
+        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
+    ) from error
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from latchwork.jobs.jobmanager import JobManager
+    from latchwork.jobs.runs import JobStats
+
+_LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
+_SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class _Families:
+    """The metrics of one registry, made once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"latchwork_{name}", what, ["node", *labels], registry=registry)
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"latchwork_{name}", what, ["node", *labels], buckets=buckets, registry=registry)
+
+        self.init = histogram("init_seconds", "Time to join the cluster.", _SHORT)
+        self.close = histogram("close_seconds", "Time to leave the cluster.", _SHORT)
+        self.runs = counter("runs", "Runs begun.", "job")
+        self.failures = counter("run_failures", "Runs that raised.", "job")
+        self.run_seconds = histogram("run_seconds", "Duration of runs.", _LONG, "job")
+        self.lag = histogram("schedule_lag_seconds", "How much later than due runs start.", _SHORT, "job")
+        self.rebalances = counter("rebalances", "Rebalances done as the manager.")
+        self.rebalance_failures = counter("rebalance_failures", "Rebalances that had to be tried again.")
+        self.rebalance_seconds = histogram("rebalance_seconds", "Duration of rebalances.", _SHORT)
+        self.moves = counter("moves", "Items moved as the manager.")
+        self.pool_failures = counter("pool_read_failures", "Reads of a work pool that failed.", "job")
+        self.pool_seconds = histogram("pool_read_seconds", "Duration of reads of a work pool.", _SHORT, "job")
+        self.now = _Now()
+        registry.register(self.now)
+
+
+class _Now(Collector):
+    """What is read from the nodes when it is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[str, JobManager] = {}
+        self._pools: dict[tuple[str, str], int] = {}
+
+    def add(self, node: JobManager) -> None:
+        with self._lock:
+            self._nodes[node.node_id] = node
+
+    def remove(self, node: JobManager) -> None:
+        with self._lock:
+            if self._nodes.get(node.node_id) is node:
+                del self._nodes[node.node_id]
+                self._pools = {key: items for key, items in self._pools.items() if key[0] != node.node_id}
+
+    def set_pool(self, node: str, job: str, items: int) -> None:
+        with self._lock:
+            self._pools[node, job] = items
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: names are known when there are nodes."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of the moment."""
+        with self._lock:
+            nodes, pools = dict(self._nodes), dict(self._pools)
+        by_job: dict[str, tuple[str, Callable[[JobStats], int]]] = {
+            "active_runs": ("Runs going on.", lambda stats: stats.active),
+            "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
+            "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
+        }
+        families = {
+            name: GaugeMetricFamily(f"latchwork_{name}", text, labels=["node", "job"])
+            for name, (text, _) in by_job.items()
+        }
+        manager = GaugeMetricFamily("latchwork_is_manager", "1 on the node that manages the cluster.", labels=["node"])
+        healthy = GaugeMetricFamily("latchwork_healthy", "1 while the node is healthy.", labels=["node"])
+        margin = GaugeMetricFamily(
+            "latchwork_lock_margin_seconds",
+            "Time for which the locks surely last; absent without locks.",
+            labels=["node"],
+        )
+        for node_id, node in nodes.items():
+            stats, health = node.stats(), node.health()
+            manager.add_metric([node_id], stats.is_manager)
+            healthy.add_metric([node_id], health.ok)
+            if health.lock_margin_s is not None:
+                margin.add_metric([node_id], health.lock_margin_s)
+            for job, each in stats.jobs.items():
+                for name, (_, value) in by_job.items():
+                    families[name].add_metric([node_id, job], value(each))
+        sizes = GaugeMetricFamily(
+            "latchwork_pool_items", "Items in the work pool as last read.", labels=["node", "job"]
+        )
+        for key, items in pools.items():
+            sizes.add_metric(list(key), items)
+        yield from (*families.values(), manager, healthy, margin, sizes)
+
+
+_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
+_known_lock = threading.Lock()
+
+
+class PrometheusMetrics(Observer):
+    """Give it to ``JobManager(observers=[PrometheusMetrics()])``.
+
+    Args:
+        registry: where the metrics are registered; the client library's own unless given.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        chosen = REGISTRY if registry is None else registry
+        with _known_lock:
+            if chosen not in _known:
+                _known[chosen] = _Families(chosen)
+            self._families = _known[chosen]
+
+    def attached(self, node: JobManager) -> None:
+        """Ask it for its gauges from now on."""
+        self._families.now.add(node)
+
+    def detached(self, node: JobManager) -> None:
+        """Ask it no more."""
+        self._families.now.remove(node)
+
+    def started(self, node_id: str, seconds: float) -> None:
+        """How long it took to join."""
+        self._families.init.labels(node_id).observe(seconds)
+
+    def closed(self, node_id: str, seconds: float) -> None:
+        """How long it took to leave."""
+        self._families.close.labels(node_id).observe(seconds)
+
+    @contextmanager
+    def run(self, info: RunInfo) -> Iterator[None]:
+        """Count and time it."""
+        families, labels = self._families, (info.node, info.job)
+        families.runs.labels(*labels).inc()
+        families.lag.labels(*labels).observe(max(0.0, info.lag_s))
+        began = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            families.failures.labels(*labels).inc()
+            raise
+        finally:
+            families.run_seconds.labels(*labels).observe(time.perf_counter() - began)
+
+    def rebalanced(self, info: RebalanceInfo) -> None:
+        """Count and time it."""
+        families = self._families
+        families.rebalance_seconds.labels(info.node).observe(info.seconds)
+        (families.rebalances if info.error is None else families.rebalance_failures).labels(info.node).inc()
+        families.moves.labels(info.node).inc(info.moves)
+
+    def pool_read(self, info: PoolInfo) -> None:
+        """Its size, or its failure."""
+        self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
+        if info.items is None:
+            self._families.pool_failures.labels(info.node, info.job).inc()
+        else:
+            self._families.now.set_pool(info.node, info.job, info.items)
