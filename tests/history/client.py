@@ -60,6 +60,7 @@ class Recorder:
         self.client = client
         self.unexpected: list[str] = []
         self._number = number
+        self._values = 0
         self._sink = sink
         self._patience_s = patience_s
         self._given_up: list[Future[Any]] = []
@@ -100,6 +101,11 @@ class Recorder:
         told = tuple(_check(each, tokens) for each in checks)
         call = self._call("commit", checks=told, ops=tuple(_op(each) for each in ops))
         return self._made(call, lambda: self.store.commit(checks, ops), answer, tokens)
+
+    def new_value(self) -> bytes:
+        """One that nobody has written, nor ever will again."""
+        self._values += 1
+        return f"{self.client}.{self._values}".encode()
 
     def settle(self) -> None:
         """Read until there is an answer, and wait for what was given up: nothing of this client can land after that."""
@@ -199,7 +205,6 @@ class Workload:
         self._seen = shared if shared is not None else new_memory()
         self._think_s = think_s
         self._there: dict[str, bool] = dict.fromkeys(KEYS, False)
-        self._written = 0
 
     def step(self) -> None:
         """One call; its errors are part of the history."""
@@ -276,8 +281,7 @@ class Workload:
             self._seen[entry.key].append(entry)
 
     def _value(self) -> bytes:
-        self._written += 1
-        return f"{self._recorder.client}.{self._written}".encode()
+        return self._recorder.new_value()
 
 
 _STEPS = (Workload._get, Workload._put, Workload._create, Workload._delete, Workload._delete_at, Workload._commit)
