@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from latchwork.testing._binaries import (
     ETCD_VERSIONS,
     ServerMissing,
     find_etcd,
+    find_ip,
     find_java,
     find_zookeeper_classpath,
 )
@@ -24,6 +26,8 @@ def main() -> int:
     """Print one line per program found, on standard error one per missing program; returns the exit status."""
     searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
     searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
+    if os.geteuid() == 0:  # others cannot make namespaces
+        searches["ip"] = find_ip
     status = 0
     for name, search in searches.items():
         try:

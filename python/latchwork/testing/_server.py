@@ -137,6 +137,8 @@ class Server(Launcher):
     LABEL: str
 
     def __init__(self, *, data_dir: Path | None = None) -> None:
+        self._host = HOST
+        self._enter: list[str] = []  # what to put in front of the command: it runs on another host of a test network
         self._given_data_dir = data_dir
         self._own_data_dir: Path | None = None
         self._ports: dict[str, PortReservation] = {}
@@ -145,9 +147,9 @@ class Server(Launcher):
 
     @property
     def endpoint(self) -> str:
-        """`127.0.0.1:port` for clients."""
+        """`host:port` for clients; the host is 127.0.0.1 unless it lives in a test network."""
         self._ports_pinned = True
-        return f"{HOST}:{self._port(self.PORTS[0])}"
+        return f"{self._host}:{self._port(self.PORTS[0])}"
 
     @property
     def pid(self) -> int:
@@ -239,7 +241,7 @@ class Server(Launcher):
 
     def _spawn(self) -> None:
         self._process = SupervisedProcess(
-            self._command(),
+            [*self._enter, *self._command()],
             log_path=self.log_path,
             environment=_environment(),
             remove_directory=self._own_data_dir,
@@ -276,7 +278,7 @@ class Server(Launcher):
 
     def __repr__(self) -> str:
         port = self._ports.get(self.PORTS[0])
-        where = f" on {HOST}:{port.port}" if port else ""
+        where = f" on {self._host}:{port.port}" if port else ""
         return f"<{self.LABEL}{where}, {'running' if self.running else 'stopped'}>"
 
 

@@ -25,8 +25,8 @@ from latchwork.testing._binaries import (
     find_java,
     find_zookeeper_classpath,
 )
-from latchwork.testing._ports import HOST
 from latchwork.testing._server import Launcher, Server, ServerFailed
+from latchwork.testing.network import Network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class EtcdServer(Server):
     """One etcd server of a minor version. One thread at a time.
 
     Args:
-        version: "3.4" or "3.5".
+        version: "3.4", "3.5", or "3.6" where it was built (`scripts/build_etcd36`).
         data_dir: where its data go and stay; by default a temporary directory that `close` removes.
         tls: serve clients over TLS only.
         extra_args: more flags for etcd.
@@ -102,7 +102,7 @@ class EtcdServer(Server):
     def is_leader(self) -> bool:
         """Whether it leads its cluster, by its own word; False when it gives none. Not over TLS."""
         try:
-            status = _http(self._port("client"), "POST", "/v3/maintenance/status", body="{}")
+            status = _http(self._host, self._port("client"), "POST", "/v3/maintenance/status", body="{}")
         except OSError:
             return False
         header = status.get("header")
@@ -115,7 +115,7 @@ class EtcdServer(Server):
         return super().url(root, **options)
 
     def _command(self) -> list[str]:
-        client = f"{'http' if self._tls is None else 'https'}://{HOST}:{self._port('client')}"
+        client = f"{'http' if self._tls is None else 'https'}://{self._host}:{self._port('client')}"
         members = ",".join(f"{member._name}={member._peer_url}" for member in self._cluster)
         flags = {
             "name": self._name,
@@ -124,7 +124,7 @@ class EtcdServer(Server):
             "advertise-client-urls": client,
             "listen-peer-urls": self._peer_url,
             "initial-advertise-peer-urls": self._peer_url,
-            "listen-metrics-urls": f"http://{HOST}:{self._port('metrics')}",
+            "listen-metrics-urls": f"http://{self._host}:{self._port('metrics')}",
             "initial-cluster": members,
             "initial-cluster-token": f"latchwork-{self._cluster[0]._port('peer')}",
             "heartbeat-interval": 50,
@@ -144,7 +144,7 @@ class EtcdServer(Server):
         return arguments
 
     def _is_ready(self) -> bool:
-        return bool(_http(self._port("metrics"), "GET", "/health").get("health") == "true")
+        return bool(_http(self._host, self._port("metrics"), "GET", "/health").get("health") == "true")
 
     @property
     def _name(self) -> str:
@@ -152,7 +152,7 @@ class EtcdServer(Server):
 
     @property
     def _peer_url(self) -> str:
-        return f"http://{HOST}:{self._port('peer')}"
+        return f"http://{self._host}:{self._port('peer')}"
 
 
 class ZooKeeperServer(Server):
@@ -205,7 +205,7 @@ class ZooKeeperServer(Server):
         Raises:
             OSError: it does not answer.
         """
-        with socket.create_connection((HOST, self._port("client")), timeout=_PROBE_TIMEOUT_S) as connection:
+        with socket.create_connection((self._host, self._port("client")), timeout=_PROBE_TIMEOUT_S) as connection:
             connection.sendall(word.encode())
             with connection.makefile("rb") as answer:
                 return answer.read().decode(errors="replace")
@@ -217,7 +217,7 @@ class ZooKeeperServer(Server):
             **_ZOOKEEPER_CONFIG,
             "dataDir": str(zookeeper_data),
             "clientPort": str(self._port("client")),
-            "clientPortAddress": HOST,
+            "clientPortAddress": self._host,
             **self._membership(),
             **self._extra_config,
         }
@@ -233,7 +233,7 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) == 1:
             return {}
         return {
-            f"server.{number}": f"{HOST}:{member._port('quorum')}:{member._port('election')}"
+            f"server.{number}": f"{member._host}:{member._port('quorum')}:{member._port('election')}"
             for number, member in enumerate(self._ensemble, start=1)
         }
 
@@ -251,10 +251,30 @@ class _Group(Launcher, Generic[_Member]):
     """
 
     members: list[_Member]
+    _network: Network | None = None
+
+    def _assemble(self, members: list[_Member], *, network: bool) -> None:
+        self.members = members
+        if not network:
+            return
+        self._network = Network(len(members))
+        for number, member in enumerate(members):
+            member._host, member._enter = self._network.hosts[number], self._network.enter(number)
+
+    @property
+    def network(self) -> Network:
+        """The test network that its members live in.
+
+        Raises:
+            ServerFailed: it was not asked for.
+        """
+        if self._network is None:
+            raise ServerFailed(f"the members of {self!r} share one host; ask for network=True")
+        return self._network
 
     @property
     def endpoint(self) -> str:
-        """Every member's `127.0.0.1:port`, joined by commas."""
+        """Every member's `host:port`, joined by commas."""
         return ",".join(member.endpoint for member in self.members)
 
     @property
@@ -307,9 +327,11 @@ class _Group(Launcher, Generic[_Member]):
             member.resume()
 
     def close(self) -> None:
-        """End every member and remove its data."""
+        """End every member and remove its data, and the network."""
         for member in self.members:
             member.close()
+        if self._network is not None:
+            self._network.close()
 
     def _spawn(self) -> None:
         for member in self.members:
@@ -333,41 +355,55 @@ class _Group(Launcher, Generic[_Member]):
 
 
 class EtcdCluster(_Group[EtcdServer]):
-    """A cluster of etcd servers of one version. One thread at a time."""
+    """A cluster of etcd servers of one version. One thread at a time.
+
+    With `network` each member is a host of its own in a test `network`, whose links can be cut.
+    """
 
     SCHEME = "etcd"
 
-    def __init__(self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = ()) -> None:
-        self.members = [EtcdServer(version, extra_args=extra_args) for _ in range(size)]
+    def __init__(
+        self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = (), network: bool = False
+    ) -> None:
+        self._assemble([EtcdServer(version, extra_args=extra_args) for _ in range(size)], network=network)
         for member in self.members:
             member._cluster = self.members
 
 
 class ZooKeeperEnsemble(_Group[ZooKeeperServer]):
-    """An ensemble of ZooKeeper servers. One thread at a time."""
+    """An ensemble of ZooKeeper servers. One thread at a time.
+
+    With `network` each member is a host of its own in a test `network`, whose links can be cut.
+    """
 
     SCHEME = "zk"
 
     def __init__(
-        self, size: int = 3, *, extra_config: Mapping[str, str] | None = None, jvm_args: Sequence[str] = ()
+        self,
+        size: int = 3,
+        *,
+        extra_config: Mapping[str, str] | None = None,
+        jvm_args: Sequence[str] = (),
+        network: bool = False,
     ) -> None:
-        self.members = [ZooKeeperServer(extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
+        members = [ZooKeeperServer(extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
+        self._assemble(members, network=network)
         for member in self.members:
             member._ensemble = self.members
 
 
-def _http(port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
+def _http(host: str, port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
     """One request, answered in JSON.
 
     Raises:
         OSError: no connection, no answer, or none that is JSON.
     """
-    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:
         connection.request(method, path, body=body)
         answer = json.loads(connection.getresponse().read())
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"port {port} gave no JSON for {path}: {error}") from error
+        raise OSError(f"{host}:{port} gave no JSON for {path}: {error}") from error
     finally:
         connection.close()
     return answer if isinstance(answer, dict) else {}

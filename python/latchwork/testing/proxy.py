@@ -1,0 +1,241 @@
+"""A TCP proxy that hurts the connections through it: cuts, one-way cuts, black holes, delays, refusals.
+
+    with Proxy(server.endpoint) as proxy:
+        store = latchwork.connect(f"etcd://{proxy.endpoint}/test")
+        proxy.hold("answers")       # a one-way cut: requests arrive, nothing comes back
+        proxy.release()
+
+What is held back is not lost: as in a network that drops packets, it arrives when the trouble is over, also long after
+the client has left. That is how a write lands late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from latchwork.testing._ports import HOST, PortReservation, reserve_port
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Proxy", "Way"]
+
+Way = Literal["requests", "answers", "both"]
+T = TypeVar("T")
+
+_CHUNK = 65_536
+_STEP_TIMEOUT_S = 10.0
+_BIND_ATTEMPTS = 20
+
+
+class Proxy:
+    """Stands between clients and one server. Safe to share between threads; it has one thread of its own.
+
+    Args:
+        target: `host:port` of the server; it need not listen yet.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._reservation: PortReservation = reserve_port()
+        self._port = self._reservation.port
+        self._pairs: set[_Pair] = set()
+        self._held: dict[str, bool] = {"requests": False, "answers": False}
+        self._delay_s: dict[str, float] = {"requests": 0.0, "answers": 0.0}
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"proxy-{self._port}", daemon=True)
+        self._closed = False
+        self._thread.start()
+        self._do(self._listen)
+
+    @property
+    def endpoint(self) -> str:
+        """`127.0.0.1:port` for clients; the same for its whole life."""
+        return f"{HOST}:{self._port}"
+
+    def cut(self) -> None:
+        """End the present connections for both sides; new ones are served."""
+        self._do(self._cut)
+
+    def refuse(self) -> None:
+        """End the present connections and refuse new ones, until `accept`."""
+        self._do(self._refuse)
+
+    def accept(self) -> None:
+        """Take new connections again after `refuse`."""
+        self._do(self._listen)
+
+    def hold(self, way: Way = "both", *, present_only: bool = False) -> None:
+        """Keep back what is sent from now on, until `release`: one way is a one-way cut, both are a black hole.
+
+        Args:
+            way: which direction.
+            present_only: connections that are opened later pass.
+        """
+        self._do(lambda: self._hold(_ways(way), present_only=present_only))
+
+    def release(self) -> None:
+        """Pass on everything that was held back, and whatever comes."""
+        self._do(self._release)
+
+    def cut_clients(self) -> None:
+        """End the present connections for the clients only: the server does not notice while requests are held."""
+        self._do(self._cut_clients)
+
+    def delay(self, seconds: float, way: Way = "both") -> None:
+        """Let everything sent from now on arrive this much later, in order; 0 ends it."""
+        self._do(lambda: self._delay_s.update(dict.fromkeys(_ways(way), seconds)))
+
+    def close(self) -> None:
+        """End every connection and stop listening; what is held back is lost. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._do(self._refuse)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STEP_TIMEOUT_S)
+        self._reservation.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Proxy {self.endpoint} -> {self._target[0]}:{self._target[1]}, {len(self._pairs)} connections>"
+
+    # On the loop's thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def _do(self, step: Callable[[], object]) -> None:
+        """Run a step on the loop and wait for its end."""
+
+        async def run() -> None:
+            result = step()
+            if asyncio.iscoroutine(result):
+                await result
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(_STEP_TIMEOUT_S)
+
+    async def _listen(self) -> None:
+        for attempt in range(_BIND_ATTEMPTS):
+            if self._server is not None:
+                return
+            try:
+                self._server = await asyncio.start_server(self._serve, HOST, self._port, limit=_CHUNK)
+            except OSError:  # a connection that was refused may hold the port for a moment
+                if attempt == _BIND_ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def _refuse(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._cut()
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target, limit=_CHUNK)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = _Pair(writer, far_writer)
+        for way, held in self._held.items():
+            pair.gate(way, held=held)
+        self._pairs.add(pair)
+        try:
+            await asyncio.gather(
+                self._pump(pair, "requests", reader, far_writer), self._pump(pair, "answers", far_reader, writer)
+            )
+        finally:
+            pair.abort()
+            self._pairs.discard(pair)
+
+    async def _pump(self, pair: _Pair, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take what comes, and pass it on when it is due and not held."""
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        sender = asyncio.ensure_future(self._send(pair, way, queue, writer))
+        chunk = b"x"
+        while chunk:
+            try:
+                chunk = await reader.read(_CHUNK)
+            except OSError:
+                chunk = b""
+            queue.put_nowait((self._loop.time() + self._delay_s[way], chunk))
+        await sender
+
+    async def _send(
+        self, pair: _Pair, way: str, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            due, chunk = await queue.get()
+            await asyncio.sleep(max(0.0, due - self._loop.time()))
+            await pair.gates[way].wait()
+            with contextlib.suppress(OSError, RuntimeError):
+                if chunk:
+                    writer.write(chunk)
+                    await writer.drain()
+                elif writer.can_write_eof():
+                    writer.write_eof()
+            if not chunk:
+                return
+
+    def _hold(self, ways: tuple[str, ...], *, present_only: bool) -> None:
+        for way in ways:
+            self._held[way] = self._held[way] or not present_only
+            for pair in self._pairs:
+                pair.gates[way].clear()
+
+    def _release(self) -> None:
+        for way in self._held:
+            self._held[way] = False
+            for pair in self._pairs:
+                pair.gates[way].set()
+
+    def _cut(self) -> None:
+        for pair in list(self._pairs):
+            pair.abort()
+
+    def _cut_clients(self) -> None:
+        for pair in self._pairs:
+            pair.near.transport.abort()
+
+
+class _Pair:
+    """One connection of a client and its continuation to the server."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.near, self.far = near, far
+        self.gates: dict[str, asyncio.Event] = {}
+
+    def gate(self, way: str, *, held: bool) -> None:
+        self.gates[way] = asyncio.Event()
+        if not held:
+            self.gates[way].set()
+
+    def abort(self) -> None:
+        for end in (self.near, self.far):
+            end.transport.abort()
+        for gate in self.gates.values():
+            gate.set()
+
+
+def _ways(way: Way) -> tuple[str, ...]:
+    return ("requests", "answers") if way == "both" else (way,)
