@@ -75,8 +75,11 @@ class Claims:
     def add(self, me: Actor, is_owned: Callable[[], bool]) -> None:
         self._claims.append((me.name, is_owned))
 
+    def now(self) -> list[tuple[str, bool]]:
+        return [(name, is_owned()) for name, is_owned in self._claims]
+
     def look(self) -> None:
-        owners = [name for name, is_owned in self._claims if is_owned()]
+        owners = [name for name, is_owned in self.now() if is_owned]
         self.seen += bool(owners)
         if len(owners) > self.most and self.are_judged:
             raise ModelBroken(f"{' and '.join(owners)} own it at the same time")

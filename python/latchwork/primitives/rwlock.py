@@ -126,16 +126,20 @@ class Side(SessionLock):
             raise LatchworkError(f"{self._what} is held {hold.depth} times by this thread; release all but one of them")
         ticket = hold.place.ticket
         shared = write_body({**read_body(ticket.value), "mode": "read"})
+        self.hand_to_other(hold)  # first: once this is written others may read, before we hear that it was
         try:
             self._store.commit([hold.place.fence], [Put(ticket.key, shared)])
-        except Conflict as error:
-            raise LockLost(f"{self._what} was lost before the downgrade; stop what it protected") from error
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self._what, error)
-        self._hand_to_other(hold)
+        except BaseException as error:
+            self.other.hand_to_other(hold)
+            if isinstance(error, Conflict):
+                raise LockLost(f"{self._what} was lost before the downgrade; stop what it protected") from error
+            raise
         return hold.place.fence
 
-    def _hand_to_other(self, hold: Hold) -> None:
+    def hand_to_other(self, hold: Hold) -> None:
+        """Have the other side hold what this one held, in this thread."""
         with self._lock:
             self._holds.remove(hold)
             self._mine.stack = [each for each in self._mine.stack if each is not hold]

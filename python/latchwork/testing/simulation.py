@@ -45,6 +45,7 @@ __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "Threads
 
 _START_S = 1000.0
 _STUCK_AFTER_S = 30.0
+_LEAST_WAIT_S = 1e-9
 _GRACE_S = 60.0
 hide(__file__)
 #: One transaction of the embedded store is one step: no thread is stopped inside it.
@@ -275,7 +276,8 @@ class Simulation:
         if task.unwinds:
             raise Unwind
         task.lock = lock
-        task.deadline = None if timeout < 0 else self._now + timeout
+        # However short a wait, time goes on: a sliver left of a lease must not be waited for again and again.
+        task.deadline = None if timeout < 0 else self._now + (max(timeout, _LEAST_WAIT_S) if timeout else 0.0)
         try:
             self._give_turn(task)
             return not lock.is_locked

@@ -1,0 +1,47 @@
+"""Locks that live by a session, under random schedules."""
+
+from __future__ import annotations
+
+from latchwork.errors import WaitTimeout
+from latchwork.primitives import Lock
+from schedules.harness import PATIENCE_S, Model, action, check
+
+
+class LockModel(Model):
+    """At most one holds; whoever waits gets it in the end; a try that timed out leaves nothing behind."""
+
+    @action
+    def hold(self, me):
+        with me.ended(Lock(me.store, "orders", label=me.name)) as lock:
+            fence = me.patiently(lambda: lock.acquire(PATIENCE_S))
+            self.claims.add(me, lambda: lock.is_held)
+            self.writes.write(me, fence)
+            me.pause()
+            self.writes.write(me, fence)
+            lock.release()
+
+    @action
+    def hold_long(self, me):
+        with me.ended(Lock(me.store, "orders", label=me.name)) as lock:
+            me.patiently(lambda: lock.acquire(PATIENCE_S))
+            self.claims.add(me, lambda: lock.is_held)
+            with lock.guard_work() as work:
+                work.wait(3.0)
+                self.writes.write(me, work.fence)
+
+    @action
+    def wait_briefly(self, me):
+        with me.ended(Lock(me.store, "orders", label=me.name)) as lock:
+            try:
+                fence = lock.acquire(0.5)
+            except WaitTimeout:
+                return
+            self.claims.add(me, lambda: lock.is_held)
+            self.writes.write(me, fence)
+
+    def finish(self, store):
+        assert store.list("orders") == [], "a ticket was left behind"
+
+
+def test_lock_keeps_its_rules_under_random_schedules():
+    check(LockModel)
