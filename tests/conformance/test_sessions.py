@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 
 import pytest
@@ -237,3 +238,24 @@ def test_a_lost_session_fires_once_frees_its_keys_and_never_comes_back(store, ot
     assert fired == ["first", "second"]
     assert session.state == "lost"
     assert store.get("again") is None
+
+
+def test_programs_that_seed_random_alike_share_no_session_and_no_guard(backend_url):
+    """Ids that decide who owns what must not come from a generator that anybody may seed."""
+    opened = []
+    before = random.getstate()
+    try:
+        for name in ("first", "second"):
+            random.seed(42)  # as many a program does, and some do again and again
+            store = latchwork.connect(backend_url)
+            store.put(f"plain/{name}", b"")
+            random.seed(42)
+            opened.append((store, store.put(f"bound/{name}", b"", session=store.session)))
+    finally:
+        random.setstate(before)
+    (first, mine), (second, theirs) = opened
+    assert mine.owner != theirs.owner
+    first.close()
+    assert [entry.key for entry in second.list("bound")] == ["bound/second"]
+    assert second.put("plain/second", b"again").value == b"again"
+    second.close()

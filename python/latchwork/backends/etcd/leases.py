@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
@@ -22,7 +22,8 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
 
     Its life is to be counted from before this was called: a request whose answer was lost may have started it.
     """
-    lease = random.getrandbits(62) + 1
+    # Not from `random`: programs that seed it alike would share their leases, and take each other's for their own.
+    lease = (int.from_bytes(os.urandom(8), "big") >> 2) + 1
     try:
         answer = yield from link.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
     except LatchworkError as error:
