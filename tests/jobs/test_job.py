@@ -55,6 +55,8 @@ def test_a_subclass_may_give_its_options_as_attributes():
         ({"schedule": 60}, "schedule is 60"),
         ({"threads": 3}, "threads is 3"),
         ({"pool_check_period_s": -1}, "pool_check_period_s is -1"),
+        ({"requires": {"zone": 1}}, "requires is {'zone': 1}; give label names and values as str"),
+        ({"jitter_s": "x"}, "jitter_s is 'x'"),
         ({"initial_delay_s": float("inf")}, "initial_delay_s is inf"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import bench, demo, jobs, nodes, run, status, tree
+from latchwork.cli import bench, demo, jobs, nodes, run, status, tree, why
 from latchwork.cli.options import Debug, examples
 
 app = typer.Typer(
@@ -53,6 +53,7 @@ nodes.register(app)
 run.register(app)
 status.register(app)
 tree.register(app)
+why.register(app)
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +21,7 @@ from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
 from latchwork.cli.outcome import NoCluster, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import ClusterState, NodeView, inspect
+from latchwork.store import Store
 
 _FEW = 8
 
@@ -39,6 +42,8 @@ def status(
     *,
     url: Url = None,
     as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
     everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
     debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
@@ -53,10 +58,31 @@ def status(
             raise NoCluster(
                 f"no cluster under /{parse_url(wanted_url(url)).root} of {store.url}; start a node with latchwork run"
             )
-        if as_json:
+        most = None if everything else _FEW
+        if watch:
+            _watch(store, interval_s, as_json=as_json, most=most)
+        elif as_json:
             typer.echo(json.dumps(to_json(state), indent=2))
         else:
-            _print(Console(highlight=False, soft_wrap=True), state, None if everything else _FEW)
+            Console(highlight=False, soft_wrap=True).print(*_parts(state, most), sep="\n")
+
+
+def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
+    """Until interrupted: a live view on a terminal, else one look after the other, JSON as one line each."""
+    console, never = Console(highlight=False), threading.Event()
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+        while True:
+            state = inspect(store)
+            if as_json:
+                typer.echo(json.dumps(None if state is None else to_json(state)))
+            else:
+                head = Text(datetime.now(timezone.utc).strftime("%H:%M:%S UTC"), style="dim")
+                body = [Text("no cluster", style="yellow")] if state is None else _parts(state, most)
+                if console.is_terminal:
+                    live.update(Group(head, *body), refresh=True)
+                else:
+                    console.print(head, *body, sep="\n")
+            store.clock.wait(never, interval_s)
 
 
 def to_json(state: ClusterState) -> dict[str, object]:
@@ -106,32 +132,33 @@ def to_json(state: ClusterState) -> dict[str, object]:
     }
 
 
-def _print(console: Console, state: ClusterState, most: int | None) -> None:
+def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
+    """What is shown, from top to bottom."""
+    found: list[RenderableType] = []
     waiting = ", ".join(state.candidates[1:])
-    console.print(
-        Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else ""))
-    )
-    console.print(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
+    found.append(Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")))
+    found.append(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
     for job in state.jobs():
-        console.print(Text(f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run", style="bold"))
+        found.append(Text(f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run", style="bold"))
         by_node: dict[str, list[str]] = {}
         for item, node in job.assigned.items():
             by_node.setdefault(node, []).append(item)
         for node, items in sorted(by_node.items()):
-            console.print(Text(f"  {node}: {len(items)} items: {_few(items, most)}"))
+            found.append(Text(f"  {node}: {len(items)} items: {_few(items, most)}"))
         if unassigned := job.items - len(job.assigned):
-            console.print(Text(f"  nobody: {unassigned} items are not assigned", style="yellow"))
+            found.append(Text(f"  nobody: {unassigned} items are not assigned", style="yellow"))
         moving = [f"{item} ({holder})" for item, holder in job.running.items() if job.assigned.get(item) != holder]
         if moving:
-            console.print(Text(f"  still locked elsewhere: {len(moving)}: {_few(moving, most)}", style="yellow"))
+            found.append(Text(f"  still locked elsewhere: {len(moving)}: {_few(moving, most)}", style="yellow"))
     gone = [f"{mark.node} ({mark.state})" for mark in state.marks.values() if mark.node not in state.nodes]
     if gone:
-        console.print(Text(f"not living, but drained or to be restarted: {', '.join(gone)}", style="yellow"))
+        found.append(Text(f"not living, but drained or to be restarted: {', '.join(gone)}", style="yellow"))
     if state.leftovers:
-        console.print(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
+        found.append(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
     held = Counter(lock.holder.label for lock in state.locks)
     owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
-    console.print(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
+    found.append(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
+    return found
 
 
 def _nodes(state: ClusterState) -> Table:

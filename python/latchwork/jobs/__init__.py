@@ -1,7 +1,8 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
+from latchwork.jobs.audit import AuditRecord, read_audit
 from latchwork.jobs.context import JobContext
-from latchwork.jobs.control import Control, UnknownNode
+from latchwork.jobs.control import Control, LockFree, UnknownNode
 from latchwork.jobs.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed
 from latchwork.jobs.jobmanager import Health, JobManager, NodeState, NodeStats
@@ -10,8 +11,10 @@ from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
 from latchwork.jobs.runs import JobStats
 from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
 from latchwork.jobs.settings import ClusterSettings, InvalidSetting, JobSettings, Settings
+from latchwork.jobs.why import Reasons, why
 
 __all__ = [
+    "AuditRecord",
     "ClusterSettings",
     "ClusterState",
     "Control",
@@ -28,6 +31,7 @@ __all__ = [
     "JobSettings",
     "JobState",
     "JobStats",
+    "LockFree",
     "LockView",
     "Member",
     "NodeState",
@@ -35,6 +39,7 @@ __all__ = [
     "NodeView",
     "Observer",
     "PoolInfo",
+    "Reasons",
     "RebalanceInfo",
     "RunInfo",
     "Schedule",
@@ -44,4 +49,6 @@ __all__ = [
     "UnknownNode",
     "WorkPoolFailed",
     "inspect",
+    "read_audit",
+    "why",
 ]

@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import threading
+import uuid
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import keys
 from latchwork.jobs import settings as stored
+from latchwork.jobs.audit import AUDIT, AuditRecord
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import read_settings
 from latchwork.jobs.marks import NodeMark, mark_key, reserved_key
 from latchwork.jobs.members import Member
 from latchwork.jobs.settings import InvalidSetting, Settings
-from latchwork.primitives import lock_states
+from latchwork.primitives import LockState, force_release, lock_states
+from latchwork.types import Create, Op
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -36,6 +39,10 @@ _LOOK_S = 0.2
 
 class UnknownNode(LatchworkError, LookupError):
     """No node of this id lives in the cluster; the message lists those that do."""
+
+
+class LockFree(LatchworkError, LookupError):
+    """Nobody holds the lock."""
 
 
 def who_we_are() -> str:
@@ -158,6 +165,31 @@ class Control:
                     "wait longer, or look at what its runs do when they are told to stop"
                 )
             clock.wait(threading.Event(), min(left_s, _LOOK_S))
+
+    def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
+        """Free an item's lock by hand, and write down who did, and why.
+
+        A node that holds it and lives tells its run to stop, and every fenced write of that run is refused from now on.
+        Not promised: that the run has stopped before the item starts elsewhere; be sure that it does no harm.
+
+        Raises:
+            LockFree: nobody holds it.
+            Conflict: it changed hands at this very moment; look again.
+        """
+        name = keys.lock_name(check_id("job", job), keys.check_item(item))
+        at = datetime.now(timezone.utc)
+        record: list[AuditRecord] = []
+
+        def written_down(before: LockState) -> list[Op]:
+            when = at.isoformat(timespec="seconds")
+            by = self._by or who_we_are()
+            record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
+            return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
+
+        before = force_release(self._store, name, also=written_down, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+        if before is None:
+            raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
+        return record[0]
 
     def _mark(self, node: str, mark: NodeMark) -> None:
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import keys
+from latchwork.jobs.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
 
 if TYPE_CHECKING:
-    from latchwork.store import Store
+    from latchwork.store import Mirror, Store
     from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class ItemLocks:
     """
 
     def __init__(self, store: Store, node_id: str, ttl_s: float, wake: Callable[[], None]) -> None:
+        self._store = store
         self._keeper = LockKeeper(
             store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, ttl_s=ttl_s, owner_label=node_id
         )
@@ -103,6 +105,8 @@ class ItemLocks:
         self._waits: dict[tuple[str, str], Callable[[], None]] = {}
         self._freed: set[tuple[str, str]] = set()
         self._closing = False
+        self._audit: Mirror | None = None
+        self._by_hand: dict[tuple[str, str], int] = {}
 
     @property
     def ttl_s(self) -> float:
@@ -113,14 +117,24 @@ class ItemLocks:
         """Follow the other owners from now on, so that a takeover needs no new TTL."""
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
+        self._audit = audit = self._store.mirror(AUDIT)
+        audit.on_change(lambda _batch: self._note_by_hand(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
-        """Job to item to lock: what this node holds for certain."""
+        """Job to item to lock: what this node holds for certain, but for what was freed by hand."""
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
             job, item = keys.split_lock_name(name)
-            found.setdefault(job, {})[item] = lock
+            if lock.fence.token > self._by_hand.get((job, item), 0):
+                found.setdefault(job, {})[item] = lock
         return found
+
+    def let_go(self, job: str, busy: Collection[str]) -> None:
+        """Forget the locks of a job that were freed by hand, but for busy items: their runs have to end first."""
+        for (freed_job, item), token in self._by_hand.items():
+            lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
+            if lock is not None and lock.fence.token <= token:
+                self.release(job, [item], lambda: True)
 
     def remaining_s(self) -> float:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
@@ -170,7 +184,13 @@ class ItemLocks:
         """End: with ``release`` others can have the locks at once, else when they have run out."""
         with self._mutex:
             self._closing = True
+        if self._audit is not None:
+            self._audit.close()
         self._keeper.close(release=release)
+
+    def _note_by_hand(self, audit: Mirror) -> None:
+        self._by_hand = freed_by_hand(audit.snapshot().values())
+        self._wake()
 
     def _to_ask(self, job: str, items: Collection[str]) -> list[str]:
         """Settle the waits: end those for other items; what is new, or looks free, is to be asked for."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from latchwork.errors import LatchworkError
@@ -96,6 +97,7 @@ class Job:
         pool_check_period_s: seconds between two reads of the work pool, 60 by default; 0 reads it once, at the start.
         threads: how many runs a node's share is cut into; one by default.
         jitter_s: runs start up to so many seconds later, at random, so that not all start at once; 0 by default.
+        requires: labels, with their values, that a node must have to get items of this job; none by default.
 
     All but the id may change while it runs: by ``change`` on one node, by settings in the whole cluster.
     """
@@ -106,6 +108,7 @@ class Job:
     pool_check_period_s: float = DEFAULT_POOL_CHECK_PERIOD_S
     threads: Threads = Threads(1)
     jitter_s: float = 0.0
+    requires: Mapping[str, str] = MappingProxyType({})
     _work_pool: WorkPool | None = None
     _run: Run | None = None
 
@@ -120,6 +123,7 @@ class Job:
         pool_check_period_s: float | None = None,
         threads: Threads | None = None,
         jitter_s: float | None = None,
+        requires: Mapping[str, str] | None = None,
     ) -> None:
         """Make a job; what is not given stays what the class says.
 
@@ -132,6 +136,7 @@ class Job:
             pool_check_period_s: seconds between two reads of the work pool; 0 for never after the first.
             threads: ``Threads.whole()``, ``Threads.per_item()`` or ``Threads.at_most(n)``.
             jitter_s: most seconds that a run starts later than it is due, at random.
+            requires: labels that a node must have, with their values; a node without them gets no items of this job.
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.
         """
@@ -144,6 +149,7 @@ class Job:
             "pool_check_period_s": pool_check_period_s,
             "threads": threads,
             "jitter_s": jitter_s,
+            "requires": requires,
         }
         for name, value in given.items():
             if value is not None:
@@ -239,6 +245,12 @@ class Job:
             raise InvalidJob(msg)
         self._check_seconds("pool_check_period_s", self.pool_check_period_s)
         self._check_seconds("jitter_s", self.jitter_s)
+        requires: object = self.requires
+        if not isinstance(requires, Mapping) or not all(
+            isinstance(text, str) for text in (*requires, *requires.values())
+        ):
+            msg = f"job {self.id}: requires is {requires!r}; give label names and values as str"
+            raise InvalidJob(msg)
         if self.initial_delay_s is not None:
             self._check_seconds("initial_delay_s", self.initial_delay_s)
 

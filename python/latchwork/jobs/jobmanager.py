@@ -39,7 +39,7 @@ class NodeStats:
     """What a node has done since it started.
 
     Attributes:
-        jobs: by job id.
+        jobs: by job id; without the jobs that demand labels which this node does not have.
         is_manager: whether it manages the cluster at this moment.
         rebalances: rebalances it wrote as the manager.
         moves: items it moved as the manager.
@@ -147,8 +147,9 @@ class JobManager:
             "cleanup_period_s": _seconds("cleanup_period_s", cleanup_period_s),
             "sweep_period_s": _seconds("sweep_period_s", sweep_period_s),
         }
+        self._able = _able(self._jobs, self._member_options)
         self._strategies = Strategies(strategy)
-        self._settings = LiveSettings(self._jobs)
+        self._settings = LiveSettings(self._able)
         self._observers = Observers((EventLog(), *observers))
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
@@ -191,7 +192,7 @@ class JobManager:
         """What this node has done since it started."""
         worker, membership = self._worker, self._membership
         if worker is None or membership is None:
-            return NodeStats({job_id: JobStats() for job_id in self._jobs})
+            return NodeStats({job_id: JobStats() for job_id in self._able})
         done = membership.counters
         return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
 
@@ -309,7 +310,7 @@ class JobManager:
         worker = Worker(
             self._store,
             self.node_id,
-            self._jobs,
+            self._able,
             self._settings,
             lock_ttl_s=self._lock_ttl_s,
             stop_timeout_s=self._stop_timeout_s,
@@ -318,7 +319,7 @@ class JobManager:
         options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
         self._worker = worker
         self._membership = Membership(
-            self._store, self._jobs, self._member_options, options, self._settings, observers=self._observers
+            self._store, self._able, self._member_options, options, self._settings, observers=self._observers
         )
         worker.follow_owners()
         self._membership.start()
@@ -368,6 +369,18 @@ class JobManager:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _able(jobs: Mapping[str, Job], options: MemberOptions) -> dict[str, Job]:
+    """The jobs whose demands this node's labels meet; the others are as if it did not have them."""
+    able = {}
+    for job_id, job in jobs.items():
+        missing = {name: value for name, value in job.requires.items() if options.labels.get(name) != value}
+        if missing:
+            log.info("node %s gets no items of job %s, which requires %s", options.node_id, job_id, missing)
+        else:
+            able[job_id] = job
+    return able
 
 
 def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ Keys:   alive/<worker>                              session-bound; who lives
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
         fired/<job>/<cell>[/items]                  which cron fire times have started; see fires.py
         settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see settings.py
+        audit/<number>                              what was done by hand; see audit.py
         nodes/<node>[/reserved/<job>[/<chunk>]]    drained, or being restarted; see marks.py
         versions/{work-pool,worker,assignment}      guards, bumped by what changes their subtree
 """

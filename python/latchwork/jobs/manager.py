@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OwnershipLost
 from latchwork.jobs import keys
+from latchwork.jobs.audit import trim_audit
 from latchwork.jobs.ledger import Ledger
 from latchwork.jobs.marks import NODES
 from latchwork.jobs.members import Member
@@ -315,6 +316,7 @@ class Term:
         """Remove what dead owners of locks left, and progress that nobody needs any more."""
         self._options.sweep()
         sweep_cells(self._store, self._read_pools(), [self._fence])
+        trim_audit(self._store, [self._fence])
 
     def _members(self) -> dict[str, Member]:
         found = self._alive.snapshot()

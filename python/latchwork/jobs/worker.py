@@ -245,6 +245,7 @@ class Worker:
         """Release and acquire; True when another look is worth while at once."""
         state.filling = False
         began = self._clock.now()
+        self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
         left = bool(actions.release) and self.locks.release(state.job.id, actions.release, lambda: self._go_on(began))
         asked = self.locks.want(state.job.id, actions.acquire, lambda: self._go_on(began))
         state.filling = asked.more

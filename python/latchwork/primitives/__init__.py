@@ -6,7 +6,7 @@ from latchwork.primitives.latch import Candidate, LeaderLatch
 from latchwork.primitives.lock import Lock
 from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_owner import HeldLock
-from latchwork.primitives.lock_state import LockHolder, LockState, lock_states
+from latchwork.primitives.lock_state import LockHolder, LockState, force_release, lock_states
 from latchwork.primitives.persistent_lock import PersistentLock
 from latchwork.primitives.rwlock import ReadWriteLock
 from latchwork.primitives.semaphore import Semaphore
@@ -33,5 +33,6 @@ __all__ = [
     "Term",
     "Ticket",
     "Work",
+    "force_release",
     "lock_states",
 ]

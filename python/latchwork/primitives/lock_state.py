@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latchwork.primitives.lock_protocol import LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
+from latchwork.primitives.lock_protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
 from latchwork.primitives.lock_table import LockTable, owner_of
+from latchwork.types import At, Op, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from latchwork.store.store import Store
     from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
 
 _BATCH = 500
 
@@ -70,6 +75,39 @@ def lock_states(
     """
     table = LockTable(store, owners_prefix, locks_prefix)
     return states_of(table, store.list(table.lock_key(below) if below else locks_prefix, recursive=True))
+
+
+def force_release(
+    store: Store,
+    name: str,
+    *,
+    also: Callable[[LockState], Sequence[Op]] = lambda _before: (),
+    owners_prefix: str = OWNERS_PREFIX,
+    locks_prefix: str = LOCKS_PREFIX,
+) -> LockState | None:
+    """Take a lock from whoever holds it: for people who know that the holder does no harm any more.
+
+    Every fenced write of the holder is refused from now on. Not promised: that it notices, or has stopped.
+
+    Args:
+        store: where the lock is.
+        name: the lock's name.
+        also: operations for the same transaction, made from the lock's state before: a note of who did it, and why.
+        owners_prefix: as given to the keepers.
+        locks_prefix: as given to the keepers.
+    Returns:
+        The state before; None when it was free, and nothing was done.
+    Raises:
+        Conflict: it changed hands at this very moment; look again.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    entry = store.get(table.lock_key(name))
+    before = next(iter(states_of(table, [entry] if entry is not None else [])), None)
+    if entry is None or before is None or before.holder is None:
+        return None
+    store.commit([At(entry)], [Put(entry.key, FREE), *also(before)])
+    _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
+    return before
 
 
 def state_of(table: LockTable, name: str) -> LockState:

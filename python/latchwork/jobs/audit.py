@@ -1,0 +1,84 @@
+"""What people did to a cluster by hand, for those who look later; and what it means for the locks they freed.
+
+Keys:   audit/<number>      JSON, one each, in order; the leader keeps the last 1,000
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.types import Check, Delete
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.types import Entry
+
+AUDIT = "audit"
+KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """A lock that was freed by hand.
+
+    Attributes:
+        job: of which job.
+        item: which work item.
+        token: the fencing token of the holder it was taken from: what that one writes with it is refused.
+        holder: who that was.
+        by: who did it.
+        at: when, for people.
+        reason: why, as they said.
+        what: ``force-release``.
+    """
+
+    job: str
+    item: str
+    token: int
+    holder: str
+    by: str
+    at: str
+    reason: str
+    what: str = "force-release"
+
+    def encode(self) -> bytes:
+        """The value of its key."""
+        return json.dumps(asdict(self)).encode()
+
+
+def decode_record(value: bytes) -> AuditRecord | None:
+    """The record in a value; None for what is none of ours."""
+    try:
+        body = json.loads(value)
+        texts = {name: str(body[name]) for name in ("job", "item", "holder", "by", "at", "reason", "what")}
+        return AuditRecord(token=int(body["token"]), **texts)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def read_audit(store: Store) -> list[AuditRecord]:
+    """What was done by hand, the oldest first."""
+    return [record for entry in store.list(AUDIT) if (record := decode_record(entry.value)) is not None]
+
+
+def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+    """Job and item to the greatest token whose holder lost the lock by hand."""
+    found: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        record = decode_record(entry.value)
+        if record is not None and record.what == "force-release":
+            key = (record.job, record.item)
+            found[key] = max(record.token, found.get(key, 0))
+    return found
+
+
+def trim_audit(store: Store, checks: list[Check]) -> int:
+    """Delete all but the last records; how many. By the leader, now and then."""
+    names = store.children(AUDIT)
+    gone = names[: max(0, len(names) - KEPT)]
+    for name in gone:
+        store.commit(checks, [Delete(f"{AUDIT}/{name}")])
+    return len(gone)

@@ -1,0 +1,144 @@
+"""Why an item is where it is, or runs nowhere: said from what is stored. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from latchwork.jobs.fires import Fired
+
+if TYPE_CHECKING:
+    from latchwork.jobs.inspect import ClusterState, LockView
+    from latchwork.jobs.settings import Settings
+
+_FEW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """What is known of one item.
+
+    Attributes:
+        job: its job.
+        item: the item.
+        in_pool: whether the job's work pool has it.
+        enabled: whether the job may run.
+        able: the nodes that can run the job and may have items: sorted.
+        assigned: the node it is assigned to; None for none.
+        locked_by: the node that holds its lock, so that it may run there; None for none.
+        sentences: what that means, the most important first.
+    """
+
+    job: str
+    item: str
+    in_pool: bool
+    enabled: bool
+    able: tuple[str, ...]
+    assigned: str | None
+    locked_by: str | None
+    sentences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fired | None = None) -> Reasons:
+    """Explain where an item is.
+
+    Args:
+        state: what ``inspect`` found.
+        settings: what ``Control.settings`` found.
+        job: the job's id.
+        item: the work item; it need not exist.
+        fired: how far it is on its cron schedule, if that is known.
+    Raises:
+        UnknownJob: the cluster does not know the job; the message lists what it knows.
+    """
+    view = state.job(job)
+    pool = state.pools.get(job, ())
+    able = tuple(node for node in view.nodes if state.nodes[node].member.state == "ready" and node not in state.marks)
+    lock = next((lock for lock in state.locks if (lock.job, lock.item) == (job, item)), None)
+    assigned = view.assigned.get(item)
+    sentences: list[str] = []
+    if item not in pool:
+        close = get_close_matches(item, pool, n=_FEW)
+        sentences.append(
+            f"item {item!r} is not in the work pool of job {job}, which has {len(pool)} items"
+            + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
+        )
+    if not settings.is_enabled(job):
+        sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
+    sentences += _place(state, job, able, assigned) if item in pool or assigned else []
+    sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
+    if fired is not None:
+        sentences.append(_progress(fired))
+    return Reasons(
+        job=job,
+        item=item,
+        in_pool=item in pool,
+        enabled=settings.is_enabled(job),
+        able=able,
+        assigned=assigned,
+        locked_by=None if lock is None else lock.holder.label,
+        sentences=tuple(sentences),
+    )
+
+
+def _switch(settings: Settings, job: str) -> str:
+    if settings.cluster.all_disabled:
+        return "all jobs are"
+    return "its switch is off" if settings.job(job).enabled is False else "the default is off and it has no switch"
+
+
+def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str | None) -> list[str]:
+    view = state.job(job)
+    out = [f"{node} ({_out(state, node)})" for node in view.nodes if node not in able]
+    others = f"; not {', '.join(out)}" if out else ""
+    if assigned is not None:
+        sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
+        shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
+        kept = "" if assigned in able else f", which is {_out(state, assigned)}: it moves with the next rebalance"
+        able_now = f"able: {', '.join(able) or 'nobody'}{others}"
+        return [
+            f"it is assigned to node {assigned}{kept}",
+            f"the {view.items} items of the job are shared out: {shares} ({able_now})",
+        ]
+    if not able:
+        return [f"it is assigned to nobody: no living node can run job {job}{others}; start one that has the job"]
+    if state.manager is None:
+        return ["it is assigned to nobody: no node manages the cluster at this moment; one is elected within the TTL"]
+    return [
+        f"it is assigned to nobody yet: the manager {state.manager} has not rebalanced since it came up",
+        f"able are {', '.join(able)}{others}; if that lasts, the manager's log says why (a strategy that raises?)",
+    ]
+
+
+def _out(state: ClusterState, node: str) -> str:
+    mark = state.marks.get(node)
+    return mark.state if mark is not None else state.nodes[node].member.state if node in state.nodes else "gone"
+
+
+def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, enabled: bool) -> list[str]:
+    if lock is None:
+        if assigned is None or not enabled:
+            return []
+        return [f"its lock is free: node {assigned} is about to take it, or cannot reach the store"]
+    holder = lock.holder.label
+    if holder == assigned:
+        return [f"node {holder} holds its lock (fencing token {lock.token}): it runs there, or waits for its time"]
+    alive = "it was told to stop, and gives the lock back when it has" if holder in state.nodes else "it is gone"
+    waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
+    latest = f"at the latest until {1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
+    return [f"its lock is still held by node {holder} (fencing token {lock.token}): {alive}; {waiting}, {latest}"]
+
+
+def _progress(fired: Fired) -> str:
+    def text(wall_s: float) -> str:
+        return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="seconds")
+
+    if fired.running is not None:
+        return f"on its cron schedule the run of {text(fired.running)} was begun and has not ended"
+    return f"on its cron schedule it is settled up to {text(fired.through)}"
