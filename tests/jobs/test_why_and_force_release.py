@@ -28,7 +28,7 @@ def said(store, job, item, **more):
 
 def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, cluster, eventually):
     cluster.node(memory, "n1", cluster.endless(items=["north"]))
-    eventually(lambda: cluster.log.owners())
+    eventually(cluster.log.owners)
     found = why(inspect(memory), Control(memory).settings(), "report", "north")
     assert (found.assigned, found.locked_by, found.able, found.enabled) == ("n1", "n1", ("n1",), True)
     assert found.sentences[0] == "it is assigned to node n1"
@@ -51,7 +51,7 @@ def test_an_item_that_is_not_in_the_pool_is_answered_with_similar_ones(memory, c
 def test_the_reason_why_nothing_runs_is_said_first(memory, cluster, eventually):
     control = Control(memory)
     cluster.node(memory, "n1", cluster.endless(items=["a"]))
-    eventually(lambda: cluster.log.owners())
+    eventually(cluster.log.owners)
     control.disable("report")
     eventually(lambda: not cluster.log.owners())
     assert said(memory, "report", "a").startswith("job report is disabled: its switch is off; ")
