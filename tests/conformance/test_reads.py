@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from latchwork import At, Conflict, Put
+
 
 def test_a_read_sees_what_another_client_has_just_written(store, other):
     for number in range(50):
@@ -15,6 +17,26 @@ def test_a_stale_read_gives_an_entry_or_none(store):
     assert store.get("k", stale_ok=True) is None
     written = store.put("k", b"v")
     assert store.get("k", stale_ok=True) == written
+
+
+def test_stale_reads_of_many_keys_and_of_a_level_see_what_their_own_client_wrote(store):
+    written = [store.put(f"many/{number}", b"v") for number in range(3)]
+    store.delete("many/1")
+    keys = [f"many/{number}" for number in range(4)]
+    assert store.get_many(keys, stale_ok=True) == [written[0], None, written[2], None]
+    assert store.list("many", stale_ok=True) == [written[0], written[2]]
+    assert store.list("many", stale_ok=True, limit=1, start_after="many/0") == [written[2]]
+    assert store.list("none", stale_ok=True) == []
+
+
+def test_a_version_from_a_stale_read_is_checked_like_any_other(store, other):
+    store.put("k", b"1")
+    (seen,) = store.get_many(["k"], stale_ok=True)
+    store.commit([At(seen)], [Put("k", b"2")])
+    (seen,) = store.list("", stale_ok=True)
+    other.put("k", b"3")
+    with pytest.raises(Conflict):
+        store.commit([At(seen)], [Put("k", b"4")])
 
 
 def test_get_many_answers_in_order_with_none_for_the_absent(store):

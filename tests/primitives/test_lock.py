@@ -331,7 +331,7 @@ def test_a_hand_over_costs_the_next_one_request_at_most(lock, connect, in_thread
     for mine, taker in zip(locks, takers, strict=True):
         taker.outcome()
         mine.release()
-    assert counts == [[], ["list"], ["list"]]  # the first knew that only one was ahead
+    assert counts == [[], ["get_many"], ["get_many"]]  # the first knew that only one was ahead
 
 
 @pytest.mark.parametrize("when", ["applied", "never applied"])

@@ -178,15 +178,20 @@ class Backend(Protocol):
         """The entry, or None. Linearizable unless ``stale_ok``."""
         ...
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
-        """One answer per key, in order; each linearizable, together no snapshot."""
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
+        """One answer per key, in order; each linearizable unless ``stale_ok``, together no snapshot.
+
+        With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
+        """
         ...
 
-    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
+    def list(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
+    ) -> Future[list[Entry]]:
         """Keys directly below the prefix (or its whole subtree), not the prefix itself; "" is the root.
 
         Sorted by plain string order of the full key; ``start_after`` is a full key, exclusive. Reserved keys hidden.
-        Each entry linearizable, the list no snapshot.
+        Each entry linearizable unless ``stale_ok``, the list no snapshot.
         """
         ...
 

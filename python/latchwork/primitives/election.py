@@ -323,7 +323,7 @@ class Observer:
 class _Seat(SessionLock):
     """One campaign and the term that it leads to."""
 
-    _error = NotLeader
+    error = NotLeader
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class _Seat(SessionLock):
         try:
             self._store.commit([place.fence], [Put(place.ticket.key, write_body(body))])
         except Conflict as error:
-            raise NotLeader(f"{self._what} is not led by us any more, nothing was announced; stop leading") from error
+            raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
 
     def release(self) -> None:
         self.is_over = True

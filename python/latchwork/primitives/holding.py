@@ -32,23 +32,25 @@ class Hold:
     Attributes:
         place: the key that it is, its session and its fence.
         owner: through which it is held.
+        waiter: what waited for it, with a watch that is closed after the release.
         ownership: what works under it depend on.
         depth: how often its thread acquired it.
         given_back: set once it is released or closed.
     """
 
-    def __init__(self, place: Place, owner: SessionLock, what: str, error: type[OwnershipLost]) -> None:
+    def __init__(self, place: Place, owner: SessionLock, waiter: Waiter) -> None:
         self.place = place
         self.owner = owner
+        self.waiter = waiter
         self.depth = 1
         self.given_back = threading.Event()
         session = place.session
         self.ownership = Ownership(
-            what,
+            owner.what,
             place.fence,
             ttl_s=session.ttl_s,
             remaining_s=session.remaining_s,
-            error=error,
+            error=owner.error,
             clock=owner.clock,
         )
         self.unlisten: Callable[[], None] = lambda: None
@@ -76,7 +78,7 @@ class SessionLock(ABC):
     """
 
     #: What is raised when it is held no more.
-    _error: type[OwnershipLost] = LockLost
+    error: type[OwnershipLost] = LockLost
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class SessionLock(ABC):
     ) -> None:
         self._store = store
         self.clock = store.clock
-        self._what = what
+        self.what = what
         self._queue = queue
         self._given = session
         self._reentrant = reentrant
@@ -104,7 +106,7 @@ class SessionLock(ABC):
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._what} {self.remaining_s():.2f}s>"
+        return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Fence:
         hold = self._acquire(None)
@@ -121,7 +123,7 @@ class SessionLock(ABC):
         except OwnershipLost:
             if exc_type is None:
                 raise
-            _log.warning("%s was lost while its work failed", self._what)
+            _log.warning("%s was lost while its work failed", self.what)
 
     def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for it and return proof of ownership.
@@ -225,10 +227,6 @@ class SessionLock(ABC):
     def _before(self) -> None:  # noqa: B027 - most have nothing to refuse
         """Refuse an acquisition that makes no sense."""
 
-    def _leave(self, hold: Hold) -> None:
-        """Delete what is stored of a hold."""
-        self._queue.leave(hold.place)
-
     # Having it
 
     def _acquire(self, timeout_s: float | None) -> Hold:
@@ -236,25 +234,23 @@ class SessionLock(ABC):
         again = self._again()
         if again is not None:
             return again
-        refuse_in_callback(self._what, timeout_s)
+        refuse_in_callback(self.what, timeout_s)
         self._before()
         patience = Patience(self.clock, timeout_s)
         session = self._given if self._given is not None else self._store.session
         session.ensure_usable()
-        with Waiter(self._store, session) as waiter:
-            self._wait_with(waiter)
-            try:
-                place = self._take(waiter, patience)
-            except SessionLost as error:
-                self._refuse_closed(session, error)
-                raise
-            finally:
-                with self._lock:
-                    self._waiters.discard(waiter)
-        if place is None:
-            self._refuse_closed(session, None)
-            raise WaitTimeout(self._timed_out(timeout_s))
-        return self._had(place)
+        waiter = Waiter(self._store, session)
+        hold: Hold | None = None
+        try:
+            place = self._wait_with(waiter, patience)
+            if place is None:
+                self._refuse_closed(session, None)
+                raise WaitTimeout(self._timed_out(timeout_s))
+            hold = self._had(place, waiter)
+        finally:
+            if hold is None:
+                waiter.close()
+        return hold
 
     def _again(self) -> Hold | None:
         """This thread's hold once more, if it has one and may."""
@@ -263,31 +259,35 @@ class SessionLock(ABC):
             return None
         if self._reentrant:
             if not hold.is_held:
-                raise self._error(
-                    f"{self._what} was lost since this thread acquired it; release it, then acquire again"
-                )
+                raise self.error(f"{self.what} was lost since this thread acquired it; release it, then acquire again")
             hold.depth += 1
             return hold
         if hold.is_held:
-            raise LatchworkError(f"{self._what} is held by this very thread already; release it first")
+            raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
         return None
 
-    def _wait_with(self, waiter: Waiter) -> None:
+    def _wait_with(self, waiter: Waiter, patience: Patience) -> Place | None:
         with self._lock:
-            if not self._closed:
-                self._waiters.add(waiter)
-                return
-        self._refuse_closed(waiter.session, None)
+            self._waiters.add(waiter)
+        try:
+            self._refuse_closed(waiter.session, None)
+            return self._take(waiter, patience)
+        except SessionLost as error:
+            self._refuse_closed(waiter.session, error)
+            raise
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
 
     def _refuse_closed(self, session: Session, cause: BaseException | None) -> None:
         if self._closed:
-            raise Closed(f"{self._what} was closed; make another one") from cause
+            raise Closed(f"{self.what} was closed; make another one") from cause
         if session.state == "closed":
-            raise Closed(f"the session of {self._what} was closed; use another one") from cause
+            raise Closed(f"the session of {self.what} was closed; use another one") from cause
 
     def _timed_out(self, timeout_s: float | None) -> str:
         holders = self._holders_in_words()
-        return f"{self._what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
+        return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
     def _holders_in_words(self) -> str:
         try:
@@ -296,18 +296,18 @@ class SessionLock(ABC):
             return "others"
         return str(first) if first is not None else "nobody now, though it was"
 
-    def _had(self, place: Place) -> Hold:
-        hold = Hold(place, self, self._what, self._error)
+    def _had(self, place: Place, waiter: Waiter) -> Hold:
+        hold = Hold(place, self, waiter)
         with self._lock:
             surplus = self._closed
             if not surplus:
                 self._holds.append(hold)
         if surplus:
             self._queue.leave(place)
-            raise Closed(f"{self._what} was closed while it was being acquired; make another one")
+            raise Closed(f"{self.what} was closed while it was being acquired; make another one")
         self._push(hold)
         hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
-        _log.debug("%s is held by %s with token %d", self._what, place.ticket.key, place.fence.token)
+        _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
         return hold
 
     # Ending it
@@ -324,9 +324,7 @@ class SessionLock(ABC):
         was_held = hold.is_held
         self._give_back(hold)
         if not was_held:
-            raise self._error(
-                f"{self._what} had run out before its release; what it protected may have been done twice"
-            )
+            raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
     def _give_back(self, hold: Hold) -> None:
         with self._lock:
@@ -338,17 +336,18 @@ class SessionLock(ABC):
                 self._holds.remove(hold)
         hold.unlisten()
         hold.ownership.end()
-        self._leave(hold)
+        self._queue.leave(hold.place)
+        hold.waiter.close()  # last: the next one waits for the line above
 
     def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners."""
         hold.ownership.end()
-        _log.warning("%s is lost with its session %s", self._what, hold.place.session.id)
+        _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
         for listener in list(self._listeners.values()):
             try:
                 listener()
             except Exception:
-                _log.exception("an on_lost listener of %s raised; the others are called all the same", self._what)
+                _log.exception("an on_lost listener of %s raised; the others are called all the same", self.what)
 
     # Finding it
 
@@ -375,7 +374,7 @@ class SessionLock(ABC):
     def _held(self) -> Hold:
         hold = self._current()
         if hold is None or not hold.is_held:
-            raise self._error(f"{self._what} is not held any more by this object; stop what it protected")
+            raise self.error(f"{self.what} is not held any more by this object; stop what it protected")
         return hold
 
     def _to_release(self) -> Hold:
@@ -385,9 +384,9 @@ class SessionLock(ABC):
         with self._lock:
             holds = list(self._holds)
         if not holds:
-            raise self._error(f"{self._what} is not held by this object; acquire it first")
+            raise self.error(f"{self.what} is not held by this object; acquire it first")
         if len(holds) > 1:
             raise LatchworkError(
-                f"{self._what}: this thread holds nothing; {len(holds)} other threads do, let them release"
+                f"{self.what}: this thread holds nothing; {len(holds)} other threads do, let them release"
             )
         return holds[0]

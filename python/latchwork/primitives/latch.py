@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -316,7 +317,7 @@ class LeaderLatch:
     def _stay(self, backoff: Backoff) -> None:
         """Have a place until it is lost or given up; always look at the queue as it is now."""
         session = self._given if self._given is not None else self._store.session
-        with Waiter(self._store, session) as waiter:
+        with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
             forever = Patience(self._store.clock, None)
             place = self._have_place(session)

@@ -121,20 +121,20 @@ class Side(SessionLock):
         self._home.check()
         hold = self._of_thread()
         if hold is None or not hold.is_held:
-            raise LockLost(f"{self._what} is not held by this thread; acquire it before the downgrade")
+            raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
         if hold.depth > 1:
-            raise LatchworkError(f"{self._what} is held {hold.depth} times by this thread; release all but one of them")
+            raise LatchworkError(f"{self.what} is held {hold.depth} times by this thread; release all but one of them")
         ticket = hold.place.ticket
         shared = write_body({**read_body(ticket.value), "mode": "read"})
         self.hand_to_other(hold)  # first: once this is written others may read, before we hear that it was
         try:
             self._store.commit([hold.place.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
-            _log.warning("%s: other readers may have to wait until it is released: %s", self._what, error)
+            _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
         except BaseException as error:
             self.other.hand_to_other(hold)
             if isinstance(error, Conflict):
-                raise LockLost(f"{self._what} was lost before the downgrade; stop what it protected") from error
+                raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
             raise
         return hold.place.fence
 
@@ -158,10 +158,10 @@ class Side(SessionLock):
             return
         if self._mode == "write":
             raise LatchworkError(
-                f"{self._what}: this thread holds it for reading, and two that upgrade would wait for each other; "
+                f"{self.what}: this thread holds it for reading, and two that upgrade would wait for each other; "
                 f"release it first, then read again what you decide by"
             )
-        raise LatchworkError(f"{self._what}: this thread holds it for writing; call downgrade(), or release it first")
+        raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
     def of_this_thread(self) -> Hold | None:
         """What this thread holds of this side."""

@@ -113,13 +113,13 @@ class Semaphore(SessionLock):
         stored = _read_size(entry)
         if self._wanted not in {None, stored}:
             raise LatchworkError(
-                f"{self._what} has {stored} leases, not {self._wanted}; make it with leases={stored}, or resize it"
+                f"{self.what} has {stored} leases, not {self._wanted}; make it with leases={stored}, or resize it"
             )
         self._agreed = True
 
     def _create_size(self) -> Entry:
         if self._wanted is None:
-            raise LatchworkError(f"{self._what} has no size yet; make it with leases=n")
+            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
         try:
             return self._store.create(self._size_key, write_body({"leases": self._wanted}))
         except KeyExists:
@@ -166,7 +166,7 @@ class Semaphore(SessionLock):
         ticket, lease = self._store.get_many([place.ticket.key, self._lease_key(place)])
         if ticket is None and lease is None:
             self._queue.refuse_lost(place)
-            raise LockLost(f"ticket {place.ticket.key!r} in {self._what} is gone, somebody deleted it") from error
+            raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
 
     def _has_room(self) -> _Room:
         return _Room(self._size_key)

@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 
 _STEM = "t"
+#: More tickets than that are not read one by one to see whether they are gone.
+_MANY = 32
 _NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
 
 
@@ -126,9 +128,10 @@ class TicketQueue:
         self._lock = threading.Lock()
         self._strays: set[str] = set()
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """All tickets, the first in the queue first; may be empty."""
-        return [Ticket.of(entry) for entry in self.store.list(self._name) if is_ticket(entry.key)]
+        entries = self.store.list(self._name, stale_ok=stale_ok)
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
     def _body(self, more: Mapping[str, object]) -> dict[str, object]:
         """What is stored in a ticket of ours, with a nonce of its own."""
@@ -162,24 +165,35 @@ class TicketQueue:
     def ahead(self, place: Place) -> list[Ticket]:
         """The tickets before ours, the nearest last; empty when ours is the first.
 
+        A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
+        then, and those that are gone from it never come back.
+
         Raises:
             SessionLost: our session has ended.
             LockLost: our ticket is gone.
         """
         self.refuse_lost(place)
-        tickets = self.tickets()
+        tickets = self._with_ours(place)
         strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
         for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
             self.store.delete(key)
-        if all(ticket.key != place.ticket.key for ticket in tickets):
-            self.refuse_lost(place)
-            raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
         return [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
 
-    def is_first(self, place: Place) -> bool:
-        """Whether our ticket is the first, at the cost of one request whatever the queue's length."""
-        first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}")
-        return bool(first) and first[0].key == place.ticket.key
+    def _with_ours(self, place: Place) -> list[Ticket]:
+        for stale_ok in (True, False):
+            tickets = self.tickets(stale_ok=stale_ok)
+            if any(ticket.key == place.ticket.key for ticket in tickets):
+                return tickets
+        self.refuse_lost(place)
+        raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+
+    def are_gone(self, place: Place, ahead: Sequence[Ticket]) -> bool:
+        """Whether tickets that were seen ahead of ours are gone: one request, of a state that has ours, as above."""
+        if len(ahead) > _MANY:
+            first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
+            return bool(first) and first[0].key == place.ticket.key
+        ours, *others = self.store.get_many([place.ticket.key, *(ticket.key for ticket in ahead)], stale_ok=True)
+        return ours is not None and not any(others)
 
     def refuse_lost(self, place: Place) -> None:
         """Let pass while our session lives.

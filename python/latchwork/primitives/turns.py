@@ -34,7 +34,8 @@ def everyone(_ticket: Ticket) -> bool:
 class Waiter:
     """Waits in the thread that asks, for one thing at a time; can be called off for good, from any thread.
 
-    It ends with its session, lost or closed.
+    It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
+    ``close``: who has just got a lock has better things to do.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -45,11 +46,10 @@ class Waiter:
         self._watch: Watch | None = None
         self._cancel = session.on_end(self.call_off)
 
-    def __enter__(self) -> Waiter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of the session and of the last watch. Twice is fine."""
         self._cancel()
+        self._replace(None)
 
     @property
     def is_off(self) -> bool:
@@ -71,8 +71,7 @@ class Waiter:
     def follow(self, prefix: str, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
         """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off."""
         watch = self._store.watch(prefix)
-        with self._lock:
-            self._watch = watch
+        self._replace(watch)
         try:
             while not self.is_off:
                 if is_done(watch.next(patience.left_s())):
@@ -82,11 +81,13 @@ class Waiter:
         except Closed:
             if not self.is_off:
                 raise
-        finally:
-            with self._lock:
-                self._watch = None
-            watch.close()
         return False
+
+    def _replace(self, watch: Watch | None) -> None:
+        with self._lock:
+            before, self._watch = self._watch, watch
+        if before is not None:
+            before.close()
 
     def until_over(self, ticket: Ticket, blocks: Blocks, patience: Patience) -> bool:
         """Wait until a ticket is gone or blocks no more; False when time is over or called off."""
@@ -152,5 +153,5 @@ def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patie
         if patience.is_over or not waiter.until_over(ahead[-1], blocks, patience):
             queue.refuse_lost(place)
             return False
-        if len(ahead) == 1 or (blocks is everyone and queue.is_first(place)):
+        if len(ahead) == 1 or queue.are_gone(place, ahead[:-1]):
             return True

@@ -69,14 +69,21 @@ class Calls:
         future = self._backend.get(absolute, stale_ok=stale_ok)
         return then(future, self._scope.maybe) if self._scope.prefix else future
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
         self._gate.check()
         absolute = [self._scope.absolute(validate_key(key)) for key in keys]
-        return then(self._backend.get_many(absolute), lambda found: [self._scope.maybe(entry) for entry in found])
+        future = self._backend.get_many(absolute, stale_ok=stale_ok)
+        return then(future, lambda found: [self._scope.maybe(entry) for entry in found])
 
     def list(
-        self, prefix: str, *, recursive: bool = False, limit: int | None = None, start_after: str | None = None
+        self,
+        prefix: str,
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        start_after: str | None = None,
+        stale_ok: bool = False,
     ) -> Future[Entries]:
         """The entries below the prefix."""
         absolute = self._prefix(prefix)
@@ -84,7 +91,7 @@ class Calls:
             msg = f"limit must be 0 or more, not {limit}"
             raise ValueError(msg)
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
-        future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after)
+        future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
         return then(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
     def children(self, prefix: str) -> Future[Names]:

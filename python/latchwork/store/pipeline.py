@@ -51,15 +51,23 @@ class Pipeline:
         """See ``Store.get``."""
         return self._send(self._calls.get, key, stale_ok=stale_ok)
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """See ``Store.get_many``."""
-        return self._send(self._calls.get_many, keys)
+        return self._send(self._calls.get_many, keys, stale_ok=stale_ok)
 
     def list(
-        self, prefix: str, *, recursive: bool = False, limit: int | None = None, start_after: str | None = None
+        self,
+        prefix: str,
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        start_after: str | None = None,
+        stale_ok: bool = False,
     ) -> Future[Entries]:
         """See ``Store.list``."""
-        return self._send(self._calls.list, prefix, recursive=recursive, limit=limit, start_after=start_after)
+        return self._send(
+            self._calls.list, prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
+        )
 
     def children(self, prefix: str) -> Future[Names]:
         """See ``Store.children``."""

@@ -186,12 +186,21 @@ class Store:
         """The entry of a key, or None; linearizable, unless ``stale_ok`` allows an older state for less work."""
         return self._core.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
-    def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        """One answer per key, in order; each linearizable, together no snapshot."""
-        return self._core.read(self._calls.get_many(keys), f"get_many of {len(keys)} keys")
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
+        """One answer per key, in order; each linearizable, unless ``stale_ok``, together no snapshot.
+
+        With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
+        """
+        return self._core.read(self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys")
 
     def list(
-        self, prefix: str, *, recursive: bool = False, limit: int | None = None, start_after: str | None = None
+        self,
+        prefix: str,
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        start_after: str | None = None,
+        stale_ok: bool = False,
     ) -> Entries:
         """The keys directly below a prefix, or its whole subtree; not the prefix itself.
 
@@ -200,10 +209,11 @@ class Store:
             recursive: the whole subtree instead of one level.
             limit: at most so many; None for all.
             start_after: a full key; only keys after it.
+            stale_ok: allow an older state for less work.
         Returns:
             Sorted by plain string order of the full key, unique. Each entry linearizable, the list no snapshot.
         """
-        future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after)
+        future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
         return self._core.read(future, f"list {prefix!r}")
 
     def children(self, prefix: str) -> Names:

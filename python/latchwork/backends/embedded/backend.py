@@ -79,7 +79,12 @@ class EmbeddedBackend:
         """The entry, or None. Linearizable."""
         return self._read(lambda conn: rows.get(conn, self._root, key))
 
-    def get_many(self, keys: Sequence[str]) -> Future[builtins.list[Entry | None]]:
+    def get_many(
+        self,
+        keys: Sequence[str],
+        *,
+        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
+    ) -> Future[builtins.list[Entry | None]]:
         """One answer per key, in order, all of one moment."""
 
         def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
@@ -89,7 +94,13 @@ class EmbeddedBackend:
         return self._read(work)
 
     def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+        self,
+        prefix: str,
+        *,
+        recursive: bool,
+        limit: int | None,
+        start_after: str | None,
+        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
     ) -> Future[builtins.list[Entry]]:
         """Entries directly below the prefix or its whole subtree, in order of their keys, all of one moment."""
         return self._read(

@@ -86,11 +86,21 @@ class EtcdBackend:
             return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """One answer per key, in order."""
+        if stale_ok:
+            return self._reader.get_many(keys, stale_ok=True)
         return self._when_settled(lambda: self._reader.get_many(keys))
 
-    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
+    def list(
+        self,
+        prefix: str,
+        *,
+        recursive: bool,
+        limit: int | None,
+        start_after: str | None,
+        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
+    ) -> Future[list[Entry]]:
         """Entries below a prefix, in key order."""
         return self._when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)

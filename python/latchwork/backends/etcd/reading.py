@@ -41,9 +41,11 @@ class Reader:
         request = pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok)
         return self._link.read("Range", request, f"read {key!r}", self._one)
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
-        """Many keys, a hundred in each request, all requests at once."""
-        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE]) for at in range(0, len(keys), _GETS_AT_ONCE)]
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
+        """Many keys, a hundred in each request, all requests at once; one request alone may be stale."""
+        stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
+        starts = range(0, len(keys), _GETS_AT_ONCE)
+        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok) for at in starts]
 
         def steps() -> Steps[list[Entry | None]]:
             found: list[Entry | None] = []
@@ -80,8 +82,9 @@ class Reader:
     def _one(self, answer: Any) -> Entry | None:
         return self._keys.entry(answer.kvs[0]) if answer.kvs else None
 
-    def _get_chunk(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
-        reads = [pb.RequestOp(request_range=pb.RangeRequest(key=self._keys.of(key))) for key in keys]
+    def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool) -> Future[list[Entry | None]]:
+        ranges = [pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok) for key in keys]
+        reads = [pb.RequestOp(request_range=each) for each in ranges]
         what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
         decode = lambda answer: [self._one(one.response_range) for one in answer.responses]  # noqa: E731
         return self._link.read("Txn", pb.TxnRequest(success=reads), what, decode)

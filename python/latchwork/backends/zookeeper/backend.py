@@ -90,15 +90,17 @@ class ZooKeeperBackend:
         self._writer.memory.note(entry)
         return entry
 
-    def get_many(self, keys: Sequence[str]) -> Future[list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """As ``Backend.get_many``."""
-        return self._read(
-            f"get {len(keys)} keys", lambda deadline: self._reader.get_many(self._main, list(keys), deadline)
-        )
+        steps = self._reader.get_many_stale if stale_ok else self._reader.get_many
+        return self._read(f"get {len(keys)} keys", lambda deadline: steps(self._main, list(keys), deadline))
 
-    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> Future[list[Entry]]:
-        """As ``Backend.list``."""
-        steps = self._reader.subtree_part if recursive else self._reader.level
+    def list(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
+    ) -> Future[list[Entry]]:
+        """As ``Backend.list``; a whole subtree is never stale."""
+        level = self._reader.level_stale if stale_ok else self._reader.level
+        steps = self._reader.subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list

@@ -101,16 +101,29 @@ class Reader:
         yield connection.confirm(deadline)
         return (yield from self.read_keys(connection, keys, gens, deadline))
 
+    def get_many_stale(self, connection: Connection, keys: Sequence[str], deadline: float) -> Steps[list[Entry | None]]:
+        """As the connected server has them. Their versions make any check read the keys again first."""
+        return (yield from self.read_keys(connection, keys, [UNKNOWN] * BUCKETS, deadline))
+
     def read_with_guards(
         self, connection: Connection, keys: Sequence[str], deadline: float
     ) -> Steps[list[Entry | None]]:
-        """Like ``read_keys``, without a barrier: the guards are read first, as old as the connected server is."""
+        """Like ``read_keys``, without a barrier: the guards are read first, as old as the connected server is.
+
+        Guards and keys are one request where it can hold them all: reads of one request are answered in their order.
+        """
         buckets = sorted({bucket(key) for key in keys})
-        guards = yield from self._read_data(connection, [self._layout.guards[number] for number in buckets], deadline)
+        paths = [self._layout.guards[number] for number in buckets]
+        together = len(keys) + len(buckets) <= _FIRST_BATCH
+        if together:
+            paths += [self._layout.path(key) for key in keys]
+        found = yield from self._read_data(connection, paths, deadline)
         gens = [UNKNOWN] * BUCKETS
-        for number, guard in zip(buckets, guards, strict=True):
+        for number, guard in zip(buckets, found, strict=False):
             if isinstance(guard, Data):
                 gens[number] = guard.stat.version
+        if together:
+            return (yield from self._entries(connection, keys, found[len(buckets) :], gens, deadline))
         return (yield from self.read_keys(connection, keys, gens, deadline))
 
     def read_keys(
@@ -125,6 +138,17 @@ class Reader:
             deadline: of the whole.
         """
         found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
+        return (yield from self._entries(connection, keys, found, gens, deadline))
+
+    def _entries(
+        self,
+        connection: Connection,
+        keys: Sequence[str],
+        found: Sequence[Data | list[str] | int],
+        gens: list[int],
+        deadline: float,
+    ) -> Steps[list[Entry | None]]:
+        """The entries that were read; a key with children needs a second look."""
         entries: list[Entry | None] = []
         parents = []
         for index, (key, each) in enumerate(zip(keys, found, strict=True)):
@@ -210,6 +234,24 @@ class Reader:
         """Keys directly below, sorted."""
         gens = self.gens()
         yield connection.confirm(deadline)
+        return (yield from self._level(connection, prefix, limit, start_after, gens, deadline))
+
+    def level_stale(
+        self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
+    ) -> Steps[list[Entry]]:
+        """Keys directly below, sorted, as the connected server has them; see ``get_many_stale``."""
+        gens = [UNKNOWN] * BUCKETS
+        return (yield from self._level(connection, prefix, limit, start_after, gens, deadline))
+
+    def _level(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        prefix: str,
+        limit: int | None,
+        start_after: str | None,
+        gens: list[int],
+        deadline: float,
+    ) -> Steps[list[Entry]]:
         names = yield from self.names(connection, prefix, deadline)
         keys = sorted(key for key in self.below(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
