@@ -3,8 +3,8 @@
     python benches/bench_handover.py [--servers zookeeper,etcd35] [--contenders 2,10] [--rounds 4] [--json FILE]
 
 Several processes contend for one lock and queue again at once. Kinds take turns in one run: our ``Lock`` and
-``LeaderLatch``, kazoo's ``Lock``, etcd3's ``Lock``. And after ``kill -9`` of the leader: until the next one leads, beside
-until a raw client sees the session-bound key vanish. Prints figures and judges none of them.
+``LeaderLatch``, kazoo's ``Lock``, etcd3's ``Lock``. And after ``kill -9`` of the leader: until the next one leads,
+beside until a raw client sees the session-bound key vanish. Prints figures and judges none of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
 import latchwork
@@ -134,7 +135,7 @@ def hand_overs(kind, url, contenders, seconds):
             process.stdin.close()
             process.stdout.close()
     steady = turns[contenders : -contenders or None]
-    return [after[0] - before[1] for before, after in zip(steady, steady[1:], strict=False) if before[2] != after[2]]
+    return [after[0] - before[1] for before, after in pairwise(steady) if before[2] != after[2]]
 
 
 def quantile(values, part):
