@@ -58,18 +58,20 @@ class FaultyBackend:
         """See ``Backend.get``."""
         return self._read("get", (key,), lambda: self._inner.get(key, stale_ok=stale_ok))
 
-    def get_many(self, keys: Sequence[str]) -> Future[builtins.list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:
         """See ``Backend.get_many``."""
-        return self._read("get_many", tuple(keys), lambda: self._inner.get_many(keys))
+        return self._read("get_many", tuple(keys), lambda: self._inner.get_many(keys, stale_ok=stale_ok))
 
     def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[builtins.list[Entry]]:
         """See ``Backend.list``."""
         return self._read(
             "list",
             (prefix,),
-            lambda: self._inner.list(prefix, recursive=recursive, limit=limit, start_after=start_after),
+            lambda: self._inner.list(
+                prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
+            ),
         )
 
     def children(self, prefix: str) -> Future[builtins.list[str]]:
