@@ -233,3 +233,22 @@ def test_one_thread_serves_every_watch(store, collector, count, eventually):
     put(store, "a")
     eventually(lambda: all("a" in sink.seen() for sink in sinks))
     assert threading.active_count() == before
+
+
+def test_a_watch_opened_just_before_the_poller_clears_its_wake_is_told(sqlite_url, opened, collector, eventually):
+    """The wait has timed out, the watch wakes the thread, the thread clears the wake: it must look all the same."""
+    store = opened(sqlite_url)
+    sink = collector()
+
+    class JustBefore(threading.Event):
+        armed = True
+
+        def clear(self):
+            if self.armed:
+                self.armed = False
+                store.watch("a", sink)
+            super().clear()
+
+    store._poller._wake = JustBefore()
+    eventually(lambda: sink.events)
+    assert isinstance(sink.events[0], Snapshot)

@@ -115,7 +115,9 @@ class Poller:
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
-        self._look_again = True
+        self._asked = 1  # for a look; counted, for the wake alone could be cleared just before it is waited for
+        self._answered = 0
+        self._look_again = False
         self._sweep_again = False
         self._busy_until = 0.0
         self._failing = False
@@ -140,6 +142,8 @@ class Poller:
 
     def nudge(self) -> None:
         """Look at once, for watches or for a new session deadline."""
+        with self._lock:
+            self._asked += 1
         self._wake.set()
 
     def sweep_soon(self) -> None:
@@ -162,27 +166,28 @@ class Poller:
                 self._watchers.remove(watcher)
 
     def _run(self) -> None:
-        woken = True
         while True:
             self._wake.clear()  # before looking: what wakes the thread from here on is looked at next time
             if self._closing:  # asked after clearing, or the wake of close() could be the one that is cleared
                 return
             try:
-                self._poll(woken)
+                self._poll()
             except LatchworkError as error:
                 self._report(error)
             except Exception as error:
                 _log.debug("the poller failed", exc_info=True)
                 self._report(error)
-            woken = self._wait()
+            self._wait()
 
-    def _poll(self, woken: bool) -> None:
+    def _poll(self) -> None:
+        asked = self._asked
         as_of = self._clock.now()
         changed = self._source.changed()
-        if changed or woken or self._look_again or self._is_due():
+        if changed or asked != self._answered or self._look_again or self._is_due():
             self._look_again = True  # until it worked
             self._look(as_of)
             self._look_again = False
+            self._answered = asked
         else:
             self._confirm(as_of)
         if self._sweep_again or self._is_due():
@@ -221,8 +226,8 @@ class Poller:
             self._failing = True
             _log.warning("watches are delayed and go on by themselves: %s", error)
 
-    def _wait(self) -> bool:
-        """Wait for the next look; True if somebody asked for it."""
+    def _wait(self) -> None:
+        """Wait for the next look."""
         now = self._clock.now()
         pause_s = self._pause_s(now)
         if self._deadline is not None and not self._sweep_again and not self._failing:
@@ -230,7 +235,7 @@ class Poller:
             pause_s = left_s if pause_s is None else min(pause_s, left_s)
         # Real time even under a virtual clock while polling: other processes do not wait for that clock.
         clock = SYSTEM_CLOCK if self._source.polled or self._failing else self._clock
-        return clock.wait(self._wake, pause_s)
+        clock.wait(self._wake, pause_s)
 
     def _pause_s(self, now: float) -> float | None:
         if self._sweep_again or self._failing:
