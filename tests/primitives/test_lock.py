@@ -275,7 +275,7 @@ def test_a_waiter_whose_ticket_is_deleted_by_hand_writes_nothing_by_it(lock, sto
     for number, mine in enumerate((second, third)):
         waiting.append(in_thread(mine.acquire))
         eventually(lambda number=number: len(first.waiters()) == number + 1)
-    for ticket in first.waiters():
+    for ticket in reversed(first.waiters()):
         store.delete(ticket.key)
     first.release()
     with pytest.raises(LockLost, match="somebody deleted it; queue again"):
@@ -378,6 +378,24 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
     assert len(store.list("orders")) == 1  # nobody waits behind it, and it would be the holder
     cut.clear()
     eventually(lambda: store.list("orders") == [])
+
+
+def test_a_ticket_that_lands_after_its_acquire_gave_up_is_removed_also_when_nobody_asks_again(
+    lock, connect, store, monkeypatch, eventually
+):
+    slow = connect()
+    create, late = slow.create, []
+
+    def losing(key, value, **options):
+        late.append(lambda: create(key, value, **options))
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(slow, "create", losing)
+    with pytest.raises(OutcomeUnknown):
+        lock(store=slow).acquire(0.0)
+    late[0]()
+    eventually(lambda: store.list("orders") == [])
+    assert lock().acquire(5.0)
 
 
 def test_a_release_that_does_not_get_through_goes_on_in_the_background(lock, connect, monkeypatch, eventually):

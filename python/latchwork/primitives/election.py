@@ -23,12 +23,13 @@ from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.common import Home, Patience, check_name
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Ticket, TicketQueue, is_ticket, read_body, write_body
-from latchwork.primitives.turns import Waiter, take_turn
+from latchwork.primitives.turns import take_turn
 from latchwork.primitives.work import Work, run_guarded
 from latchwork.types import Put
 
 if TYPE_CHECKING:
     from latchwork.primitives.tickets import Place
+    from latchwork.primitives.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch, Watch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
 from latchwork.primitives.common import Home, Patience, refuse_in_callback
-from latchwork.primitives.turns import Waiter
+from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, refuse_in_callback
 from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue
-from latchwork.primitives.turns import Waiter, await_turn, everyone
+from latchwork.primitives.turns import await_turn, everyone, until_over
+from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership, Work, run_guarded
 from latchwork.store.dispatch import Dispatcher
 
@@ -327,7 +328,7 @@ class LeaderLatch:
                     if await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
-                        waiter.until_over(Ticket.of(place.ticket), everyone, forever)
+                        until_over(Ticket.of(place.ticket), everyone, waiter, forever)
             finally:
                 cancel()
 

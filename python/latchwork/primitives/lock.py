@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from latchwork.primitives.common import check_name
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Ticket, TicketQueue
-from latchwork.primitives.turns import Waiter, take_turn
+from latchwork.primitives.turns import take_turn
 
 if TYPE_CHECKING:
     from latchwork.primitives.common import Patience
     from latchwork.primitives.tickets import Place
+    from latchwork.primitives.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
 

@@ -15,13 +15,14 @@ from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.common import check_name
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
-from latchwork.primitives.turns import Blocks, Waiter, everyone, take_turn
+from latchwork.primitives.turns import Blocks, everyone, take_turn
 from latchwork.types import Put
 
 if TYPE_CHECKING:
     from latchwork.primitives.common import Patience
     from latchwork.primitives.holding import Hold
     from latchwork.primitives.tickets import Place
+    from latchwork.primitives.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.types import Fence

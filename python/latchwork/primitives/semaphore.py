@@ -18,11 +18,12 @@ from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
 from latchwork.primitives.common import check_name
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
-from latchwork.primitives.turns import Waiter, take_turn
+from latchwork.primitives.turns import take_turn
 from latchwork.types import At, Create, Delete, Exists
 
 if TYPE_CHECKING:
     from latchwork.primitives.common import Patience
+    from latchwork.primitives.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch

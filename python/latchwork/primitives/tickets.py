@@ -15,9 +15,10 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from latchwork.errors import (
     Closed,
@@ -29,20 +30,26 @@ from latchwork.errors import (
     PermissionDenied,
     SessionLost,
 )
-from latchwork.primitives.common import Backoff, Identity
+from latchwork.primitives.common import Backoff, Identity, Patience
+from latchwork.primitives.waiter import Waiter
 from latchwork.types import Exists, Fence
 
 if TYPE_CHECKING:
     from latchwork.store.session import Session
     from latchwork.store.store import Store
+    from latchwork.store.watch import Batch
     from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 #: These do not go away by trying again.
 FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 
 _STEM = "t"
+#: Seconds for which a ticket that was not there when we looked may still appear.
+_LATE_S = 120.0
 #: More tickets than that are not read one by one to see whether they are gone.
 _MANY = 32
 _NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
@@ -141,8 +148,8 @@ class TicketQueue:
     def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
 
-        A ticket whose creation was cut off is found again by its nonce. If even that could not be found out, it is
-        removed in the background as soon as it shows, and never counts as ahead of us.
+        A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
+        out, it never counts as ahead of us, and is removed in the background as soon as it shows.
 
         Args:
             session: the session to live by.
@@ -158,7 +165,7 @@ class TicketQueue:
             raise
         except BaseException:  # an interrupt while the ticket was being created
             self.disown(nonce)
-            self._clear_later(session, (), nonce)
+            self._hunt_later(session, nonce)
             raise
         return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
 
@@ -219,22 +226,22 @@ class TicketQueue:
         if session.remaining_s() <= 0.0:
             return
         try:
-            self._delete(keys, None)
+            self._delete(keys)
         except FATAL as error:
             self._tell_left(keys, error)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
-            self._clear_later(session, keys, None)
+            self._clear_later(session, keys)
         except BaseException:
-            self._clear_later(session, keys, None)
+            self._clear_later(session, keys)
             raise
 
-    def clear(self, session: Session, keys: tuple[str, ...], nonce: str | None = None) -> None:
-        """Delete these keys, and the ticket with this nonce; returns when that is done or the session has ended."""
+    def clear(self, session: Session, keys: tuple[str, ...]) -> None:
+        """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
         backoff = Backoff()
         while session.remaining_s() > 0.0:
             try:
-                self._delete(keys, nonce)
+                self._delete(keys)
             except FATAL as error:
                 self._tell_left(keys, error)
                 return
@@ -249,11 +256,12 @@ class TicketQueue:
             return self.store.create(f"{self._name}/{_STEM}", value, session=session, sequential=True)
         except OutcomeUnknown:
             self.disown(nonce)
+            found = None
             try:
                 found = self._find(nonce)
-            except BaseException:
-                self._clear_later(session, (), nonce)
-                raise
+            finally:
+                if found is None:
+                    self._hunt_later(session, nonce)
             if found is None:
                 raise
             with self._lock:
@@ -263,19 +271,53 @@ class TicketQueue:
     def _find(self, nonce: str) -> Entry | None:
         return next((entry for entry in self.store.list(self._name) if Ticket.of(entry).nonce == nonce), None)
 
-    def _delete(self, keys: tuple[str, ...], nonce: str | None) -> None:
+    def _delete(self, keys: tuple[str, ...]) -> None:
         for key in keys:
             self.store.delete(key)
-        strays = {*self._strays} if nonce is None else {*self._strays, nonce}
-        if strays:
+        if self._strays:
             for ticket in self.tickets():
-                if ticket.nonce in strays:
+                if ticket.nonce in self._strays:
                     self.store.delete(ticket.key)
 
-    def _clear_later(self, session: Session, keys: tuple[str, ...], nonce: str | None) -> None:
-        """A thread that ends with the session, at the latest."""
+    def _hunt(self, session: Session, nonce: str) -> None:
+        """Follow the queue until a ticket that may yet come does, and delete it, for a while, while its session lives.
+
+        Once we have looked, a write of ours can hardly land any more; but a ticket with nobody behind it would hold up
+        everybody for as long as the session lives.
+        """
+        backoff = Backoff()
+        patience = Patience(self.store.clock, _LATE_S)
+        seen: list[str] = []
+
+        def look(batch: Batch) -> bool:
+            entries = [change.entry for change in batch if change.entry is not None]
+            seen.extend(entry.key for entry in entries if Ticket.of(entry).nonce == nonce)
+            return bool(seen)
+
+        with closing(Waiter(self.store, session)) as waiter:
+            while not (patience.is_over or waiter.is_off):
+                try:
+                    if waiter.follow(self._name, look, patience):
+                        _log.warning("%s: ticket %s of ours landed late and is removed", self.what, seen[0])
+                        self.discard(session, seen)
+                        return
+                except FATAL as error:
+                    self._tell_left((), error)
+                    return
+                except LatchworkError as error:
+                    _log.info("%s: looking for a late ticket: %s", self.what, error)
+                    waiter.pause(backoff.next_s())
+
+    def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
+        self._in_background(self.clear, session, keys)
+
+    def _hunt_later(self, session: Session, nonce: str) -> None:
+        self._in_background(self._hunt, session, nonce)
+
+    def _in_background(self, work: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
+        """In a thread that ends with the session, at the latest."""
         name = f"latchwork-leaving-{self._name}"
-        threading.Thread(target=self.clear, args=(session, keys, nonce), name=name, daemon=True).start()
+        threading.Thread(target=work, args=args, kwargs=options, name=name, daemon=True).start()
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
