@@ -120,6 +120,24 @@ class WaitTimeout(LatchworkError, TimeoutError):
     """A wait ended without its condition; nothing of it is left behind."""
 
 
+class BarrierBroken(WaitTimeout):
+    """A round of a barrier ended without everybody; the next round is usable.
+
+    Attributes:
+        missing: the members that had not come, sorted; those of the last time where a barrier knows no names.
+        arrived: the members that had come, sorted.
+    """
+
+    def __init__(self, message: str, missing: Sequence[str] = (), arrived: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing: tuple[str, ...] = tuple(missing)
+        self.arrived: tuple[str, ...] = tuple(arrived)
+
+
+class OnceFailed(LatchworkError):
+    """What was to run once in the cluster has failed for good, here or elsewhere."""
+
+
 # The object cannot be used here.
 
 

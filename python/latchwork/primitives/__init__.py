@@ -1,6 +1,8 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
+from latchwork.primitives.barrier import Barrier
 from latchwork.primitives.counter import Counter
+from latchwork.primitives.double_barrier import DoubleBarrier
 from latchwork.primitives.election import Election, Leader, Observer, Term
 from latchwork.primitives.latch import Candidate, LeaderLatch
 from latchwork.primitives.lock import Lock
@@ -15,8 +17,10 @@ from latchwork.primitives.tickets import Ticket
 from latchwork.primitives.work import Work
 
 __all__ = [
+    "Barrier",
     "Candidate",
     "Counter",
+    "DoubleBarrier",
     "Election",
     "HeldLock",
     "Leader",
