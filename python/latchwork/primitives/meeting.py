@@ -23,7 +23,7 @@ from latchwork.primitives.waits import Waits, check_member
 from latchwork.types import At, Put
 
 if TYPE_CHECKING:
-    from latchwork.primitives.turns import Waiter
+    from latchwork.primitives.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch

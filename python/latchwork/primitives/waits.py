@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, InvalidKey, SessionLost
 from latchwork.primitives.common import Home, Patience, check_name, refuse_in_callback
-from latchwork.primitives.turns import Waiter
+from latchwork.primitives.waiter import Waiter
 
 if TYPE_CHECKING:
     from latchwork.store.session import Session
@@ -88,7 +88,7 @@ class Waits:
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s must be None or at least 0, not {timeout_s!r}")
         patience = Patience(self._store.clock, timeout_s)
-        with Waiter(self._store, self.session()) as waiter:
+        with closing(Waiter(self._store, self.session())) as waiter:
             with self._lock:
                 if not self._closed:
                     self._waiters.add(waiter)
