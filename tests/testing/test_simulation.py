@@ -283,6 +283,23 @@ def test_everything_is_real_again_afterwards():
     assert not [thread for thread in threading.enumerate() if thread.name == "forgotten"]
 
 
+def test_threads_that_are_started_while_others_are_ended_are_ended_too():
+    def wait():
+        threading.Event().wait()
+
+    def stubborn():
+        try:
+            wait()
+        finally:
+            threading.Thread(target=wait, name="latchwork-late").start()
+
+    with pytest.raises(KeyError), Simulation() as sim:
+        sim.spawn(stubborn, name="latchwork-stubborn")
+        sim.sleep(1)
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("latchwork")]
+
+
 def test_threads_outside_the_simulation_keep_real_locks_and_real_time():
     go, told = threading.Event(), []
 

@@ -90,6 +90,11 @@ class Task:
     unwinds: bool = False
     done: SimLock | None = None
 
+    @property
+    def label(self) -> str:
+        """Its name, and whose it is."""
+        return f"{self.node}/{self.name}" if self.node else self.name
+
     def can_run(self, now: float) -> bool:
         if self.is_done or self.is_killed or self.wakes_at > now:
             return False

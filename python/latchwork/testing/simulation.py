@@ -391,8 +391,8 @@ class Simulation:
             turns = len(self.trace)
 
     def _note(self, task: Task, target: Task, how: str | None) -> None:
-        left = f"{task.name} ({how or where(sys._getframe(2))})"  # noqa: SLF001
-        self.trace.append(Turn(self.points, self.elapsed_s, target.name, left))
+        left = f"{task.label} ({how or where(sys._getframe(2))})"  # noqa: SLF001
+        self.trace.append(Turn(self.points, self.elapsed_s, target.label, left))
 
     def _look(self) -> None:
         if self._ending or not self._observers:
@@ -425,18 +425,21 @@ class Simulation:
 
     def _unwind(self) -> None:
         self._ending = True
-        threads = [task.thread for task in self._tasks if task.thread is not None and task is not self._root]
-        for task in list(self._tasks):
-            if task is self._root:
-                continue
+        threads = []
+        while others := [
+            task for task in self._tasks if task is not self._root
+        ]:  # the last words of one may start more
+            task = others[0]
             task.unwinds = True
+            threads.append(task.thread)
             self._current = task
             task.gate.release()
             self._root.gate.acquire()
         self._by_ident.clear()
         self._stack.close()
         for thread in threads:
-            join_for_good(thread)
+            if thread is not None:
+                join_for_good(thread)
 
     # Small things
 
