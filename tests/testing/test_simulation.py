@@ -300,6 +300,14 @@ def test_threads_that_are_started_while_others_are_ended_are_ended_too():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("latchwork")]
 
 
+def test_a_module_first_imported_inside_keeps_real_locks(tmp_path, monkeypatch):
+    (tmp_path / "imported_late.py").write_text("import threading\nlock = threading.Lock()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Simulation():
+        import imported_late
+    assert type(imported_late.lock).__name__ == "lock"
+
+
 def test_threads_outside_the_simulation_keep_real_locks_and_real_time():
     go, told = threading.Event(), []
 

@@ -8,6 +8,8 @@ Threads that do not belong to the simulation (a test runner's) keep real locks a
 from __future__ import annotations
 
 import _thread
+import builtins
+import importlib
 import os
 import queue
 import random
@@ -28,6 +30,8 @@ real_sleep = time.sleep
 real_monotonic = time.monotonic
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
+_real_import = builtins.__import__
+_real_import_module = importlib.import_module
 real_start = threading.Thread.start
 _real_join = threading.Thread.join
 _real_is_alive = threading.Thread.is_alive
@@ -163,6 +167,15 @@ def _stand_ins(sim: Simulation) -> list[tuple[Any, str, object]]:
     def sleep(seconds: float) -> None:
         (sim.sleep if sim.me() is not None else real_sleep)(seconds)
 
+    def as_one_step(load: Callable[..., object]) -> Callable[..., object]:
+        def import_outside(*args: Any, **options: Any) -> object:
+            if sim.me() is None:
+                return load(*args, **options)
+            with sim.outside():  # locks that a module makes for itself outlive the simulation
+                return load(*args, **options)
+
+        return import_outside
+
     def urandom(size: int) -> bytes:
         return sim.random.randbytes(size) if sim.me() is not None else _real_urandom(size)
 
@@ -176,6 +189,8 @@ def _stand_ins(sim: Simulation) -> list[tuple[Any, str, object]]:
         (time, "monotonic", monotonic),
         (time, "clock_gettime", gettime),
         (time, "sleep", sleep),
+        (builtins, "__import__", as_one_step(_real_import)),
+        (importlib, "import_module", as_one_step(_real_import_module)),
         (os, "urandom", urandom),
         (random, "_urandom", urandom),
         *_thread_stand_ins(sim),
