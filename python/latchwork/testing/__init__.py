@@ -1,1 +1,7 @@
 """Helpers for tests of code that uses latchwork; nothing in latchwork outside this package imports it."""
+
+from latchwork.testing.clock import VirtualClock
+from latchwork.testing.faults import Fault, FaultyStore, RandomFaults
+from latchwork.testing.simulation import Simulation
+
+__all__ = ["Fault", "FaultyStore", "RandomFaults", "Simulation", "VirtualClock"]

@@ -1,0 +1,167 @@
+"""A clock that stands still until a test moves it.
+
+    clock = VirtualClock()
+    store = latchwork.connect("memory://trial", clock=clock)
+    clock.advance(11)          # a session of ten seconds that could not be renewed is lost now
+
+Threads run freely under it, as fast as the machine lets them: ``advance`` moves time from deadline to deadline and lets
+each thread that wakes come to rest before it goes on. For runs that are the same every time, use ``Simulation``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import thread as pools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["VirtualClock"]
+
+_START_S = 1000.0
+_PREFIX = "latchwork"
+_LEAST_WAIT_S = 1e-9
+#: Real time between two looks at the threads, and how many looks in a row must find them at rest.
+_LOOK_EVERY_S = 0.001
+_LOOKS = 3
+#: Files in whose functions a thread that is at rest is found: those of locks and conditions, and of idle pools.
+_RESTING = {threading.__file__, pools.__file__}
+
+
+@dataclass(eq=False)
+class _Sleeper:
+    """One wait. Its condition's lock guards it."""
+
+    condition: threading.Condition
+    deadline: float | None
+    event: threading.Event | None
+
+
+class VirtualClock:
+    """A ``latchwork.clock.Clock`` for tests. Safe to share between threads; share one among stores of one memory.
+
+    It has no say in real time: sockets, other processes and the machine's scheduler go their own way, so it is for
+    ``memory://`` stores and for code that waits by a ``Clock``.
+
+    Args:
+        settle_s: real seconds that ``advance`` waits at most for threads to come to rest, each time it wakes some.
+    """
+
+    def __init__(self, *, settle_s: float = 0.5) -> None:
+        self._settle_s = settle_s
+        self._lock = threading.Lock()
+        self._now = _START_S
+        self._sleepers: list[_Sleeper] = []
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock {self._now:.3f}s, {self.waiting} waiting>"
+
+    def now(self) -> float:
+        """Seconds; the zero means nothing."""
+        return self._now
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait by this clock."""
+        with self._lock:
+            return len(self._sleepers)
+
+    def next_s(self) -> float | None:
+        """Seconds until the next deadline that somebody waits for; None if nobody waits for any."""
+        deadline = self._next_deadline()
+        return None if deadline is None else max(0.0, deadline - self._now)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, deadline by deadline; who wakes up comes to rest before the next.
+
+        Raises:
+            ValueError: the time is negative: this clock never goes back.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"a clock never goes back; advance by 0 s or more, not {seconds!r}")
+        until = self._now + seconds
+        self.settle()
+        while (deadline := self._next_deadline()) is not None and deadline <= until:
+            self._move(deadline)
+            self.settle()
+        self._move(until)
+        self.settle()
+
+    def settle(self) -> bool:
+        """Wait, in real time, until latchwork's threads and all who wait by this clock are at rest; False if not."""
+        deadline = time.monotonic() + self._settle_s
+        at_rest = 0
+        while at_rest < _LOOKS:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_EVERY_S)
+            at_rest = at_rest + 1 if self._is_quiet() else 0
+        return True
+
+    def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
+        """Wait until the event is set or the time is over; True if it is set."""
+        deadline = self._deadline(timeout_s)
+        condition: threading.Condition = event._cond  # type: ignore[attr-defined]  # noqa: SLF001 - set() notifies it
+        with condition:
+            while not event.is_set():
+                if deadline is not None and self._now >= deadline:
+                    return False
+                self._sleep(_Sleeper(condition, deadline, event))
+        return True
+
+    def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
+        """Wait on a held condition once; False if the time ran out. It may wake early: the caller re-checks."""
+        deadline = self._deadline(timeout_s)
+        if deadline is not None and self._now >= deadline:
+            return False
+        self._sleep(_Sleeper(condition, deadline, None))
+        return deadline is None or self._now < deadline
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        """However short a wait, time has to go on: a sliver left of a lease must not be waited for again and again."""
+        if timeout_s is None or timeout_s <= 0:
+            return None if timeout_s is None else self._now
+        return self._now + max(timeout_s, _LEAST_WAIT_S)
+
+    def _next_deadline(self) -> float | None:
+        with self._lock:
+            return min((each.deadline for each in self._sleepers if each.deadline is not None), default=None)
+
+    def _sleep(self, sleeper: _Sleeper) -> None:
+        with self._lock:
+            self._sleepers.append(sleeper)
+        try:
+            sleeper.condition.wait()
+        finally:
+            with self._lock:
+                self._sleepers.remove(sleeper)
+
+    def _move(self, now: float) -> None:
+        with self._lock:
+            self._now = max(self._now, now)
+            due = [each for each in self._sleepers if each.deadline is not None and each.deadline <= self._now]
+        for sleeper in due:
+            with sleeper.condition:
+                sleeper.condition.notify_all()
+
+    def _is_quiet(self) -> bool:
+        with self._lock:
+            late = [
+                each
+                for each in self._sleepers
+                if (each.event is not None and each.event.is_set())
+                or (each.deadline is not None and each.deadline <= self._now)
+            ]
+        if late:
+            return False
+        frames = sys._current_frames()  # noqa: SLF001 - the only way to see what a thread is doing
+        own = [thread for thread in threading.enumerate() if thread.name.startswith(_PREFIX)]
+        return all(_rests(frames.get(thread.ident or 0)) for thread in own if thread is not threading.current_thread())
+
+
+def _rests(frame: FrameType | None) -> bool:
+    return frame is None or frame.f_code.co_filename in _RESTING
