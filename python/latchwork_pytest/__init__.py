@@ -120,22 +120,21 @@ def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str
 
 
 @pytest.fixture
-def latchwork_store(request: pytest.FixtureRequest) -> Iterator[latchwork.Store]:
+def latchwork_store(request: pytest.FixtureRequest, latchwork_url: str) -> Iterator[latchwork.Store]:
     """An empty store, closed and emptied after the test.
 
     With ``latchwork_virtual_clock`` or ``latchwork_simulation`` in the same test it lives by that time, which takes
     the memory backend.
     """
     virtual = _virtual_time(request)
-    url: str = request.getfixturevalue("latchwork_url")
-    if virtual and not url.startswith("memory:"):
+    if virtual and not latchwork_url.startswith("memory:"):
         raise pytest.UsageError(f"{virtual} needs the memory backend: servers and files live by real time")
     import latchwork
 
     clock = request.getfixturevalue(virtual) if virtual == "latchwork_virtual_clock" else None
     marker = request.node.get_closest_marker("latchwork")
     options: dict[str, Any] = {k: v for k, v in marker.kwargs.items() if k != "backend"} if marker is not None else {}
-    with latchwork.connect(url, clock=clock, **options) as store:
+    with latchwork.connect(latchwork_url, clock=clock, **options) as store:
         yield store
         with suppress(latchwork.LatchworkError):
             store.delete_tree("")

@@ -80,6 +80,10 @@ def test_a_test_can_run_on_several_backends(run):
         """
         import latchwork, pytest
 
+        @pytest.mark.parametrize("latchwork_backend", ["sqlite"], indirect=True)
+        def test_empty(latchwork_store):
+            assert latchwork_store.list("") == []
+
         @pytest.mark.parametrize("latchwork_backend", ["memory", "sqlite", "etcd", "zookeeper"], indirect=True)
         def test_everywhere(latchwork_store, latchwork_url, latchwork_backend):
             assert latchwork_url.startswith(latchwork_backend.replace("zookeeper", "zk"))
@@ -88,7 +92,7 @@ def test_a_test_can_run_on_several_backends(run):
                 assert other.get("a").value == b"1"
         """
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=5)
 
 
 def test_real_servers_are_started_once_for_the_whole_run(run):
