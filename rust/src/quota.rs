@@ -11,6 +11,29 @@ const WEIGHT_SCALE: f64 = 9_007_199_254_740_992.0; // 2^53
 /// A quota nearer than this to a whole number counts as whole: 0.1, 0.2 and 0.3 of 6 items are 1, 2 and 3.
 const WHOLE_WITHIN: u128 = 1_000_000_000;
 
+/// One job as the even strategies see it: how many items, who can run it, and how many each of those held before.
+///
+/// Which items they are does not matter here: `place` knows that.
+#[derive(Debug, Clone, Default)]
+pub struct Demand {
+    /// How many items there are to place.
+    pub items: u32,
+    /// The workers that can run it, ascending; workers are numbered in name order.
+    pub able: Vec<u32>,
+    /// One weight per able worker, finite and greater than zero.
+    pub weights: Vec<f64>,
+    /// How many of the items each able worker held before.
+    pub held: Vec<u32>,
+}
+
+impl Demand {
+    /// The demand of a job. O(items + workers).
+    pub fn new(job: &Job<'_>) -> Self {
+        let (items, held) = (job.items.len() as u32, job.held());
+        Self { items, able: job.able.clone(), weights: job.weights.clone(), held }
+    }
+}
+
 /// The shares of one job, by position in its `able`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
@@ -25,25 +48,54 @@ pub struct Quota {
 impl Quota {
     /// The quota of `items` among workers of these weights (finite, greater than zero). O(workers).
     pub fn new(items: u32, weights: &[f64]) -> Self {
-        let largest = weights.iter().fold(0.0, |a: f64, b| a.max(*b));
-        let whole: Vec<u128> = weights.iter().map(|w| (w / largest * WEIGHT_SCALE).round() as u128).collect();
-        let sum: u128 = whole.iter().sum();
-        let (mut floor, mut eligible) = (Vec::new(), Vec::new());
-        for weight in whole {
-            let (share, fraction) = split(u128::from(items) * weight, sum);
-            floor.push(share);
-            eligible.push(fraction);
-        }
-        let seats = u64::from(items) - floor.iter().map(|f| u64::from(*f)).sum::<u64>().min(u64::from(items));
-        let quota = Self { floor, eligible, seats: seats as u32 };
+        let quota = match weights.first() {
+            Some(first) if weights.iter().all(|weight| weight == first) => Self::equal(items, weights.len()),
+            _ => Self::weighted(items, weights),
+        };
         debug_assert!(quota.is_whole(items), "{quota:?} does not add up to {items}");
         quota
+    }
+
+    fn equal(items: u32, workers: usize) -> Self {
+        let (floor, seats) = (items / workers as u32, items % workers as u32);
+        Self { floor: vec![floor; workers], eligible: vec![seats > 0; workers], seats }
+    }
+
+    fn weighted(items: u32, weights: &[f64]) -> Self {
+        let largest = weights.iter().fold(0.0, |a: f64, b| a.max(*b));
+        let whole = |weight: f64| (weight / largest * WEIGHT_SCALE).round() as u128;
+        let sum: u128 = weights.iter().map(|weight| whole(*weight)).sum();
+        let mut known = Known::default();
+        let share = |weight: &f64| known.get(*weight, || split(u128::from(items) * whole(*weight), sum));
+        let (floor, eligible): (Vec<u32>, Vec<bool>) = weights.iter().map(share).unzip();
+        let floors: u64 = floor.iter().map(|f| u64::from(*f)).sum();
+        Self { floor, eligible, seats: u64::from(items).saturating_sub(floors) as u32 }
     }
 
     fn is_whole(&self, items: u32) -> bool {
         let open = self.eligible.iter().filter(|e| **e).count();
         let floors: u64 = self.floor.iter().map(|f| u64::from(*f)).sum();
         self.floor.is_empty() || (self.seats as usize <= open && floors + u64::from(self.seats) == u64::from(items))
+    }
+}
+
+/// The shares of the last few weights: clusters have few distinct ones, and a division in 128 bits is slow.
+#[derive(Default)]
+struct Known {
+    shares: [(f64, (u32, bool)); 8],
+    next: usize,
+}
+
+impl Known {
+    /// The share of a weight, computed if it is not among the last. Weights are greater than zero, so none is there yet.
+    fn get(&mut self, weight: f64, share: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
+        if let Some((_, known)) = self.shares.iter().find(|(known, _)| *known == weight) {
+            return *known;
+        }
+        let share = share();
+        self.shares[self.next] = (weight, share);
+        self.next = (self.next + 1) % self.shares.len();
+        share
     }
 }
 
@@ -71,11 +123,20 @@ pub struct Share {
 impl Share {
     /// The share of a job. O(items + workers).
     pub fn new(job: &Job<'_>) -> Self {
-        let quota = Quota::new(job.items.len() as u32, &job.weights);
-        let held = job.held();
-        let spares = |at: usize| quota.eligible[at] && held[at] > quota.floor[at];
-        let gain = (0..held.len()).map(spares).collect();
+        Self::of(&Demand::new(job))
+    }
+
+    /// The share of a demand. O(workers).
+    pub fn of(demand: &Demand) -> Self {
+        let quota = Quota::new(demand.items, &demand.weights);
+        let spares = |at: usize| quota.eligible[at] && demand.held[at] > quota.floor[at];
+        let gain = (0..demand.held.len()).map(spares).collect();
         Self { quota, gain }
+    }
+
+    /// How many items each able worker gets, given who has a seat. O(workers).
+    pub fn sizes(&self, seated: &[bool]) -> Vec<u32> {
+        self.quota.floor.iter().zip(seated).map(|(floor, seated)| floor + u32::from(*seated)).collect()
     }
 
     /// Positions that may get a seat, in name order.
@@ -101,7 +162,7 @@ const GREATEST_RATE: f64 = 268_435_456.0; // 2^28: with fewer than 2^33 items, c
 
 impl Loads {
     /// Loads of the whole shares alone, before any seat is given. O(sum of able workers).
-    pub fn new(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> Self {
+    pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
         let (mut load, mut weight) = (vec![0; workers], vec![0.0f64; workers]);
         for (job, share) in jobs.iter().zip(shares) {
             for (at, &worker) in job.able.iter().enumerate() {

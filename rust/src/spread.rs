@@ -3,11 +3,10 @@
 //! Per job, a seat spares a move exactly where the worker held more than its whole share; so seats go to those workers
 //! first. Among equals, the least loaded over all jobs so far, then the first in name order.
 
-use crate::input::Job;
-use crate::quota::{Loads, Share};
+use crate::quota::{Demand, Loads, Share};
 
 /// Who gets the seats of each job, by position in `able`. O(sum of able workers, each job sorted).
-pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> Vec<Vec<bool>> {
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
     let mut loads = Loads::new(workers, jobs, shares);
     let seat = |(job, share)| seat_job(job, share, &mut loads, |_, _| true);
     jobs.iter().zip(shares).map(seat).collect()
@@ -15,26 +14,28 @@ pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> Vec<Vec<bool
 
 /// Gives the seats of one job: first to those with a gain for whom `keeps` holds, then by cost, then by name.
 pub(crate) fn seat_job(
-    job: &Job<'_>,
+    job: &Demand,
     share: &Share,
     loads: &mut Loads,
     keeps: impl Fn(&Loads, u32) -> bool,
 ) -> Vec<bool> {
+    // One number per candidate, so that it sorts fast: costs stay below 2^62.
     let rank = |at: u32| {
-        let worker = job.able[at as usize];
-        let first = share.gain[at as usize] && keeps(loads, worker);
-        (!first, loads.taking(worker), !share.gain[at as usize], at)
+        let (worker, gain) = (job.able[at as usize], share.gain[at as usize]);
+        let later = !(gain && keeps(loads, worker));
+        let cost = loads.taking(worker) as u128;
+        u128::from(later) << 127 | cost << 64 | u128::from(!gain) << 32 | u128::from(at)
     };
-    let mut ranked: Vec<_> = share.candidates().map(rank).collect();
+    let mut ranked: Vec<u128> = share.candidates().map(rank).collect();
     let seats = share.quota.seats as usize;
     if seats < ranked.len() && seats > 0 {
         ranked.select_nth_unstable(seats);
         ranked.truncate(seats);
     }
     let mut seated = vec![false; job.able.len()];
-    for (_, _, _, at) in ranked {
-        seated[at as usize] = true;
-        loads.load[job.able[at as usize] as usize] += 1;
+    for at in ranked.into_iter().map(|rank| rank as u32 as usize) {
+        seated[at] = true;
+        loads.load[job.able[at] as usize] += 1;
     }
     seated
 }
@@ -45,15 +46,9 @@ mod tests {
 
     #[test]
     fn seats_that_spare_no_move_go_to_the_least_loaded() {
-        let job = |id| Job {
-            id,
-            items: vec!["x"],
-            able: vec![0, 1, 2],
-            weights: vec![1.0; 3],
-            previous: vec![crate::input::NOBODY],
-        };
-        let jobs = [job("a"), job("b"), job("c")];
-        let shares: Vec<Share> = jobs.iter().map(Share::new).collect();
+        let job = Demand { items: 1, able: vec![0, 1, 2], weights: vec![1.0; 3], held: vec![0; 3] };
+        let jobs = vec![job; 3];
+        let shares: Vec<Share> = jobs.iter().map(Share::of).collect();
         let seated = seats(3, &jobs, &shares);
         assert_eq!(seated, [[true, false, false], [false, true, false], [false, false, true]]);
     }

@@ -1,7 +1,7 @@
 //! The four strategies by name, over the same input.
 
 use crate::input::{InputError, Job, NOBODY};
-use crate::quota::Share;
+use crate::quota::{Demand, Share};
 use crate::rendezvous::Mode;
 use crate::{balanced, even, place, rendezvous, spread};
 
@@ -36,20 +36,30 @@ impl Strategy {
     ///
     /// `workers` ascending and unique, `jobs` ascending by id and unique. `mode` matters to rendezvous alone.
     pub fn place(self, workers: &[&str], jobs: &[Job<'_>], mode: Mode) -> Result<Vec<Vec<u32>>, InputError> {
-        let shares: Vec<Share> = match self {
-            Self::Rendezvous => return jobs.iter().map(|job| hash(job, workers, mode)).collect(),
-            _ => jobs.iter().map(Share::new).collect(),
-        };
-        let seated = match self {
-            Self::EvenlySpread => spread::seats(workers.len(), jobs, &shares),
-            Self::Balanced => balanced::seats(workers.len(), jobs, &shares),
-            _ => {
-                let place = |(job, share)| even::place(job, share, workers, mode);
-                return jobs.iter().zip(&shares).map(place).collect();
+        match self {
+            Self::Rendezvous => jobs.iter().map(|job| hash(job, workers, mode)).collect(),
+            Self::EvenlyRendezvous => {
+                let place = |job| even::place(job, &Share::new(job), workers, mode);
+                jobs.iter().map(place).collect()
             }
+            Self::EvenlySpread | Self::Balanced => {
+                let demands: Vec<Demand> = jobs.iter().map(Demand::new).collect();
+                let sizes = self.sizes(workers.len(), &demands);
+                Ok(jobs.iter().zip(&sizes).map(|(job, sizes)| place::items(job, sizes)).collect())
+            }
+        }
+    }
+
+    /// How many items each able worker of each job gets, for the two strategies that keep what was before.
+    ///
+    /// Any strategy but `EvenlySpread` counts as `Balanced`.
+    pub fn sizes(self, workers: usize, demands: &[Demand]) -> Vec<Vec<u32>> {
+        let shares: Vec<Share> = demands.iter().map(Share::of).collect();
+        let seated = match self {
+            Self::EvenlySpread => spread::seats(workers, demands, &shares),
+            _ => balanced::seats(workers, demands, &shares),
         };
-        let place = |((job, share), seated): ((_, _), &Vec<bool>)| place::items(job, share, seated);
-        Ok(jobs.iter().zip(&shares).zip(&seated).map(place).collect())
+        shares.iter().zip(&seated).map(|(share, seated)| share.sizes(seated)).collect()
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use crate::input::Job;
-use crate::quota::Share;
+use crate::quota::{Demand, Share};
 
 /// Possible seats are numbered job by job; each is taken or free.
 pub struct Graph {
@@ -23,7 +22,7 @@ pub struct Graph {
 
 impl Graph {
     /// All seats that may be given, with those in `seated` taken. O(seats).
-    pub fn new(workers: usize, jobs: &[Job<'_>], shares: &[Share], seated: &[Vec<bool>]) -> Self {
+    pub fn new(workers: usize, jobs: &[Demand], shares: &[Share], seated: &[Vec<bool>]) -> Self {
         let mut graph = Self {
             worker: Vec::new(),
             job: Vec::new(),
@@ -90,7 +89,7 @@ impl Graph {
     }
 
     /// The taken seats by job and position in `able`.
-    pub fn seated(&self, jobs: &[Job<'_>]) -> Vec<Vec<bool>> {
+    pub fn seated(&self, jobs: &[Demand]) -> Vec<Vec<bool>> {
         let mut seated: Vec<Vec<bool>> = jobs.iter().map(|job| vec![false; job.able.len()]).collect();
         for seat in (0..self.taken.len()).filter(|&seat| self.taken[seat]) {
             seated[self.job[seat] as usize][self.position[seat] as usize] = true;

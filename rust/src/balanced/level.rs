@@ -32,6 +32,8 @@ struct Search<'g> {
     given: Vec<u32>,
     worker_depth: Vec<u32>,
     job_depth: Vec<u32>,
+    /// Jobs whose free seats all belong to settled workers: no chain leads over them any more.
+    closed: Vec<bool>,
     worker_next: Vec<usize>,
     job_next: Vec<usize>,
 }
@@ -49,6 +51,7 @@ impl<'g> Search<'g> {
             given,
             worker_depth: vec![UNSEEN; workers],
             job_depth: vec![UNSEEN; jobs],
+            closed: vec![false; jobs],
             worker_next: vec![0; workers],
             job_next: vec![0; jobs],
         }
@@ -92,6 +95,9 @@ impl<'g> Search<'g> {
                 self.price[worker] = top;
             }
         }
+        for (closed, depth) in self.closed.iter_mut().zip(&self.job_depth) {
+            *closed |= *depth != UNSEEN;
+        }
     }
 
     /// Numbers workers and jobs by steps from the sources, up to the first layer with a worker cheaper than `top`.
@@ -130,7 +136,7 @@ impl<'g> Search<'g> {
         for place in self.graph.of_worker(worker) {
             let seat = self.graph.seat_at(place);
             let job = self.graph.job[seat];
-            if !self.graph.taken[seat] || self.job_depth[job as usize] != UNSEEN {
+            if !self.graph.taken[seat] || self.job_depth[job as usize] != UNSEEN || self.closed[job as usize] {
                 continue;
             }
             self.job_depth[job as usize] = depth;

@@ -14,12 +14,11 @@ mod graph;
 mod level;
 mod start;
 
-use crate::input::Job;
-use crate::quota::Share;
+use crate::quota::{Demand, Share};
 use graph::Graph;
 
 /// Who gets the seats of each job, by position in `able`.
-pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> Vec<Vec<bool>> {
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
     let (seated, mut loads) = start::seats(workers, jobs, shares);
     let mut graph = Graph::new(workers, jobs, shares, &seated);
     let price = level::level(&mut graph, &mut loads);

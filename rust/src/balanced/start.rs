@@ -1,14 +1,13 @@
 //! A first placement of the seats: near the least sum of squares, and with most of the gains.
 
-use crate::input::Job;
-use crate::quota::{Loads, Share};
+use crate::quota::{Demand, Loads, Share};
 use crate::spread::seat_job;
 
 /// Seats and the loads they make. O(sum of able workers, each job sorted).
 ///
 /// A first pass looks only at loads. A second gives seats with a gain first, as long as they lead no worker more than
 /// one above what the first pass gave it: in a cluster at rest this is the placement that is there.
-pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> (Vec<Vec<bool>>, Loads) {
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> (Vec<Vec<bool>>, Loads) {
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by_key(|&job| (jobs[job].able.len(), job));
     let bare = Loads::new(workers, jobs, shares);
@@ -22,7 +21,7 @@ pub fn seats(workers: usize, jobs: &[Job<'_>], shares: &[Share]) -> (Vec<Vec<boo
 
 fn pass(
     order: &[usize],
-    jobs: &[Job<'_>],
+    jobs: &[Demand],
     shares: &[Share],
     mut loads: Loads,
     keeps: impl Fn(&Loads, u32) -> bool,

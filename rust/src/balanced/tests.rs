@@ -1,25 +1,20 @@
 //! Exactness against brute force, in pure Rust; `tests/assignment` repeats it from Python on whole items.
 
 use super::*;
-use crate::input::NOBODY;
 use crate::quota::Loads;
 use crate::testing::Random;
 
-const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
-
-fn random_job(random: &mut Random, workers: usize, weight: &[f64]) -> Job<'static> {
+fn random_job(random: &mut Random, workers: usize, weight: &[f64]) -> Demand {
     let able: Vec<u32> = (0..workers as u32).filter(|_| random.below(10) < 7).collect();
-    let items = NAMES[..random.below(NAMES.len() + 1)].to_vec();
-    let owner = |random: &mut Random| {
-        if able.is_empty() || random.below(5) == 0 {
-            NOBODY
-        } else {
-            random.below(able.len().min(3)) as u32
+    let items = random.below(13) as u32;
+    let mut held = vec![0; able.len()];
+    for _ in 0..items {
+        if !able.is_empty() && random.below(5) > 0 {
+            held[random.below(able.len().min(3))] += 1;
         }
-    };
-    let previous = items.iter().map(|_| owner(random)).collect();
+    }
     let weights = able.iter().map(|&w| weight[w as usize]).collect();
-    Job { id: "j", items, able, weights, previous }
+    Demand { items, able, weights, held }
 }
 
 /// All ways to give the seats of one job.
@@ -37,7 +32,7 @@ fn choices(share: &Share) -> Vec<Vec<bool>> {
 }
 
 /// Cost and gains of a placement, as something to minimise.
-fn value(jobs: &[Job<'_>], shares: &[Share], seated: &[&Vec<bool>], bare: &Loads) -> (i128, i64) {
+fn value(jobs: &[Demand], shares: &[Share], seated: &[&Vec<bool>], bare: &Loads) -> (i128, i64) {
     let (mut loads, mut gains) = (bare.clone(), 0);
     for ((job, share), seated) in jobs.iter().zip(shares).zip(seated) {
         for at in (0..seated.len()).filter(|&at| seated[at]) {
@@ -48,7 +43,7 @@ fn value(jobs: &[Job<'_>], shares: &[Share], seated: &[&Vec<bool>], bare: &Loads
     (loads.cost(), -gains)
 }
 
-fn brute(jobs: &[Job<'_>], shares: &[Share], bare: &Loads) -> (i128, i64) {
+fn brute(jobs: &[Demand], shares: &[Share], bare: &Loads) -> (i128, i64) {
     let options: Vec<Vec<Vec<bool>>> = shares.iter().map(choices).collect();
     let mut least = (i128::MAX, 0);
     let mut at = vec![0; jobs.len()];
@@ -66,8 +61,8 @@ fn check(seed: u64, rounds: usize, workers: usize, weights: &[f64]) -> usize {
     let mut gains = 0;
     for round in 0..rounds {
         let count = 1 + round % 4;
-        let jobs: Vec<Job<'_>> = (0..count).map(|_| random_job(&mut random, workers, weights)).collect();
-        let shares: Vec<Share> = jobs.iter().map(Share::new).collect();
+        let jobs: Vec<Demand> = (0..count).map(|_| random_job(&mut random, workers, weights)).collect();
+        let shares: Vec<Share> = jobs.iter().map(Share::of).collect();
         let bare = Loads::new(workers, &jobs, &shares);
         let seated = seats(workers, &jobs, &shares);
         for (seated, share) in seated.iter().zip(&shares) {
@@ -99,10 +94,12 @@ fn a_hundred_workers_and_jobs_in_upheaval_are_levelled() {
     let mut jobs = Vec::new();
     for _ in 0..100 {
         let mut job = random_job(&mut random, 100, &weights);
-        job.previous.iter_mut().for_each(|p| *p = 0);
+        let held: u32 = job.held.iter().sum();
+        job.held.fill(0);
+        job.held[0] = held;
         jobs.push(job);
     }
-    let shares: Vec<Share> = jobs.iter().map(Share::new).collect();
+    let shares: Vec<Share> = jobs.iter().map(Share::of).collect();
     let mut loads = Loads::new(100, &jobs, &shares);
     for (job, seated) in jobs.iter().zip(seats(100, &jobs, &shares)) {
         let seated = (0..seated.len()).filter(|&at| seated[at]);
