@@ -17,7 +17,7 @@ pub struct Network {
     nodes: usize,
     to: Vec<u32>,
     room: Vec<u32>,
-    cost: Vec<i32>,
+    cost: Vec<i64>,
 }
 
 impl Network {
@@ -27,7 +27,7 @@ impl Network {
     }
 
     /// Adds an arc that can carry `room` more and give back `back`; returns its number for `room`.
-    pub fn arc(&mut self, from: u32, to: u32, room: u32, back: u32, cost: i32) -> usize {
+    pub fn arc(&mut self, from: u32, to: u32, room: u32, back: u32, cost: i64) -> usize {
         let arc = self.to.len();
         self.to.extend([to, from]);
         self.room.extend([room, back]);
@@ -99,7 +99,7 @@ impl<'n> Run<'n> {
 
     fn reduced(&self, arc: usize) -> i64 {
         let (from, to) = (self.net.from(arc) as usize, self.net.to[arc] as usize);
-        i64::from(self.net.cost[arc]) + self.potential[from] - self.potential[to]
+        self.net.cost[arc] + self.potential[from] - self.potential[to]
     }
 
     /// Raises the potentials by the distance to the nearest node that misses something (Dijkstra).
@@ -216,11 +216,11 @@ mod tests {
     use crate::testing::Random;
 
     /// Least cost of an assignment by trying all permutations.
-    fn brute(costs: &[Vec<i32>], row: usize, used: &mut Vec<bool>) -> i32 {
+    fn brute(costs: &[Vec<i64>], row: usize, used: &mut Vec<bool>) -> i64 {
         if row == costs.len() {
             return 0;
         }
-        let mut least = i32::MAX;
+        let mut least = i64::MAX;
         for column in 0..costs.len() {
             if !used[column] {
                 used[column] = true;
@@ -236,8 +236,8 @@ mod tests {
         let mut random = Random::new(6);
         for round in 0..400 {
             let n = 1 + round % 6;
-            let row = |random: &mut Random| (0..n).map(|_| random.below(5) as i32).collect();
-            let costs: Vec<Vec<i32>> = (0..n).map(|_| row(&mut random)).collect();
+            let row = |random: &mut Random| (0..n).map(|_| random.below(5) as i64).collect();
+            let costs: Vec<Vec<i64>> = (0..n).map(|_| row(&mut random)).collect();
             let mut net = Network::new(2 * n);
             let mut arcs = Vec::new();
             for (i, row) in costs.iter().enumerate() {
@@ -247,7 +247,7 @@ mod tests {
             }
             let excess = (0..2 * n).map(|v| if v < n { 1 } else { -1 }).collect();
             assert!(net.settle(excess, vec![0; 2 * n]));
-            let total: i32 = arcs.iter().filter(|a| net.room(a.0) == 0).map(|a| a.1).sum();
+            let total: i64 = arcs.iter().filter(|a| net.room(a.0) == 0).map(|a| a.1).sum();
             assert_eq!(total, brute(&costs, 0, &mut vec![false; n]));
         }
     }

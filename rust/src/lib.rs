@@ -4,6 +4,7 @@
 //! know nothing of Python; `py` holds the bindings, and nothing but bindings.
 
 pub mod balanced;
+pub mod budget;
 pub mod even;
 pub mod flow;
 pub mod hash;

@@ -102,7 +102,7 @@ fn rearrange(
     for (job, seats) in (workers..).zip(&tight.jobs) {
         for &seat in seats {
             let (worker, taken) = (graph.worker[seat as usize], u32::from(graph.taken[seat as usize]));
-            let cost = -i32::from(graph.gain[seat as usize]);
+            let cost = -i64::from(graph.gain[seat as usize]);
             arcs.push((net.arc(job, worker, 1 - taken, taken, cost), seat));
         }
     }

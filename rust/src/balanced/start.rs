@@ -3,10 +3,14 @@
 use crate::quota::{Demand, Loads, Share};
 use crate::spread::seat_job;
 
+/// A second pass whose loads differ from those of the first by more than this, on average, is no good start.
+const FAR_PER_WORKER: u64 = 2;
+
 /// Seats and the loads they make. O(sum of able workers, each job sorted).
 ///
 /// A first pass looks only at loads. A second gives seats with a gain first, as long as they lead no worker more than
-/// one above what the first pass gave it: in a cluster at rest this is the placement that is there.
+/// one above what the first pass gave it: in a cluster at rest this is the placement that is there. Where what was before
+/// is far from even, levelling it would take long; then the first pass is the better start.
 pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> (Vec<Vec<bool>>, Loads) {
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by_key(|&job| (jobs[job].able.len(), job));
@@ -16,7 +20,12 @@ pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> (Vec<Vec<bool
         return (seated, level);
     }
     let below = |loads: &Loads, worker: u32| loads.load[worker as usize] <= level.load[worker as usize];
-    pass(&order, jobs, shares, bare, below)
+    let (kept, loads) = pass(&order, jobs, shares, bare, below);
+    let apart: u64 = loads.load.iter().zip(&level.load).map(|(a, b)| a.abs_diff(*b)).sum();
+    if apart > FAR_PER_WORKER * workers as u64 {
+        return (seated, level);
+    }
+    (kept, loads)
 }
 
 fn pass(
