@@ -4,11 +4,13 @@
 //! know nothing of Python; `py` holds the bindings, and nothing but bindings.
 
 pub mod balanced;
+pub mod board;
 pub mod budget;
 pub mod even;
 pub mod flow;
 pub mod hash;
 pub mod input;
+pub mod names;
 pub mod place;
 pub mod quota;
 pub mod rendezvous;
