@@ -8,10 +8,10 @@ is plain string order, by code points.
 Placements are part of the contract: the same arguments give the same result on every machine and in every version.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
-__all__ = ["RendezvousHasher", "compat_score", "fast_score", "hash128", "place"]
+__all__ = ["Board", "Moves", "RendezvousHasher", "compat_score", "fast_score", "hash128", "place"]
 
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
     """Hash with murmur3_x64_128.
@@ -53,6 +53,118 @@ def place(
         ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
         TypeError: an id, item or worker that is no str.
     """
+
+@final
+class Board:
+    """Jobs, workers and who has what, kept in Rust from one placement to the next.
+
+    Changes are noted and cost little; `place` works out one new placement for all of them: the one that the strategy
+    makes of the whole problem with the present owners as the previous ones. A worker that leaves and comes back before
+    the next placement still has its items. Safe to share: one call works at a time, without the GIL.
+    """
+
+    def __new__(cls, strategy: str = "balanced") -> Board:
+        """Make an empty board.
+
+        Args:
+            strategy: "balanced" or "evenly-spread": those that keep what was before.
+        Raises:
+            ValueError: another strategy.
+        """
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs in name order."""
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers that are there, in name order."""
+
+    def add_job(self, job: str, items: Iterable[str], previous: dict[str, str] | None = None) -> None:
+        """Add a job.
+
+        Args:
+            job: its id, new.
+            items: unique, in any order.
+            previous: item to the worker that has it; items and workers that are not there are passed over, so let the
+                workers join first.
+        Raises:
+            ValueError: the job is there already, or an item is given twice.
+        """
+
+    def remove_job(self, job: str) -> None:
+        """Remove a job and its items. ValueError if it is not there."""
+
+    def add_items(self, job: str, items: Iterable[str]) -> None:
+        """Add items to a job; they have no owner until they are placed. ValueError if one is there already."""
+
+    def remove_items(self, job: str, items: Iterable[str]) -> None:
+        """Remove items from a job. ValueError if one is not there."""
+
+    def join(self, worker: str, weight: float = 1.0, jobs: Iterable[str] | None = None) -> None:
+        """Add a worker. O(jobs).
+
+        Args:
+            worker: its id, not there yet.
+            weight: finite and greater than 0.
+            jobs: the ids of the jobs it can run, which may come later; None for all.
+        Raises:
+            ValueError: the worker is there already, or a bad weight.
+        """
+
+    def leave(self, worker: str) -> None:
+        """Remove a worker; the next placement gives its items to others. ValueError if it is not there."""
+
+    def reweigh(self, worker: str, weight: float) -> None:
+        """Change a worker's weight. ValueError if the worker is not there or the weight is bad."""
+
+    def place(self, max_moves: int | None = None) -> Moves:
+        """Place all items anew.
+
+        Args:
+            max_moves: how many items at most leave a worker that is there and can run them; items without such an
+                owner are placed all the same. The best of the moves are made, see docs/reference/assignment.md; call
+                again for the next ones. None for all.
+        Returns:
+            What changed.
+        Raises:
+            ValueError: max_moves is negative.
+        """
+
+    def owner(self, job: str, item: str) -> str | None:
+        """Return who has an item as of the last placement; None if nobody. O(log items).
+
+        Raises:
+            ValueError: no such job or item.
+        """
+
+    def owners(self, job: str) -> dict[str, str]:
+        """Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job."""
+
+    def by_worker(self, job: str) -> dict[str, list[str]]:
+        """Return worker to items, both in name order; only workers that have some. ValueError for no such job."""
+
+    def unplaced(self, job: str) -> list[str]:
+        """Return the items that nobody has, in name order. ValueError for no such job."""
+
+@final
+class Moves:
+    """What one placement changed: rows (job, item, source, target), sorted by job, then item.
+
+    `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. The rows are
+    made when they are asked for.
+    """
+
+    @property
+    def deferred(self) -> int:
+        """How many more items should move, and stay where they are for want of budget."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[str, str, str | None, str | None]]: ...
 
 @final
 class RendezvousHasher:

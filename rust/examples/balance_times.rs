@@ -51,7 +51,11 @@ fn pairs(workers: u32, jobs: u32) -> Vec<Demand> {
     let mut rng = Random(9);
     let pair = |rng: &mut Random| {
         let (a, b) = (rng.below(workers), rng.below(workers / 10));
-        if a == b { vec![a] } else { vec![a.min(b), a.max(b)] }
+        if a == b {
+            vec![a]
+        } else {
+            vec![a.min(b), a.max(b)]
+        }
     };
     (0..jobs * 50).map(|_| demand(1, pair(&mut rng))).collect()
 }

@@ -65,6 +65,17 @@ pub struct Delta {
     pub workers: Vec<String>,
 }
 
+/// One job at one time.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Its items.
+    pub names: Arc<Names>,
+    /// Worker numbers by item, `NOBODY` for none.
+    pub owners: Vec<u32>,
+    /// Names by worker number.
+    pub workers: Vec<String>,
+}
+
 /// See the module. Owned by one thread at a time.
 #[derive(Debug)]
 pub struct Board {
@@ -199,8 +210,7 @@ impl Board {
             moves,
         };
         let jobs = self.jobs.iter().zip(all).map(changes).filter(|change| !change.moves.is_empty()).collect();
-        let workers = self.workers.iter().map(|worker| worker.name.clone()).collect();
-        Delta { jobs, deferred, workers }
+        Delta { jobs, deferred, workers: self.names() }
     }
 
     /// Takes back the moves that are not among the best; returns how many those are.
@@ -239,6 +249,16 @@ impl Board {
         Ok(items.names.iter().zip(items.owners.iter().map(|owner| self.name(*owner))))
     }
 
+    /// A job's present state, to be read without the board. O(items), at the speed of memory.
+    pub fn view(&self, job: &str) -> Result<View, InputError> {
+        let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
+        Ok(View { names: Arc::clone(&items.names), owners: items.owners.clone(), workers: self.names() })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.workers.iter().map(|worker| worker.name.clone()).collect()
+    }
+
     fn name(&self, number: u32) -> Option<&str> {
         self.workers.get(number as usize).map(|worker| worker.name.as_str())
     }
@@ -256,16 +276,12 @@ impl Board {
 
 impl Items {
     fn demand(&self, order: &[u32], workers: &[Worker]) -> Demand {
-        let mut demand = Demand { items: self.owners.len() as u32, ..Demand::default() };
-        demand.able.reserve(order.len());
-        demand.weights.reserve(order.len());
-        demand.held.reserve(order.len());
-        for (rank, &number) in (0..).zip(order).filter(|(_, number)| self.able[**number as usize]) {
-            demand.able.push(rank);
-            demand.weights.push(workers[number as usize].weight);
-            demand.held.push(self.held[number as usize]);
-        }
-        demand
+        let able = (0..).zip(order).filter(|(_, number)| self.able[**number as usize]);
+        let able: Vec<u32> = able.map(|(rank, _)| rank).collect();
+        let number = |rank: &u32| order[*rank as usize] as usize;
+        let weights = able.iter().map(|rank| workers[number(rank)].weight).collect();
+        let held = able.iter().map(|rank| self.held[number(rank)]).collect();
+        Demand { items: self.owners.len() as u32, able, weights, held }
     }
 
     /// Gives each able worker, listed in name order, as many items as `sizes` says.

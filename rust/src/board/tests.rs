@@ -23,8 +23,11 @@ impl Model {
         let made: Vec<Job<'_>> = self.jobs.iter().map(|(id, items)| self.job(id, items, &workers)).collect();
         let placed = strategy.place(&workers, &made, Mode::Fast).unwrap();
         let owner = |job: &Job<'_>, at: u32| job.able.get(at as usize).map(|&w| workers[w as usize].to_owned());
-        let owners: Vec<Vec<Option<String>>> =
-            made.iter().zip(placed).map(|(job, owners)| owners.into_iter().map(|at| owner(job, at)).collect()).collect();
+        let owners: Vec<Vec<Option<String>>> = made
+            .iter()
+            .zip(placed)
+            .map(|(job, owners)| owners.into_iter().map(|at| owner(job, at)).collect())
+            .collect();
         for (items, owners) in self.jobs.values_mut().zip(owners) {
             items.values_mut().zip(owners).for_each(|(old, new)| *old = new);
         }

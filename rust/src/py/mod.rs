@@ -1,5 +1,6 @@
 //! The Python module `latchwork._core`: bindings, and nothing but bindings. Its documentation is `_core.pyi`.
 
+mod board;
 mod hasher;
 mod jobs;
 mod text;
@@ -45,6 +46,8 @@ fn compat_score(key: &str, worker: &str) -> i64 {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<board::Board>()?;
+    module.add_class::<board::Moves>()?;
     module.add_class::<hasher::RendezvousHasher>()?;
     module.add_function(wrap_pyfunction!(hash128, module)?)?;
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;

@@ -1,0 +1,210 @@
+//! `Board` and `Moves`.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyIterator, PyList, PyString};
+
+use super::text::{string, strings, utf8};
+use crate::board;
+use crate::input::NOBODY;
+use crate::names::Names;
+use crate::strategy::Strategy;
+
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Board {
+    board: Mutex<board::Board>,
+    strategy: String,
+}
+
+#[pymethods]
+impl Board {
+    #[new]
+    #[pyo3(signature = (strategy = "balanced"))]
+    fn new(strategy: &str) -> PyResult<Self> {
+        let board = board::Board::new(Strategy::parse(strategy)?)?;
+        Ok(Self { board: Mutex::new(board), strategy: strategy.to_owned() })
+    }
+
+    #[getter]
+    fn strategy(&self) -> &str {
+        &self.strategy
+    }
+
+    #[getter]
+    fn jobs(&self, py: Python<'_>) -> Vec<String> {
+        self.with(py, |board| board.jobs().map(str::to_owned).collect())
+    }
+
+    #[getter]
+    fn workers(&self, py: Python<'_>) -> Vec<String> {
+        self.with(py, |board| board.workers().map(str::to_owned).collect())
+    }
+
+    #[pyo3(signature = (job, items, previous = None))]
+    fn add_job(
+        &self,
+        py: Python<'_>,
+        job: &Bound<'_, PyAny>,
+        items: &Bound<'_, PyAny>,
+        previous: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let job = string("job id", job.clone())?;
+        let job = utf8("job id", &job)?;
+        let items = strings("work item", items)?;
+        let owners = previous.map_or(Ok(Vec::new()), pairs)?;
+        let owners: Vec<(&str, &str)> = owners
+            .iter()
+            .map(|(item, worker)| Ok((utf8("work item", item)?, utf8("previous owner", worker)?)))
+            .collect::<PyResult<_>>()?;
+        let texts = texts(&items)?;
+        self.with(py, |board| {
+            board.add_job(job, Names::new(&format!("job '{job}': work item"), texts)?)?;
+            owners.into_iter().for_each(|(item, worker)| drop(board.hold(job, item, worker)));
+            Ok(())
+        })
+    }
+
+    fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
+        self.with(py, |board| Ok(board.remove_job(job)?))
+    }
+
+    fn add_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
+        let items = strings("work item", items)?;
+        let texts = texts(&items)?;
+        self.with(py, |board| Ok(board.add_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
+    }
+
+    fn remove_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
+        let items = strings("work item", items)?;
+        let texts = texts(&items)?;
+        self.with(py, |board| Ok(board.remove_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
+    }
+
+    #[pyo3(signature = (worker, weight = 1.0, jobs = None))]
+    fn join(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        weight: f64,
+        jobs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let worker = string("worker", worker.clone())?;
+        let worker = utf8("worker", &worker)?;
+        let jobs = jobs.map(|jobs| strings("job id", jobs)).transpose()?;
+        let owned = |job: &Bound<'_, PyString>| utf8("job id", job).map(str::to_owned);
+        let runs = jobs.map(|jobs| jobs.iter().map(owned).collect::<PyResult<_>>()).transpose()?;
+        self.with(py, |board| Ok(board.join(worker, weight, runs)?))
+    }
+
+    fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
+        self.with(py, |board| Ok(board.leave(worker)?))
+    }
+
+    fn reweigh(&self, py: Python<'_>, worker: &str, weight: f64) -> PyResult<()> {
+        self.with(py, |board| Ok(board.reweigh(worker, weight)?))
+    }
+
+    #[pyo3(signature = (max_moves = None))]
+    fn place(&self, py: Python<'_>, max_moves: Option<isize>) -> PyResult<Moves> {
+        let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
+            PyValueError::new_err(format!("max_moves is {}; it must be at least 0", max_moves.unwrap_or_default()))
+        })?;
+        Ok(Moves { delta: self.with(py, |board| board.place(limit)) })
+    }
+
+    fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
+        let owner = self.with(py, |board| board.owner(job, item).map(|owner| owner.map(str::to_owned)))?;
+        Ok(owner.map(|owner| PyString::new(py, &owner)))
+    }
+
+    fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
+        let (view, result) = (self.with(py, |board| board.view(job))?, PyDict::new(py));
+        let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
+        for (item, &owner) in view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner != NOBODY) {
+            result.set_item(item, &workers[owner as usize])?;
+        }
+        Ok(result)
+    }
+
+    fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
+        let view = self.with(py, |board| board.view(job))?;
+        let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
+        for (item, &owner) in view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner != NOBODY) {
+            shares[owner as usize].1.append(item)?;
+        }
+        let (mut filled, result) = (shares, PyDict::new(py));
+        filled.retain(|(_, items)| !items.is_empty());
+        filled.sort_unstable_by_key(|(name, _)| *name);
+        filled.into_iter().try_for_each(|(name, items)| result.set_item(name, items))?;
+        Ok(result)
+    }
+
+    fn unplaced(&self, py: Python<'_>, job: &str) -> PyResult<Vec<String>> {
+        self.with(py, |board| {
+            let view = board.view(job)?;
+            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NOBODY);
+            Ok(none.map(|(item, _)| item.to_owned()).collect())
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (jobs, workers) = self.with(py, |board| (board.jobs().count(), board.workers().count()));
+        format!("<Board {jobs} jobs, {workers} workers, strategy {}>", self.strategy)
+    }
+}
+
+impl Board {
+    /// Python code never runs while the lock is held, and nothing waits for it with the GIL in hand.
+    fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut board::Board) -> R + Send) -> R {
+        py.detach(|| work(&mut self.board.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+fn texts<'a>(items: &'a [Bound<'_, PyString>]) -> PyResult<Vec<&'a str>> {
+    items.iter().map(|item| utf8("work item", item)).collect()
+}
+
+type Pair<'py> = (Bound<'py, PyString>, Bound<'py, PyString>);
+
+fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
+    let pair = |(item, worker)| Ok((string("work item", item)?, string("previous owner", worker)?));
+    previous.iter().map(pair).collect()
+}
+
+/// What one placement changed.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Moves {
+    delta: board::Delta,
+}
+
+#[pymethods]
+impl Moves {
+    #[getter]
+    fn deferred(&self) -> usize {
+        self.delta.deferred
+    }
+
+    fn __len__(&self) -> usize {
+        self.delta.jobs.iter().map(|job| job.moves.len()).sum()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let workers: Vec<_> = self.delta.workers.iter().map(|name| PyString::new(py, name)).collect();
+        let worker = |number: u32| if number == NOBODY { None } else { workers.get(number as usize) };
+        let list = PyList::empty(py);
+        for changes in &self.delta.jobs {
+            let job = PyString::new(py, &changes.job);
+            for change in &changes.moves {
+                let item = changes.names.get(change.item as usize);
+                list.append((&job, item, worker(change.from), worker(change.to)))?;
+            }
+        }
+        list.try_iter()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred)
+    }
+}
