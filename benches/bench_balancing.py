@@ -3,9 +3,9 @@
     python benches/bench_balancing.py                          prints both tables
     python benches/bench_balancing.py --items 100000 --json    other sizes, as JSON
 
-The peers take turns with latchwork and the least of the repeats counts. `EvenlySpread` is compared
-with `python_spread.py`, `Balanced` with the min-cost-flow solver of OR-Tools, given the smallest
-network there is: seats, not items. Without OR-Tools (see requirements.txt here) that half is left out. Both sides must find plans of equal value.
+The peers take turns with latchwork and the least of the repeats counts. `EvenlySpread` is compared with
+`python_spread.py`, `Balanced` with the min-cost-flow solver of OR-Tools, given the smallest network there is: seats,
+not items. Without OR-Tools (see requirements.txt here) that half is left out. Both must find plans of equal value.
 """
 
 from __future__ import annotations
