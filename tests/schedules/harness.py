@@ -165,6 +165,8 @@ class Model:
     def __init__(self) -> None:
         self.claims = Claims()
         self.writes = Writes()
+        #: Of all actors; there from `setup` on.
+        self.names: list[str] = []
 
     @classmethod
     def actions(cls) -> list[str]:
@@ -206,9 +208,10 @@ def run(model_class: type[Model], plan: Plan, sim: Simulation | None = None) -> 
 
 def _play(sim: Simulation, model: Model, plan: Plan, url: str, plain: latchwork.Store) -> None:
     model.claims.are_judged = not plan.expires_sessions
+    model.names = list("abcdefgh"[: len(plan.actors)])
     model.setup(plain)
     actors = [
-        Actor(sim, "abcdefgh"[number], url, [fault for whose, fault in plan.faults if whose == number])
+        Actor(sim, model.names[number], url, [fault for whose, fault in plan.faults if whose == number])
         for number in range(len(plan.actors))
     ]
     sim.observe(model.look)
