@@ -7,7 +7,7 @@ import sys
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import LeaderLatch, Lock, PersistentLock, Semaphore
+from latchwork.primitives import LeaderLatch, Lock, PersistentLock, Queue, Semaphore
 from latchwork.types import Put
 
 
@@ -56,18 +56,35 @@ def latch(store, name, _ttl_s):
     return lambda: candidate.is_leader, fence, candidate
 
 
-HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch, "semaphore": semaphore}
+def queue(store, name, _ttl_s):
+    taken = Queue(store, name)
+    claim = taken.take(10.0)
+    say(taken=claim.value.decode())
+
+    def ack():
+        try:
+            claim.ack()
+        except LatchworkError as error:
+            return type(error).__name__
+        return "done"
+
+    return lambda: claim.is_held, claim.fence, taken, ack
+
+
+HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch, "semaphore": semaphore, "queue": queue}
 
 
 def main():
     url, kind, name, ttl_s = sys.argv[1:]
     with latchwork.connect(url, session_ttl_s=float(ttl_s)) as store:
-        is_ours, fence, owned = HOLDERS[kind](store, name, float(ttl_s))
+        is_ours, fence, owned, *more = HOLDERS[kind](store, name, float(ttl_s))
         for line in sys.stdin:
             if line.strip() == "ours":
                 say(ours=is_ours())
             elif line.strip() == "write":
                 say(write=write(store, fence))
+            elif line.strip() == "ack":
+                say(ack=more[0]())
             else:
                 break
         owned.close()

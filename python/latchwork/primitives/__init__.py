@@ -10,6 +10,10 @@ from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_owner import HeldLock
 from latchwork.primitives.lock_state import LockHolder, LockState, force_release, lock_states
 from latchwork.primitives.persistent_lock import PersistentLock
+from latchwork.primitives.priority_queue import PriorityQueue
+from latchwork.primitives.queue import Queue
+from latchwork.primitives.queue_claim import Claim
+from latchwork.primitives.queue_items import Item
 from latchwork.primitives.rwlock import ReadWriteLock
 from latchwork.primitives.semaphore import Semaphore
 from latchwork.primitives.sequence import Sequence
@@ -19,10 +23,12 @@ from latchwork.primitives.work import Work
 __all__ = [
     "Barrier",
     "Candidate",
+    "Claim",
     "Counter",
     "DoubleBarrier",
     "Election",
     "HeldLock",
+    "Item",
     "Leader",
     "LeaderLatch",
     "Lock",
@@ -31,6 +37,8 @@ __all__ = [
     "LockState",
     "Observer",
     "PersistentLock",
+    "PriorityQueue",
+    "Queue",
     "ReadWriteLock",
     "Semaphore",
     "Sequence",
