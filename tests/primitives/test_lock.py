@@ -22,6 +22,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Lock
+from latchwork.primitives.waiter import Waiter
 from latchwork.types import Put
 
 TTL_S = 1.0
@@ -320,18 +321,14 @@ def test_a_hand_over_costs_the_next_one_request_at_most(lock, connect, in_thread
         locks.append(lock(store=store))
         takers.append(in_thread(lambda mine=locks[-1]: mine.acquire(30.0)))
         eventually(lambda number=number: len(first.waiters()) == number + 1)
-        for name in ("get", "get_many", "list", "children", "commit", "create", "put"):
-            call = getattr(store, name)
-            counted = lambda *a, call=call, calls=calls, name=name, **o: calls.append(name) or call(*a, **o)  # noqa: E731
-            monkeypatch.setattr(store, name, counted)
-    time.sleep(0.2)  # all are watching now
-    for calls in counts:
-        calls.clear()
+        settle(store, 1)
+        spy(monkeypatch, store, calls)
     first.release()
     for mine, taker in zip(locks, takers, strict=True):
         taker.outcome()
         mine.release()
-    assert counts == [[], ["get_many"], ["get_many"]]  # the first knew that only one was ahead
+    # the first knew that only one was ahead
+    assert counts == [["delete"], ["get_many", "delete"], ["get_many", "delete"]]
 
 
 @pytest.mark.parametrize("when", ["applied", "never applied"])
@@ -508,3 +505,46 @@ def test_a_holder_that_slept_past_its_session_is_refused_and_knows(holder, lock,
     assert {"lost": True} in answers
     assert any(answer.get("write") in ("Conflict", "SessionLost") for answer in answers)
     assert store.get("written").value == b"by the next"
+
+
+def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
+    store, connect, in_thread, eventually, monkeypatch
+):
+    """One client stands for all 200: what it asks during one hand-over is what all of them ask."""
+    asked, woken, follow = [], [], Waiter.follow
+    monkeypatch.setattr(Waiter, "follow", lambda *args: (follow(*args), woken.append(args))[0])
+    first, waiting_store = Lock(store, "orders"), connect()
+    first.acquire(5.0)
+    locks = [Lock(waiting_store, "orders") for _ in range(200)]
+    takers = [in_thread(lambda each=each: each.acquire(60.0)) for each in locks]
+    try:
+        eventually(lambda: len(first.waiters()) == 200, 60.0)
+        settle(waiting_store, 200)
+        spy(monkeypatch, waiting_store, asked)
+        assert woken == []
+        first.release()
+        eventually(lambda: any(each.is_held for each in locks))
+        time.sleep(0.5)
+        assert (len(woken), sum(each.is_held for each in locks)) == (1, 1)
+        assert len(asked) <= 1
+    finally:
+        for each in locks:
+            each.close()
+    for each in takers:
+        each.join(30.0)
+    assert first.waiters() == []
+
+
+def settle(store, watches):
+    """Until there are so many watches, and each has its first state."""
+    deadline = time.monotonic() + 60.0
+    while sum(feed._tracker.ready for feed in list(store._core._feeds)) < watches:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def spy(patch, store, asked):
+    """Note every call of a store."""
+    for name in ("get", "get_many", "list", "children", "commit", "create", "put", "delete", "watch"):
+        call = getattr(store, name)
+        patch.setattr(store, name, lambda *a, call=call, name=name, **o: asked.append(name) or call(*a, **o))
