@@ -259,3 +259,25 @@ def test_programs_that_seed_random_alike_share_no_session_and_no_guard(backend_u
     assert [entry.key for entry in second.list("bound")] == ["bound/second"]
     assert second.put("plain/second", b"again").value == b"again"
     second.close()
+
+
+@pytest.mark.parametrize("end", ["deleted", "deleted as a tree", "ended with its session"])
+@pytest.mark.parametrize("was_key", [True, False])
+def test_a_key_can_be_bound_as_soon_as_nothing_is_below_it_any_more(store, other, end, was_key):
+    """Parents that are implied by keys long gone are no keys."""
+    if was_key:
+        store.put("k", b"plain")
+    session = other.open_session(5.0) if end == "ended with its session" else None
+    other.put("k/b/c/d", b"", session=session)
+    other.put("k/b/e", b"", session=session)
+    with pytest.raises(InvalidKey, match="below"):
+        store.put("k", b"", session=store.session)
+    if session is not None:
+        session.close()
+    elif end == "deleted":
+        other.delete("k/b/c/d")
+        other.delete("k/b/e")
+    else:
+        other.delete_tree("k/b")
+    assert store.put("k", b"bound", session=store.session).owner == store.session.id
+    assert other.get("k").value == b"bound"

@@ -29,7 +29,7 @@ import latchwork
 from latchwork.backends.embedded import rows, writes
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, WaitTimeout
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
-from model.dictionary import Dictionary, is_below
+from model.dictionary import Dictionary, is_at_or_below, is_below
 
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 WAIT_S = 20.0
@@ -143,6 +143,8 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, who, key, value, binding):
         session = self._session(who, binding)
         op = Put(key, value, session)
+        if self._numbers_stay_below([op]):
+            return
         if self.model.breaks_leaves([op]):
             with pytest.raises(InvalidKey):
                 self.views[who].put(key, value, session=session)
@@ -153,6 +155,8 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, who, key, value, binding):
         session = self._session(who, binding)
         op = Create(key, value, session)
+        if self._numbers_stay_below([op]):
+            return
         allowed = (KeyExists,) if self.model.failed([], [op]) else ()
         allowed += (InvalidKey,) if self.model.breaks_leaves([op]) else ()
         if allowed:
@@ -206,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
         session = self._session(who, binding)
         checks = [self._check(*each) for each in checked]
         ops = list({op.key: op for op in (self._op(*each, session) for each in written)}.values())
-        if self.model.depends_on_order(ops):
+        if self.model.depends_on_order(ops) or self._numbers_stay_below(ops):
             return
         sent = [self.views[who].fence(1, *checks)] if fenced and checks else checks
         failing = self.model.failed(checks, ops)
@@ -275,6 +279,12 @@ class StoreMachine(RuleBasedStateMachine):
         """One of this store's sessions, in about a third of the cases."""
         own = [session for store, session in self.sessions if store == who]
         return own[binding % len(own)] if own and binding < 35 else None
+
+    def _numbers_stay_below(self, ops):
+        """On ZooKeeper what was a parent of sequential keys keeps their numbering, and can never be a leaf again."""
+        bound = [op.key for op in ops if not isinstance(op, Delete) and op.session is not None]
+        kept = [parent for parent in self.model.suffixes if any(is_at_or_below(parent, key) for key in bound)]
+        return bool(kept) and self.stores[0].capabilities.name == "zk"
 
     def _check(self, kind, key, which):
         if kind == "likely":

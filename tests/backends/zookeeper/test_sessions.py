@@ -8,8 +8,8 @@ import time
 import pytest
 from kazoo.client import KazooClient
 
-from latchwork.errors import Conflict, OutcomeUnknown, SessionLost, Unavailable
-from latchwork.types import Put, SessionAlive
+from latchwork.errors import Conflict, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.types import Delete, Put, SessionAlive
 
 
 def result(future):
@@ -131,3 +131,11 @@ def test_a_session_that_cannot_be_opened_says_so_and_leaves_nothing(connect, pro
         result(backend.open_session(1.0, lambda: None))
     assert time.monotonic() - begun < 1.5
     assert raw.get_children(f"/{root}/@s") == []
+
+
+def test_a_parent_of_sequential_keys_cannot_be_bound_and_the_error_says_why(backend):
+    entry = backend.create_sequential("q/n-", b"", None).result(15)
+    backend.commit([], [Delete(entry.key)]).result(15)
+    session = backend.open_session(5.0, lambda: None).result(15)
+    with pytest.raises(InvalidKey, match="sequential keys were created below it"):
+        backend.commit([], [Put("q", b"", session)]).result(15)

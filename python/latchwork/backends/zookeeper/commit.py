@@ -26,9 +26,9 @@ from latchwork.backends.zookeeper.nodes import (
     known_key,
     parent,
 )
-from latchwork.backends.zookeeper.plan import Known, NeedStates, Plan, compile_plan, entries_of
+from latchwork.backends.zookeeper.plan import HasDescendants, Known, NeedStates, Plan, compile_plan, entries_of
 from latchwork.backends.zookeeper.wire import MULTI, MULTI_READ, NO_AUTH, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import LatchworkError, OutcomeUnknown, TransactionTooLarge, Unavailable
+from latchwork.errors import InvalidKey, LatchworkError, OutcomeUnknown, TransactionTooLarge, Unavailable
 from latchwork.types import Absent, At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
@@ -139,12 +139,16 @@ class Writer:
         session_id = task.session_id
         known = self.memory.known(checks, ops)
         extra: frozenset[str] = frozenset()
-        tidy = True
+        tidy, clear = True, False
         for attempt in count():
             try:
                 plan = compile_plan(self._layout, self._acl, checks, ops, known, session_id=session_id, tidy=tidy)
             except NeedStates as need:
                 extra |= need.keys
+                known = yield from self._fresh(task, _keys_of(checks, ops, extra), checks, attempt)
+                continue
+            except HasDescendants as found:
+                clear = yield from self._clear_below(task, found, clear_already=clear)
                 known = yield from self._fresh(task, _keys_of(checks, ops, extra), checks, attempt)
                 continue
             if not plan.writes and not checks:
@@ -166,6 +170,27 @@ class Writer:
                 self._judge_evidence(task, result)
             known = yield from self._fresh(task, _keys_of(checks, ops, extra), checks, attempt)
         raise AssertionError("unreachable")
+
+    def _clear_below(self, task: Task, found: HasDescendants, *, clear_already: bool) -> Steps[bool]:
+        """Remove empty implied parents below a key that is to be bound; True if there were none.
+
+        Raises:
+            HasDescendants: there are keys.
+            InvalidKey: what is below stays for ever: it numbers sequential keys.
+        """
+        try:
+            names, hollow = yield from self._reader.children(task.connection, found.key, task.deadline)
+        except Cut as cut:
+            raise task.error(cut, write=False) from cut
+        if names:
+            raise found
+        if not hollow and clear_already:
+            raise InvalidKey(
+                f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
+                "their numbering stays there for ever; bind another key"
+            )
+        yield from self.sweep(task.connection, hollow, task.deadline)
+        return not hollow
 
     def _fresh(self, task: Task, keys: Sequence[str], checks: Sequence[SimpleCheck], attempt: int) -> Steps[Known]:
         """Read the states of all keys; after some attempts, wait a little first."""

@@ -28,6 +28,14 @@ class NeedStates(Exception):
         self.keys = frozenset(keys)
 
 
+class HasDescendants(InvalidKey):
+    """A key to be bound to a session has znodes below it; whether keys are among them has to be looked at."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
+        self.key = key
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What was seen before compiling.
@@ -116,7 +124,8 @@ def compile_plan(
     Raises:
         NeedStates: what is known does not suffice.
         Conflict: a check does not hold, or a key to be created exists; only when ``known`` is fresh.
-        InvalidKey: a key below a session-bound one, or a binding of a key with others below; only when fresh.
+        InvalidKey: a key below a session-bound one; only when fresh.
+        HasDescendants: a key to be bound has others below, or empty implied parents; only when fresh.
     """
     compiler = _Compiler(layout, acl, known, {op.key for op in ops}, session_id)
     for each in checks:
@@ -319,10 +328,10 @@ class _Compiler:
         node.is_key = True
         self.plan.outcomes.append(Outcome(key, value, None, at, None, born=True))
 
-    def _has_descendants(self, key: str) -> InvalidKey:
+    def _has_descendants(self, key: str) -> HasDescendants:
         if not self.known.fresh:
             raise NeedStates
-        return InvalidKey(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
+        return HasDescendants(key)
 
     def _make(self, key: str, value: bytes, owner: str | None, node: _Node | None = None) -> None:
         """Create the znode, and the parents that are missing."""
