@@ -19,6 +19,10 @@ LOCKED       := $(if $(CI),--locked)
 WORKERS ?= 2
 # Random schedules of each primitive in `make check-schedules`.
 COUNT ?= 2000
+# Which cluster `make chaos` hurts, for how long, and with which series of faults.
+BACKEND ?= all
+MINUTES ?= 2
+SEED    ?= 1
 # More arguments for `latchwork demo`, pytest or the benchmark.
 ARGS ?=
 
@@ -36,6 +40,7 @@ help:
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
 	@echo '  make check-history     100,000 calls under faults on every backend, judged for linearizability (20 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
+	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
@@ -93,6 +98,10 @@ format: build
 
 check-schedules: build
 	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)
+
+chaos: build
+	sh scripts/install_test_servers
+	$(BIN)/python tests/chaos/run_chaos.py --backend $(BACKEND) --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 bench-assignment: build
 	$(BIN)/python benches/bench_assignment.py $(ARGS)

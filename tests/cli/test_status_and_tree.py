@@ -66,15 +66,22 @@ def test_status_of_an_empty_root_says_no_cluster_and_exits_with_3(cli, url):
     assert "@" not in line
 
 
-def test_status_after_everybody_left_shows_nobody(cli):
+def test_status_after_everybody_died_shows_nobody_and_after_everybody_left_no_cluster(cli, wait_until):
     url = f"sqlite:///{cli.folder}/cluster.db"
-    with JobManager(url, "n1", job()):
-        pass
+    cli.write("jobs.py", "from latchwork.jobs import Job\nj = Job('report', work_pool=list('abcd'), run=print)\n")
+    node = cli.start("run", "jobs:j", "--url", url, "--node-id", "n1", "--session-ttl-s", "1", "--lock-ttl-s", "1")
+    wait_until(lambda: "is started" in node.log.read_text(), "it is started")
+    node.kill()
+    node.wait(10)
+    wait_until(lambda: cli("status", "--json", "--url", url).json["nodes"] == {}, "its session has run out")
     done = cli("status", "--url", url)
     assert done.code == 0
     assert "manager: none at this moment" in done.out
     assert "no living nodes" in done.out
     assert "nobody: 4 items are not assigned" in done.out
+    with JobManager(url, "n1", job()):
+        pass
+    cli("status", "--url", url).refused(3, "no cluster under /")
 
 
 def test_status_names_the_first_items_of_many_and_all_when_asked(cli, wait_until):

@@ -223,9 +223,9 @@ def test_a_bad_work_pool_stops_the_start_and_loses_nothing_stored(memory, cluste
     eventually(lambda: len(cluster.log.owners()) == 4)
     with pytest.raises(error, match=f"work pool of job report.*{word}"):
         cluster.node(memory, "n2", cluster.endless(work_pool=pool))
-    good.close()
     assert inspect(memory).pools == {"report": ("a", "b", "c", "d")}
-    assert inspect(memory).nodes == {}
+    assert list(inspect(memory).nodes) == ["n1"]
+    good.close()
 
 
 def test_a_strategy_that_raises_keeps_the_assignment_and_is_tried_again(memory, cluster, eventually, caplog):
@@ -262,8 +262,7 @@ def test_close_waits_for_runs_to_stop_and_gives_their_locks_back(memory, cluster
     eventually(lambda: node.stats().jobs["report"].active)
     node.close()
     assert stopped.is_set()
-    assert inspect(memory).locks == ()
-    assert inspect(memory).nodes == {}
+    assert inspect(memory) is None, "the last one leaves nothing behind"
 
 
 def test_a_run_that_does_not_stop_is_reported_and_its_lock_left_to_run_out(memory, cluster, eventually, caplog):
@@ -354,16 +353,18 @@ def test_two_clusters_live_side_by_side_in_namespaces(memory, cluster, eventuall
 
 
 def test_jobs_that_no_living_node_can_run_are_cleaned_from_the_pool(memory, cluster, eventually):
-    cluster.node(memory, "n1", cluster.endless("old", ["a"])).close()
-    cluster.node(memory, "n2", cluster.endless("new", ["b"]), cleanup_period_s=0.2)
+    first = cluster.node(memory, "n1", cluster.endless("old", ["a"]))
+    cluster.node(memory, "n2", cluster.endless("new", ["b"]), cleanup_period_s=0.5)
+    first.close()
     assert set(inspect(memory).pools) == {"old", "new"}
     eventually(lambda: set(inspect(memory).pools) == {"new"})
     assert not [entry.key for entry in memory.list("workers", recursive=True) if "n1" in entry.key]
 
 
 def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memory, cluster, eventually):
-    cluster.node(memory, "n1", cluster.endless("old", ["a"])).close()
+    first = cluster.node(memory, "n1", cluster.endless("old", ["a"]))
     node = cluster.node(memory, "n2", cluster.endless("new", ["b"]))
+    first.close()
     eventually(lambda: node.is_manager)
     list_keys, joined = memory.list, []
 

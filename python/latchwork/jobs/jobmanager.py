@@ -329,10 +329,12 @@ class JobManager:
         log.info("node %s is closing", self.node_id)
         clock = self._store.clock if self._store is not None else None
         began = clock.now() if clock is not None else 0.0
+        stuck: list[str] = []
         if self._worker is not None:
             timeout_s = self._settings.now.cluster.close_timeout_s
             timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
-            for job_id in self._worker.close(timeout_s):
+            stuck = self._worker.close(timeout_s)
+            for job_id in stuck:
                 log.error(
                     "job %s did not stop within %.3g s: the locks of node %s are left to run out; look at should_stop",
                     job_id,
@@ -340,7 +342,7 @@ class JobManager:
                     self.node_id,
                 )
         if self._membership is not None:
-            self._membership.close()
+            self._membership.close(at_rest=not stuck)
         self._settings.close()
         if self._owned is not None:
             try:

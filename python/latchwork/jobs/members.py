@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-MemberState = Literal["joining", "ready"]
+MemberState = Literal["joining", "ready", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Member:
 
     Attributes:
         worker: the node's id.
-        state: ``joining`` until its jobs and their items are registered, then ``ready``.
+        state: ``joining`` until its jobs and their items are registered, then ``ready``; ``leaving`` while it closes.
         host: the machine's name.
         pid: the process.
         incarnation: unique for each registration of each start.
@@ -64,6 +64,10 @@ class Member:
         """The same, registered."""
         return replace(self, state="ready")
 
+    def leaving(self) -> Member:
+        """The same, closing."""
+        return replace(self, state="leaving")
+
     def encode(self) -> bytes:
         """The value of its key: JSON, readable with the server's own tools."""
         body = asdict(self)
@@ -81,7 +85,7 @@ class Member:
         labels = body.get("labels")
         return cls(
             worker=worker,
-            state="ready" if body.get("state") == "ready" else "joining",
+            state=_state(body.get("state")),
             host=str(body.get("host", "?")),
             pid=int(_number(body.get("pid"), 0)),
             incarnation=str(body.get("incarnation", "")),
@@ -91,6 +95,10 @@ class Member:
             version=str(body.get("version", "")),
             labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
         )
+
+
+def _state(value: object) -> MemberState:
+    return "ready" if value == "ready" else "leaving" if value == "leaving" else "joining"
 
 
 def _number(value: object, default: float) -> float:

@@ -20,6 +20,7 @@ from latchwork.jobs.members import Member
 from latchwork.jobs.observer import NOBODY, Observers
 from latchwork.jobs.pools import Pools
 from latchwork.jobs.registration import Registration
+from latchwork.jobs.tidy import tidy
 
 if TYPE_CHECKING:
     from latchwork.jobs.live_settings import LiveSettings
@@ -129,8 +130,12 @@ class Membership:
         self._wake.set()
         self._pools.abort()
 
-    def close(self) -> None:
-        """Resign, unregister, end the session last. From any thread but its own; twice is fine."""
+    def close(self, *, at_rest: bool = True) -> None:
+        """Resign, unregister, end the session last. From any thread but its own; twice is fine.
+
+        Args:
+            at_rest: no run of this node goes on: if no other node stays, nothing is left behind.
+        """
         self.abort()
         if self._thread.ident is not None:
             self._thread.join(_POLITE_S)
@@ -151,8 +156,14 @@ class Membership:
         if registration is not None and session.state in {"active", "suspect"}:
             try:
                 registration.leave()
+                if at_rest:
+                    tidy(self._store, self._options.node_id, registration.fences)
             except LatchworkError as error:
-                log.info("node %s could not unregister, the manager will do it: %s", self._options.node_id, error)
+                log.info(
+                    "node %s could not unregister, or tidy up; the others, or the next start, will do it: %s",
+                    self._options.node_id,
+                    error,
+                )
         session.close()
 
     def _options_now(self) -> ManagerOptions:

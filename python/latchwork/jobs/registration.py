@@ -131,8 +131,11 @@ class Registration:
         self.member = ready
 
     def leave(self) -> None:
-        """Delete what this node registered; its session ends next and takes the ``alive`` key with it."""
+        """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""
         me = self.member.worker
+        self.member = self.member.leaving()
+        ops = [Put(keys.alive(me), self.member.encode(), session=self._session)]
+        self._alive = self._store.commit(self.fences, ops).entries[0]
         jobs = self._store.children(keys.available(me))
         commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
 

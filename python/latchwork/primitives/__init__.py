@@ -8,7 +8,7 @@ from latchwork.primitives.latch import Candidate, LeaderLatch
 from latchwork.primitives.lock import Lock
 from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_owner import HeldLock
-from latchwork.primitives.lock_state import LockHolder, LockState, force_release, lock_states
+from latchwork.primitives.lock_state import LockHolder, LockState, force_release, forget_free_locks, lock_states
 from latchwork.primitives.persistent_lock import PersistentLock
 from latchwork.primitives.priority_queue import PriorityQueue
 from latchwork.primitives.queue import Queue
@@ -46,5 +46,6 @@ __all__ = [
     "Ticket",
     "Work",
     "force_release",
+    "forget_free_locks",
     "lock_states",
 ]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from latchwork.errors import Conflict
 from latchwork.primitives.lock_protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
 from latchwork.primitives.lock_table import LockTable, owner_of
-from latchwork.types import At, Op, Put
+from latchwork.types import At, Delete, Op, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BATCH = 500
+_TOGETHER = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,41 @@ def force_release(
     store.commit([At(entry)], [Put(entry.key, FREE), *also(before)])
     _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
     return before
+
+
+def forget_free_locks(
+    store: Store,
+    *,
+    below: str = "",
+    owners_prefix: str = OWNERS_PREFIX,
+    locks_prefix: str = LOCKS_PREFIX,
+    at_most: int | None = None,
+) -> int:
+    """Remove the records of locks that nobody holds; they come back when the lock is taken. How many were removed.
+
+    A keeper's ``sweep`` does so an hour after a lock was given back; this is for the end, when nobody is left to do it.
+    A lock that is taken at this moment stays.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    found = store.list(table.lock_key(below) if below else locks_prefix, recursive=True)
+    ours = [entry for entry in found[:at_most] if LockRecord.decode(entry.value) is not None]
+    holders = _holders(table, sorted({owner for entry in ours if (owner := owner_of(entry))}))
+    free = [entry for entry in ours if _state(table, entry, holders).holder is None]
+    removed = 0
+    for at in range(0, len(free), _TOGETHER):
+        removed += _forget(store, free[at : at + _TOGETHER])
+    return removed
+
+
+def _forget(store: Store, entries: list[Entry]) -> int:
+    """Delete these, all at once, or one by one without those that have changed."""
+    try:
+        store.commit([At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
+    except Conflict:
+        if len(entries) == 1:
+            return 0
+        return sum(_forget(store, [entry]) for entry in entries)
+    return len(entries)
 
 
 def state_of(table: LockTable, name: str) -> LockState:

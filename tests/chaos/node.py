@@ -1,0 +1,141 @@
+"""A node of the chaos cluster in a process of its own; run by `storm.py` as a script.
+
+Arguments: url, node id, log. Every event is one line of the log, appended in one write, with the time of the clock that
+all processes of the machine share. A run writes fenced results all the time, so that the referee can tell whether a
+frozen process got anything through after somebody else had taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import random
+import sys
+import threading
+import time
+
+from latchwork import Conflict, LatchworkError, Put
+from latchwork.jobs import Cron, FixedDelay, FixedRate, Job, JobManager, Threads
+
+SESSION_TTL_S = 2.0
+LOCK_TTL_S = 2.0
+ITEMS = 6
+#: A heartbeat that comes so much too late says that this process did not get to run.
+STALL_S = 0.25
+
+THREADS = [Threads.per_item(), Threads.at_most(2), Threads.whole()]
+SCHEDULES = [FixedDelay(0.05), FixedRate(0.5), Cron("* * * * * *", misfire="skip"), FixedDelay(0.3)]
+JOBS = [f"job-{number}" for number in range(10)]
+
+
+class Log:
+    """Appends events; each line reaches the file whole."""
+
+    def __init__(self, path, node_id):
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._node = node_id
+
+    def __call__(self, event, **figures):
+        line = {"event": event, "time": now(), "node": self._node, "pid": os.getpid(), **figures}
+        os.write(self._file, (json.dumps(line) + "\n").encode())
+
+
+def now():
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def jobs(log):
+    """Ten jobs of all shapes."""
+    made = []
+    writers = Writers(log)
+    for number, job_id in enumerate(JOBS):
+        made.append(
+            Job(
+                job_id,
+                work_pool=[f"{job_id}/item-{i}" for i in range(ITEMS)],
+                run=lambda context: run(context, log, writers),
+                schedule=SCHEDULES[number % len(SCHEDULES)],
+                initial_delay_s=0.0,
+                threads=THREADS[number % len(THREADS)],
+            )
+        )
+    return made
+
+
+class Writers:
+    """Threads that write results with the fences of runs.
+
+    A run does not wait for them: a call to a store that is out of reach takes as long as its timeout, and what is still
+    on its way then must be refused.
+    """
+
+    def __init__(self, log):
+        self._log = log
+        self._wanted = queue.Queue(maxsize=8)
+        for _ in range(4):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def ask(self, store, fence, item):
+        with contextlib.suppress(queue.Full):
+            self._wanted.put_nowait((store, fence, item))
+
+    def _work(self):
+        while True:
+            store, fence, item = self._wanted.get()
+            try:
+                done = store.commit([fence], [Put(f"results/{item}", str(os.getpid()).encode())])
+                self._log("wrote", item=item, token=fence.token, commit=done.token)
+            except Conflict:
+                self._log("refused", item=item, token=fence.token)
+            except LatchworkError:
+                pass  # the store is out of reach: what matters is what got through
+
+
+def run(context, log, writers):
+    """Work on the share for a moment, all items at the same time, and have results written with their fences."""
+    tokens = {}
+    for item in context.work_share:
+        tokens[item] = context.fence(item).token
+        log("start", job=context.job_id, item=item, token=tokens[item], fire=context.fire_time_s)
+    until = now() + random.uniform(0.05, 0.5)
+    try:
+        while now() < until and not context.wait_stop(0.04):
+            item = random.choice(context.work_share)
+            with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
+                writers.ask(context.store, context.fence(item), item)
+    finally:
+        for item in context.work_share:
+            log("end", job=context.job_id, item=item, token=tokens[item])
+
+
+def heartbeat(log):
+    """Say when this process did not get to run for a while: the referee must not mistake that for a fault of ours."""
+    last = now()
+    while True:
+        time.sleep(0.05)
+        here = now()
+        if here - last > 0.05 + STALL_S:
+            log("stall", since=last)
+        last = here
+
+
+def main(url, node_id, path):
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log = Log(path, node_id)
+    threading.Thread(target=heartbeat, args=(log,), daemon=True).start()
+    JobManager(
+        url,
+        node_id,
+        jobs(log),
+        session_ttl_s=SESSION_TTL_S,
+        lock_ttl_s=LOCK_TTL_S,
+        close_timeout_s=5.0,
+        sweep_period_s=5.0,
+    ).run_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""What is left in the store after nodes have closed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import latchwork
+from latchwork.jobs import Control, Cron, inspect, keys
+from latchwork.jobs import membership as memberships
+from latchwork.jobs.tidy import tidy
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://tidy") as store:
+        yield store
+
+
+def left(store):
+    return sorted(entry.key for entry in store.list("", recursive=True))
+
+
+def test_the_last_node_to_close_leaves_nothing_behind(store, cluster, eventually):
+    nodes = [cluster.node(store, f"n{n}", cluster.endless(items=list("abcdef"))) for n in range(3)]
+    eventually(lambda: len(cluster.log.owners()) == 6, 15)
+    nodes[1].close()
+    assert inspect(store) is not None
+    nodes[0].close()
+    nodes[2].close()
+    assert left(store) == []
+
+
+def test_nodes_that_close_at_one_time_leave_nothing_behind(store, cluster, eventually):
+    nodes = [cluster.node(store, f"n{n}", cluster.endless(items=list("abcdef"))) for n in range(3)]
+    eventually(lambda: len(cluster.log.owners()) == 6, 15)
+    threads = [threading.Thread(target=node.close) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert left(store) == []
+
+
+def test_settings_and_the_progress_of_cron_schedules_are_kept(memory, cluster, eventually):
+    ran = []
+    node = cluster.node(memory, "n1", cluster.endless(items=["a"], run=ran.append, schedule=Cron("* * * * * *")))
+    Control(memory).enable("report")
+    eventually(lambda: ran)
+    node.close()
+    assert {key.split("/")[0] for key in left(memory)} == {"settings", "fired"}
+
+
+def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cluster, eventually, monkeypatch):
+    first = cluster.node(memory, "n1", cluster.endless(items=["a", "b"]))
+    eventually(lambda: len(cluster.log.owners()) == 2)
+    came = []
+
+    class Late:
+        """The last node's store: another node comes right after it has seen that nobody stays."""
+
+        def __getattr__(self, name):
+            return getattr(memory, name)
+
+        def list(self, prefix, **options):
+            found = memory.list(prefix, **options)
+            if prefix == keys.ALIVE and not came:
+                came.append(cluster.node(memory, "n2", cluster.endless(items=["a", "b"])))
+            return found
+
+    results = []
+    real = tidy
+    monkeypatch.setattr(memberships, "tidy", lambda _store, me, fences: results.append(real(Late(), me, fences)))
+    first.close()
+    assert results == [False]
+    assert inspect(memory).pools == {"report": ("a", "b")}
+    eventually(lambda: set(cluster.log.owners().values()) == {"n2"} and len(cluster.log.owners()) == 2)
