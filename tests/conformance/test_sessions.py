@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import latchwork
-from latchwork import At, Closed, Conflict, InvalidKey, Put, SessionLost
+from latchwork import At, Closed, Conflict, Delete, InvalidKey, Put, SessionLost
 from latchwork.clock import SYSTEM_CLOCK
 
 
@@ -281,3 +281,20 @@ def test_a_key_can_be_bound_as_soon_as_nothing_is_below_it_any_more(store, other
         other.delete_tree("k/b")
     assert store.put("k", b"bound", session=store.session).owner == store.session.id
     assert other.get("k").value == b"bound"
+
+
+@pytest.mark.parametrize("deletion_first", [True, False])
+def test_a_commit_may_free_the_place_that_it_needs_in_whatever_order_it_says_so(store, deletion_first):
+    def commit(*ops):
+        store.commit([], ops if deletion_first else ops[::-1])
+
+    store.put("k", b"", session=store.session)
+    commit(Delete("k"), Put("k/below", b""))
+    assert [entry.key for entry in store.list("", recursive=True)] == ["k/below"]
+    commit(Delete("k/below"), Put("k", b"", store.session))
+    assert [entry.key for entry in store.list("", recursive=True)] == ["k"]
+    store.delete("k")
+    store.put("k", b"plain")
+    store.put("k/below", b"")
+    commit(Delete("k/below"), Put("k", b"", store.session))
+    assert store.get("k").owner == store.session.id

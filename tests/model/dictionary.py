@@ -94,13 +94,6 @@ class Dictionary:
             for key in written
         )
 
-    def depends_on_order(self, ops: Sequence[Op]) -> bool:
-        """Keys above and below each other with a binding among them: what the contract does not put in an order."""
-        keys = {op.key for op in ops}
-        related = [op for op in ops if any(is_below(other, op.key) or is_below(op.key, other) for other in keys)]
-        bound = any(not isinstance(op, Delete) and op.session is not None for op in related)
-        return bound or any(op.key in self.entries and self.entries[op.key].owner is not None for op in related)
-
     # Writing.
 
     def wrote(self, op: Put | Create, entry: Entry) -> None:

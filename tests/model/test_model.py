@@ -210,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
         session = self._session(who, binding)
         checks = [self._check(*each) for each in checked]
         ops = list({op.key: op for op in (self._op(*each, session) for each in written)}.values())
-        if self.model.depends_on_order(ops) or self._numbers_stay_below(ops):
+        if self._numbers_stay_below(ops):
             return
         sent = [self.views[who].fence(1, *checks)] if fenced and checks else checks
         failing = self.model.failed(checks, ops)
@@ -305,6 +305,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.remembered.append(entry)
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # the store backs off with jitter
 @pytest.mark.timeout(3600 if LONG else 180)
 def test_a_store_answers_like_a_dictionary(backend_url):
     with latchwork.connect(backend_url) as first, latchwork.connect(backend_url) as second:
@@ -314,7 +315,7 @@ def test_a_store_answers_like_a_dictionary(backend_url):
 
 def _settings() -> settings:
     return settings(
-        max_examples=600 if LONG else 50,
+        max_examples=600 if LONG else 30,
         stateful_step_count=60 if LONG else 40,
         derandomize=not LONG,
         deadline=None,

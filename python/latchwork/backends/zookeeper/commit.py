@@ -175,15 +175,14 @@ class Writer:
         """Remove empty implied parents below a key that is to be bound; True if there were none.
 
         Raises:
-            HasDescendants: there are keys.
-            InvalidKey: what is below stays for ever: it numbers sequential keys.
+            InvalidKey: there are keys; or what is below stays for ever: it numbers sequential keys.
         """
         try:
             names, hollow = yield from self._reader.children(task.connection, found.key, task.deadline)
         except Cut as cut:
             raise task.error(cut, write=False) from cut
         if names:
-            raise found
+            raise InvalidKey(str(found))
         if not hollow and clear_already:
             raise InvalidKey(
                 f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "

@@ -130,7 +130,9 @@ def compile_plan(
     compiler = _Compiler(layout, acl, known, {op.key for op in ops}, session_id)
     for each in checks:
         compiler.check(each)
-    for op in ops:
+    for op in sorted(
+        ops, key=lambda each: not isinstance(each, Delete)
+    ):  # what a deletion makes room for comes after it
         compiler.op(op)
     return compiler.finish(tidy=tidy)
 
