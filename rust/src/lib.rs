@@ -11,6 +11,7 @@ pub mod flow;
 pub mod hash;
 pub mod input;
 pub mod names;
+pub mod kernel;
 pub mod place;
 pub mod quota;
 pub mod rendezvous;

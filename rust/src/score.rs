@@ -23,8 +23,8 @@ pub const KEY_SEED: u32 = 0x6974_656d;
 /// Seed of the hash of workers in `fast` mode.
 pub const WORKER_SEED: u32 = 0x776f_726b;
 
-const LOW_FACTOR: u32 = 0x9E37_79B1;
-const HIGH_FACTOR: u32 = 0x85EB_CA77;
+pub(crate) const LOW_FACTOR: u32 = 0x9E37_79B1;
+pub(crate) const HIGH_FACTOR: u32 = 0x85EB_CA77;
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 const LN_2: f64 = std::f64::consts::LN_2;
 

@@ -1,0 +1,51 @@
+//! The best worker for each key, all weights being equal.
+
+use super::lanes::{Lanes, Level, Task};
+use super::sweep::{spread, Bounds, Score, BATCH, KEYS};
+use super::table::Table;
+use crate::score::fast_score;
+
+/// For each key the first worker with the highest score, and that score. O(keys x workers).
+///
+/// `keys`, `owners` and `scores` are of one length; the table has workers.
+pub fn best(level: Level, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
+    assert!(keys.len() == owners.len() && keys.len() == scores.len() && !table.is_empty());
+    level.run(Best { table, keys, owners, scores });
+}
+
+struct Best<'a> {
+    table: &'a Table,
+    keys: &'a [u64],
+    owners: &'a mut [u32],
+    scores: &'a mut [u32],
+}
+
+impl Task for Best<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let mut bounds = Bounds::new(lanes);
+        let batches = self.keys.chunks(BATCH).zip(self.owners.chunks_mut(BATCH));
+        for ((keys, owners), scores) in batches.zip(self.scores.chunks_mut(BATCH)) {
+            for (start, tile) in self.table.tiles() {
+                let groups = keys.chunks(KEYS).zip(owners.chunks_mut(KEYS)).zip(scores.chunks_mut(KEYS));
+                for ((keys, owners), scores) in groups {
+                    let spread = spread(lanes, keys);
+                    bounds.sweep(lanes, Score, tile, &spread);
+                    for k in 0..keys.len() {
+                        let mut best = if start == 0 { None } else { Some((scores[k], owners[k])) };
+                        let floor = bounds.greatest(lanes, k);
+                        bounds.reaching(lanes, Score, (start, tile), (k, spread[k]), floor, |worker| {
+                            let score = fast_score(keys[k], self.table.hash(worker));
+                            if best.is_none_or(|(top, _)| score > top) {
+                                best = Some((score, worker as u32));
+                            }
+                        });
+                        (scores[k], owners[k]) = best.expect("some worker has the greatest score");
+                    }
+                }
+            }
+        }
+    }
+}
