@@ -9,9 +9,20 @@ Placements are part of the contract: the same arguments give the same result on 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import final
+from typing import final, overload
 
-__all__ = ["Board", "Moves", "RendezvousHasher", "compat_score", "fast_score", "hash128", "place"]
+__all__ = [
+    "Assignment",
+    "Board",
+    "Delta",
+    "ItemSet",
+    "Moves",
+    "RendezvousHasher",
+    "compat_score",
+    "fast_score",
+    "hash128",
+    "place",
+]
 
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
     """Hash with murmur3_x64_128.
@@ -203,6 +214,7 @@ class RendezvousHasher:
     def owner(self, key: str) -> str:
         """Return the worker that owns a key. O(workers)."""
 
+    @overload
     def owners(self, key: str, k: int) -> list[str]:
         """Return the best k workers for a key, best first; all of them if there are fewer. O(workers).
 
@@ -210,7 +222,164 @@ class RendezvousHasher:
             ValueError: k is less than 1.
         """
 
-    def assign(self, keys: Iterable[str]) -> list[str]:
+    @overload
+    def owners(self, key: ItemSet, k: int) -> memoryview:
+        """Return the best k workers of each item as numbers. O(items * workers), without the GIL.
+
+        Returns:
+            A read-only memoryview of native u32 (format "I"), shape (items, min(k, workers)), best first: positions in
+            `workers`. For no items it is empty and of one dimension.
+        """
+
+    @overload
+    def assign(self, keys: ItemSet, *, threads: int | None = None) -> Assignment:
+        """Assign the items and keep their owners in Rust. O(items * workers), without the GIL.
+
+        Args:
+            keys: items, hashed before.
+            threads: the most to use, at least 1; None for one per processor. No more are started than pay, which is
+                one for each 8 million pairs ("compat": 200,000). The result does not depend on it.
+        """
+
+    @overload
+    def assign(self, keys: Iterable[str], *, threads: int | None = None) -> list[str]:
         """Return the owner of each key, in the order of the keys. O(keys * workers), without the GIL."""
 
+    def assign_evenly(self, items: ItemSet, *, threads: int | None = None) -> memoryview:
+        """Give items, in the order of the set, to the highest-scoring worker that is not full.
+
+        A worker is full when it holds its share: its part of the items by weight, rounded down, and one of the items
+        that rounding leaves over as long as there are any. `EvenlyRendezvous` does this with items in name order.
+
+        Returns:
+            Per item its worker's position in `workers`: a read-only memoryview of native u32, format "I".
+        """
+
     def __len__(self) -> int: ...
+
+@final
+class ItemSet:
+    """Items that are hashed once, to be assigned many times. Immutable, so safe to share between threads.
+
+    It borrows the strings: beyond them it takes 16 bytes per item.
+    """
+
+    def __new__(cls, items: Iterable[str], prefix: str | None = None, *, most: int | None = None) -> ItemSet:
+        """Hash the items. O(items).
+
+        Args:
+            items: unique, any order, which is kept.
+            prefix: what stands before each item in its key; "job:" places items as `Rendezvous` places those of a job.
+            most: refuse more items than this; None for as many as can be numbered, 2**32 - 2.
+        Raises:
+            ValueError: an item given twice, a lone surrogate, or too many items.
+            TypeError: an item that is no str.
+        """
+
+    @property
+    def prefix(self) -> str:
+        """What stands before each item in its key; "" for none."""
+
+    def to_list(self) -> list[str]:
+        """Return the items, in the order given: the very strings. Faster than iterating."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> str: ...
+
+@final
+class Assignment:
+    """The owners of items by rendezvous hashing, kept in Rust while workers and items come and go.
+
+    Made by `RendezvousHasher.assign` from an `ItemSet`; neither is ever changed by it. After any changes the owners are
+    those of a fresh assignment, and each change moves the fewest items that this allows. Safe to share between threads:
+    calls take turns. A change that raises changes nothing. Beyond the item set it takes 8 bytes per item.
+    """
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers in name order: what `indices` count."""
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights of `workers`."""
+
+    @property
+    def items(self) -> ItemSet:
+        """The items, as they are now. Items that are added stand behind the others."""
+
+    @property
+    def indices(self) -> memoryview:
+        """The position in `workers` of each item's owner: a snapshot, in the order of `items`.
+
+        It is a read-only memoryview of native u32, format "I", over a `bytes` object, so that
+        `numpy.frombuffer(assignment.indices, numpy.uint32)` copies nothing. Making it takes O(items), some 0.3 ms per
+        million; keep it rather than asking again. Later changes leave it as it is.
+        """
+
+    def to_dict(self) -> dict[str, str]:
+        """Return item to worker, in the order of `items`. O(items); some 0.15 s per million."""
+
+    def by_worker(self) -> dict[str, list[str]]:
+        """Return worker to its items: all workers in name order, items in the order of `items`. O(items)."""
+
+    def join(self, worker: str, weight: float = 1.0) -> Delta:
+        """Add a worker, which takes the items that it wins. O(items + workers).
+
+        Raises:
+            ValueError: the worker is a member already, or the weight is not finite and greater than 0.
+        """
+
+    def leave(self, worker: str) -> Delta:
+        """Remove a worker; each of its items goes to the next best. O(items + its items * workers).
+
+        Raises:
+            ValueError: no such worker, or it is the last.
+        """
+
+    def reweigh(self, worker: str, weight: float) -> Delta:
+        """Change a worker's weight. If it rises, items move only to it; if it falls, only from it.
+
+        O(items + workers) for more, O(items + its items * workers) for less.
+
+        Raises:
+            ValueError: no such worker, or the weight is not finite and greater than 0.
+        """
+
+    def add_items(self, items: Iterable[str]) -> Delta:
+        """Add items behind the others and assign them. O(items + new items * workers).
+
+        Raises:
+            ValueError: an item is given twice or there already, or there would be more than 2**32 - 2.
+        """
+
+    def remove_items(self, items: Iterable[str]) -> Delta:
+        """Remove items; the others keep their order and their owners. O(items).
+
+        Raises:
+            ValueError: an item is given twice, or is not there.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class Delta:
+    """What a change moved. Immutable; each column is made when it is asked for.
+
+    Iterating gives a tuple of item, source and target per move, in the order of the items: source is None for an item
+    that is new, target is None for one that is gone.
+    """
+
+    @property
+    def items(self) -> list[str]:
+        """The items that moved."""
+
+    @property
+    def sources(self) -> list[str | None]:
+        """Their owners before."""
+
+    @property
+    def targets(self) -> list[str | None]:
+        """Their owners after."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[str, str | None, str | None]]: ...

@@ -4,8 +4,8 @@
 //! and no seat is left that it may take, or when it has one.
 
 use crate::input::{InputError, Job, NOBODY};
-use crate::quota::Share;
-use crate::rendezvous::{for_job, Mode};
+use crate::quota::{Quota, Share};
+use crate::rendezvous::{for_job, job_hashes, Keys, Mode, Rendezvous};
 
 /// Owners of a job's items as positions in `able`. O(items x able workers).
 pub fn place(job: &Job<'_>, share: &Share, workers: &[&str], mode: Mode) -> Result<Vec<u32>, InputError> {
@@ -13,33 +13,56 @@ pub fn place(job: &Job<'_>, share: &Share, workers: &[&str], mode: Mode) -> Resu
         return Ok(vec![NOBODY; job.items.len()]);
     }
     let rendezvous = for_job(job, workers, mode)?;
-    let mut room = Room::new(share);
-    let (mut text, mut buffer) = (String::new(), Vec::new());
-    let mut owners = Vec::with_capacity(job.items.len());
-    for item in &job.items {
-        job.key(item, &mut text);
-        let key = rendezvous.key(&text);
-        let best = rendezvous.best_of(key, room.open.iter().copied(), &mut buffer);
-        let owner = best.expect("shares add up to the number of items");
-        room.take(owner, share);
-        owners.push(owner);
-    }
-    Ok(owners)
+    let prefix = format!("{}:", job.id);
+    let hashes = if mode == Mode::Fast { job_hashes(job, &prefix) } else { Vec::new() };
+    Ok(seat(&rendezvous, share, Keys { hashes: &hashes, prefix: &prefix, texts: &job.items }, 0))
 }
 
-/// Who still has room, in name order.
+/// The share of so many new items among workers of these weights. O(workers).
+pub fn share_of(items: u32, weights: &[f64]) -> Share {
+    Share { quota: Quota::new(items, weights), gain: vec![false; weights.len()] }
+}
+
+/// Owners of keys, which take their places in the order given; the share is that of so many keys. `threads` as in
+/// `Rendezvous::owners_of`. O(keys x workers).
+///
+/// Most keys get the worker that owns them, and these are found at once. Only for a key whose owner is full the workers
+/// that are not are ranked; as long as few have filled up, the full ones are ranked with them.
+pub fn seat<S: AsRef<str> + Sync>(
+    rendezvous: &Rendezvous<S>,
+    share: &Share,
+    keys: Keys<'_>,
+    threads: usize,
+) -> Vec<u32> {
+    let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
+    rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
+    let mut room = Room::new(share);
+    let mut open = rendezvous.subset(room.open(share));
+    let (mut text, mut buffer) = (String::new(), Vec::new());
+    for (at, owner) in owners.iter_mut().enumerate() {
+        if !room.has_room(*owner, share) {
+            let key = keys.key(at, &mut text);
+            let mut best = open.owner(key, &mut buffer);
+            if !room.has_room(best, share) {
+                open = rendezvous.subset(room.open(share));
+                best = open.owner(key, &mut buffer);
+            }
+            *owner = best;
+        }
+        room.take(*owner, share);
+    }
+    owners
+}
+
+/// Who still has room. A worker that is full stays full.
 struct Room {
-    open: Vec<u32>,
     count: Vec<u32>,
     seats: u32,
 }
 
 impl Room {
     fn new(share: &Share) -> Self {
-        let workers = share.gain.len();
-        let mut room = Self { open: Vec::new(), count: vec![0; workers], seats: share.quota.seats };
-        room.open = (0..workers as u32).filter(|&w| room.has_room(w, share)).collect();
-        room
+        Self { count: vec![0; share.gain.len()], seats: share.quota.seats }
     }
 
     fn has_room(&self, worker: u32, share: &Share) -> bool {
@@ -50,22 +73,53 @@ impl Room {
 
     fn take(&mut self, worker: u32, share: &Share) {
         let at = worker as usize;
-        let seated = self.count[at] == share.quota.floor[at];
+        self.seats -= u32::from(self.count[at] == share.quota.floor[at]);
         self.count[at] += 1;
-        self.seats -= u32::from(seated);
-        if seated && self.seats == 0 {
-            let mut open = std::mem::take(&mut self.open);
-            open.retain(|&w| self.has_room(w, share));
-            self.open = open;
-        } else if !self.has_room(worker, share) {
-            self.open.retain(|&w| w != worker);
-        }
+    }
+
+    /// Those with room, in name order.
+    fn open(&self, share: &Share) -> Vec<u32> {
+        (0..self.count.len() as u32).filter(|&worker| self.has_room(worker, share)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::score::fast_key;
+
+    /// The definition: items in order, each to the best of those that have room.
+    fn naive(rendezvous: &Rendezvous<String>, share: &Share, keys: Keys<'_>) -> Vec<u32> {
+        let mut room = Room::new(share);
+        let (mut text, mut buffer) = (String::new(), Vec::new());
+        let mut place = |at| {
+            let open = room.open(share).into_iter();
+            let owner = rendezvous.best_of(keys.key(at, &mut text), open, &mut buffer).unwrap();
+            room.take(owner, share);
+            owner
+        };
+        (0..keys.len()).map(&mut place).collect()
+    }
+
+    #[test]
+    fn seating_is_the_naive_definition_for_equal_and_unequal_weights_in_both_modes() {
+        let scales: [fn(usize) -> f64; 3] = [|_| 1.0, |n| [1.0, 1.0, 2.0, 7.0][n % 4], |n| 1.0 + n as f64 / 10.0];
+        for mode in [Mode::Fast, Mode::Compat] {
+            for scale in scales {
+                for (workers, items) in [(1, 9), (3, 0), (3, 1), (7, 100), (40, 39), (40, 40), (40, 1000), (90, 200)] {
+                    let weights: Vec<f64> = (0..workers).map(scale).collect();
+                    let names = (0..workers).map(|n| format!("w{n:02}")).collect();
+                    let rendezvous = Rendezvous::new(names, &weights, mode).unwrap();
+                    let texts: Vec<String> = (0..items).map(|n| format!("{n}")).collect();
+                    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                    let hashes: Vec<u64> = texts.iter().map(|text| fast_key(text.as_bytes())).collect();
+                    let keys = Keys { hashes: &hashes, prefix: "", texts: &texts };
+                    let share = share_of(items as u32, &weights);
+                    assert_eq!(seat(&rendezvous, &share, keys, 1), naive(&rendezvous, &share, keys));
+                }
+            }
+        }
+    }
 
     #[test]
     fn loads_are_within_one_for_any_number_of_items() {

@@ -3,6 +3,7 @@
 //! Everything here is a pure function of its input: no I/O, no clock, no randomness, no global state. The modules
 //! know nothing of Python; `py` holds the bindings, and nothing but bindings.
 
+pub mod assignment;
 pub mod balanced;
 pub mod board;
 pub mod budget;
@@ -10,8 +11,9 @@ pub mod even;
 pub mod flow;
 pub mod hash;
 pub mod input;
-pub mod names;
+pub mod items;
 pub mod kernel;
+pub mod names;
 pub mod place;
 pub mod quota;
 pub mod rendezvous;

@@ -6,10 +6,13 @@
 use std::cmp::Ordering;
 
 use crate::input::{check_weights, InputError, Job};
+use crate::kernel::{self, Level, Table};
 use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, fast_worker};
 
-/// Workers scored between two looks at the best so far; short enough to stay in registers and first-level cache.
-const BLOCK: usize = 64;
+/// Starting a thread pays from so many pairs on, for each thread.
+const PAIRS_PER_THREAD: usize = 8_000_000;
+/// The same where every pair is hashed.
+const HASHED_PAIRS_PER_THREAD: usize = 200_000;
 
 /// Which score is compared; see `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,11 @@ impl Rank {
         self.value > other.value || (self.value == other.value && self.raw > other.raw)
     }
 
+    /// The 32 highest bits of the score.
+    pub fn top(&self) -> u32 {
+        (self.raw >> 32) as u32
+    }
+
     fn descending(&self, other: &Self) -> Ordering {
         other.value.total_cmp(&self.value).then(other.raw.cmp(&self.raw))
     }
@@ -56,9 +64,51 @@ impl Rank {
 pub struct Rendezvous<S> {
     mode: Mode,
     names: Vec<S>,
-    hashes: Vec<u64>,
-    /// None where all weights are equal: then plain scores decide, which weighted scores would confirm.
-    weights: Option<Vec<f64>>,
+    weights: Vec<f64>,
+    /// Where all weights are equal plain scores decide, which weighted scores would confirm.
+    weighted: bool,
+    /// Empty in `compat` mode.
+    table: Table,
+    level: Level,
+}
+
+/// Keys of a batch: hashes for `fast` mode, texts for `compat` mode; the other may be empty.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Keys<'k> {
+    /// `fast_key` of each key.
+    pub hashes: &'k [u64],
+    /// What stands before each text.
+    pub prefix: &'k str,
+    /// The keys without their prefix.
+    pub texts: &'k [&'k str],
+}
+
+impl<'k> Keys<'k> {
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.hashes.len().max(self.texts.len())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn part(&self, from: usize, to: usize) -> Self {
+        let hashes = if self.hashes.is_empty() { self.hashes } else { &self.hashes[from..to] };
+        let texts = if self.texts.is_empty() { self.texts } else { &self.texts[from..to] };
+        Self { hashes, texts, ..*self }
+    }
+
+    /// One key; `buffer` holds its text.
+    pub fn key<'b>(&self, at: usize, buffer: &'b mut String) -> Key<'b> {
+        buffer.clear();
+        if let Some(text) = self.texts.get(at) {
+            buffer.push_str(self.prefix);
+            buffer.push_str(text);
+        }
+        Key { text: buffer, hash: self.hashes.get(at).copied().unwrap_or(0) }
+    }
 }
 
 /// A key, hashed as far as the mode allows.
@@ -68,7 +118,7 @@ pub struct Key<'k> {
     hash: u64,
 }
 
-impl<S: AsRef<str>> Rendezvous<S> {
+impl<S: AsRef<str> + Sync> Rendezvous<S> {
     /// `names` ascending and unique, `weights` one per name; both are checked. O(workers).
     pub fn new(names: Vec<S>, weights: &[f64], mode: Mode) -> Result<Self, InputError> {
         check_weights(&names, weights)?;
@@ -78,12 +128,67 @@ impl<S: AsRef<str>> Rendezvous<S> {
         if let Some(pair) = names.windows(2).find(|pair| pair[0].as_ref() >= pair[1].as_ref()) {
             return Err(InputError(format!("worker '{}' is given twice; give each worker once", pair[1].as_ref())));
         }
-        let hashes = match mode {
-            Mode::Fast => names.iter().map(|n| fast_worker(n.as_ref().as_bytes())).collect(),
-            Mode::Compat => Vec::new(),
-        };
-        let weights = weights.iter().any(|w| *w != weights[0]).then(|| weights.to_vec());
-        Ok(Self { mode, names, hashes, weights })
+        let weighted = weights.iter().any(|w| *w != weights[0]);
+        let mut made =
+            Self { mode, names, weights: weights.to_vec(), weighted, table: Table::default(), level: Level::best() };
+        made.lay_out();
+        Ok(made)
+    }
+
+    /// Brings the table up to date with the names and weights.
+    fn lay_out(&mut self) {
+        self.weighted = self.weights.iter().any(|w| *w != self.weights[0]);
+        if self.mode == Mode::Fast {
+            let hashes: Vec<u64> = self.names.iter().map(|n| fast_worker(n.as_ref().as_bytes())).collect();
+            self.table = Table::new(&hashes, if self.weighted { &self.weights } else { &[] });
+        }
+    }
+
+    /// Adds a worker and returns its place; the weight must be valid and the name new. O(workers).
+    pub fn insert(&mut self, name: S, weight: f64) -> usize {
+        let at = self.names.partition_point(|other| other.as_ref() < name.as_ref());
+        self.names.insert(at, name);
+        self.weights.insert(at, weight);
+        self.lay_out();
+        at
+    }
+
+    /// Removes the worker at a place. O(workers).
+    pub fn remove(&mut self, at: usize) {
+        self.names.remove(at);
+        self.weights.remove(at);
+        self.lay_out();
+    }
+
+    /// Changes the weight, which must be valid, of the worker at a place. O(workers).
+    pub fn reweigh(&mut self, at: usize, weight: f64) {
+        self.weights[at] = weight;
+        self.lay_out();
+    }
+
+    /// The workers' weights, in name order.
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// Whether weights differ.
+    pub fn is_weighted(&self) -> bool {
+        self.weighted
+    }
+
+    /// Which score is compared.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A worker's hash; `fast` mode only.
+    pub fn hash(&self, worker: usize) -> u64 {
+        self.table.hash(worker)
+    }
+
+    /// The instructions that kernels use.
+    pub fn level(&self) -> Level {
+        self.level
     }
 
     /// The workers' names, ascending.
@@ -103,25 +208,103 @@ impl<S: AsRef<str>> Rendezvous<S> {
     /// The rank of one worker for a key; `buffer` is scratch space.
     pub fn rank(&self, key: Key<'_>, worker: usize, buffer: &mut Vec<u8>) -> Rank {
         let raw = match self.mode {
-            Mode::Fast => u64::from(fast_score(key.hash, self.hashes[worker])) << 32,
+            Mode::Fast => u64::from(fast_score(key.hash, self.table.hash(worker))) << 32,
             Mode::Compat => {
                 ascending(compat_score(key.text.as_bytes(), self.names[worker].as_ref().as_bytes(), buffer))
             }
         };
-        let value = match &self.weights {
-            None => 0.0,
-            Some(weights) => weights[worker] / exponential((raw >> 32) as u32),
-        };
+        let value = if self.weighted { self.weights[worker] / exponential((raw >> 32) as u32) } else { 0.0 };
         Rank { value, raw }
+    }
+
+    /// False only if a worker's value for a key is certainly below that of an owner with this score; `fast` mode only.
+    ///
+    /// `z < -ln(1 - z) < z / (1 - z)` bounds both values without logarithms.
+    pub fn may_beat(&self, key: u64, worker: usize, (owner, score): (usize, u32)) -> bool {
+        let z = |score: u32| (f64::from(!score) + 0.5) / 4_294_967_296.0;
+        let (new, old) = (z(fast_score(key, self.table.hash(worker))), z(score));
+        // weight / new >= its value, and owner's weight (1 - old) / old <= its value; the slack covers rounding.
+        self.weights[worker] * old * (1.0 + 1e-9) >= self.weights[owner] * (1.0 - old) * new
     }
 
     /// The worker that owns a key. O(workers).
     pub fn owner(&self, key: Key<'_>, buffer: &mut Vec<u8>) -> usize {
-        if self.mode == Mode::Fast && self.weights.is_none() {
-            return first_best(key.hash, &self.hashes);
+        if self.mode == Mode::Fast {
+            let (mut owner, mut score) = ([0], [0]);
+            self.fast_owners(&[key.hash], &mut owner, &mut score);
+            return owner[0] as usize;
         }
         let everyone = 0..self.names.len() as u32;
         self.best_of(key, everyone, buffer).expect("a rendezvous has workers") as usize
+    }
+
+    /// The owner of each key, and the 32 highest bits of its score in ascending order. O(keys x workers).
+    ///
+    /// `threads` is the most to use; 0 for one per processor, as far as they pay. The result does not depend on it.
+    pub fn owners_of(&self, keys: Keys<'_>, threads: usize, owners: &mut [u32], scores: &mut [u32]) {
+        let threads = self.threads(keys.len(), threads);
+        if threads <= 1 {
+            return self.owners_here(keys, owners, scores);
+        }
+        let share = keys.len().div_ceil(threads);
+        std::thread::scope(|scope| {
+            let shares = owners.chunks_mut(share).zip(scores.chunks_mut(share)).enumerate();
+            for (number, (owners, scores)) in shares {
+                let keys = keys.part(number * share, number * share + owners.len());
+                std::thread::Builder::new()
+                    .name(format!("latchwork-assign-{number}"))
+                    .spawn_scoped(scope, move || self.owners_here(keys, owners, scores))
+                    .expect("the system starts a thread");
+            }
+        });
+    }
+
+    fn threads(&self, keys: usize, most: usize) -> usize {
+        let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let most = if most == 0 { processors() } else { most };
+        let pays = match self.mode {
+            Mode::Fast => PAIRS_PER_THREAD,
+            Mode::Compat => HASHED_PAIRS_PER_THREAD,
+        };
+        most.min(keys.saturating_mul(self.names.len()) / pays)
+    }
+
+    fn owners_here(&self, keys: Keys<'_>, owners: &mut [u32], scores: &mut [u32]) {
+        match self.mode {
+            Mode::Fast => self.fast_owners(keys.hashes, owners, scores),
+            Mode::Compat => {
+                let (mut text, mut buffer) = (String::new(), Vec::new());
+                for (at, (owner, score)) in owners.iter_mut().zip(scores).enumerate() {
+                    let key = keys.key(at, &mut text);
+                    *owner = self.owner(key, &mut buffer) as u32;
+                    *score = (self.rank(key, *owner as usize, &mut buffer).raw >> 32) as u32;
+                }
+            }
+        }
+    }
+
+    fn fast_owners(&self, hashes: &[u64], owners: &mut [u32], scores: &mut [u32]) {
+        if self.weighted {
+            kernel::weighted(self.level, (&self.table, &self.weights), hashes, owners, scores);
+        } else {
+            kernel::best(self.level, &self.table, hashes, owners, scores);
+        }
+    }
+
+    /// The best `k` workers of each key, best first, `min(k, workers)` places per key. O(keys x workers).
+    pub fn top_of(&self, keys: Keys<'_>, k: usize) -> Vec<u32> {
+        let k = k.min(self.names.len());
+        let mut best = vec![0; keys.len() * k];
+        if self.mode == Mode::Fast && !self.weighted {
+            kernel::top(self.level, &self.table, keys.hashes, k, &mut best);
+            return best;
+        }
+        let (mut text, mut buffer) = (String::new(), Vec::new());
+        for (at, best) in best.chunks_mut(k).enumerate() {
+            let owners = self.owners(keys.key(at, &mut text), k, &mut buffer);
+            best.iter_mut().zip(owners).for_each(|(place, owner)| *place = owner as u32);
+        }
+        best
     }
 
     /// The best of some workers, given in ascending order. O(candidates).
@@ -134,6 +317,20 @@ impl<S: AsRef<str>> Rendezvous<S> {
             }
         }
         best.map(|(worker, _)| worker)
+    }
+
+    /// Some of the workers, given in ascending order, as a rendezvous of their own. O(their number).
+    pub fn subset(&self, workers: Vec<u32>) -> Subset<'_, S> {
+        let weights: Vec<f64> = workers.iter().map(|&worker| self.weights[worker as usize]).collect();
+        let weighted = weights.iter().any(|w| *w != weights[0]);
+        let table = match self.mode {
+            Mode::Compat => Table::default(),
+            Mode::Fast => {
+                let hashes: Vec<u64> = workers.iter().map(|&worker| self.table.hash(worker as usize)).collect();
+                Table::new(&hashes, if weighted { &weights } else { &[] })
+            }
+        };
+        Subset { of: self, workers, weights, weighted, table }
     }
 
     /// The best `k` workers, best first; all of them if there are fewer. O(workers + k log k).
@@ -150,29 +347,52 @@ impl<S: AsRef<str>> Rendezvous<S> {
     }
 }
 
-/// The first worker with the highest `fast` score. The inner loop has no branches, so that it vectorises.
-fn first_best(key: u64, workers: &[u64]) -> usize {
-    let (mut best, mut block_of_best) = (0, 0);
-    for (number, block) in workers.chunks(BLOCK).enumerate() {
-        let top = block.iter().fold(0, |top, &worker| top.max(fast_score(key, worker)));
-        if top > best {
-            (best, block_of_best) = (top, number);
+/// Some workers of a rendezvous.
+pub struct Subset<'a, S> {
+    of: &'a Rendezvous<S>,
+    workers: Vec<u32>,
+    weights: Vec<f64>,
+    weighted: bool,
+    table: Table,
+}
+
+impl<S: AsRef<str> + Sync> Subset<'_, S> {
+    /// The best of them for a key, as a place in the whole rendezvous; there must be one. O(workers).
+    pub fn owner(&self, key: Key<'_>, buffer: &mut Vec<u8>) -> u32 {
+        if self.of.mode == Mode::Compat {
+            return self.of.best_of(key, self.workers.iter().copied(), buffer).expect("some worker has room");
         }
+        let (mut owner, mut score) = ([0], [0]);
+        if self.weighted {
+            let table = (&self.table, &self.weights[..]);
+            kernel::weighted(self.of.level, table, &[key.hash], &mut owner, &mut score);
+        } else {
+            kernel::best(self.of.level, &self.table, &[key.hash], &mut owner, &mut score);
+        }
+        self.workers[owner[0] as usize]
     }
-    let start = block_of_best * BLOCK;
-    let within = workers[start..].iter().position(|&w| fast_score(key, w) == best);
-    start + within.expect("the best score was seen in this block")
 }
 
 /// Places every item of a job on its rendezvous owner; positions in `able`. O(items x able workers).
 pub fn place(job: &Job<'_>, workers: &[&str], mode: Mode) -> Result<Vec<u32>, InputError> {
     let rendezvous = for_job(job, workers, mode)?;
-    let (mut text, mut buffer) = (String::new(), Vec::new());
-    let owner = |item: &&str| {
-        job.key(item, &mut text);
-        rendezvous.owner(rendezvous.key(&text), &mut buffer) as u32
+    let prefix = format!("{}:", job.id);
+    let hashes = if mode == Mode::Fast { job_hashes(job, &prefix) } else { Vec::new() };
+    let (mut owners, mut scores) = (vec![0; job.items.len()], vec![0; job.items.len()]);
+    let keys = Keys { hashes: &hashes, prefix: &prefix, texts: &job.items };
+    rendezvous.owners_of(keys, 0, &mut owners, &mut scores);
+    Ok(owners)
+}
+
+/// `fast_key` of each item of a job.
+pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
+    let mut key = prefix.to_owned();
+    let hash = |item: &&str| {
+        key.truncate(prefix.len());
+        key.push_str(item);
+        fast_key(key.as_bytes())
     };
-    Ok(job.items.iter().map(owner).collect())
+    job.items.iter().map(hash).collect()
 }
 
 /// The rendezvous of a job's able workers.
@@ -220,7 +440,9 @@ mod tests {
         let mut random = Random::new(3);
         for _ in 0..1000 {
             let (key, worker) = (random.next(), random.next());
-            assert_eq!(first_best(key, &[worker; 200]), 0);
+            let (mut owner, mut score) = ([9], [9]);
+            kernel::best(Level::best(), &Table::new(&[worker; 200], &[]), &[key], &mut owner, &mut score);
+            assert_eq!((owner[0], score[0]), (0, fast_score(key, worker)));
         }
     }
 
@@ -228,30 +450,13 @@ mod tests {
     fn ties_go_to_the_first_in_name_order_with_weights_and_among_the_best_k() {
         let names = names(9);
         let mut hashing = rendezvous(&names, &[2.0; 9], Mode::Fast);
-        hashing.hashes = vec![hashing.hashes[0]; 9];
-        for weights in [None, Some(vec![2.0; 9])] {
-            hashing.weights = weights;
+        for weights in [vec![], vec![2.0; 9]] {
+            hashing.weighted = !weights.is_empty();
+            hashing.table = Table::new(&[12345; 9], &weights);
             let (key, mut buffer) = (hashing.key("k"), Vec::new());
             assert_eq!(hashing.owner(key, &mut buffer), 0);
             assert_eq!(hashing.best_of(key, [3, 5, 8].into_iter(), &mut buffer), Some(3));
             assert_eq!(hashing.owners(key, 4, &mut buffer), [0, 1, 2, 3]);
-        }
-    }
-
-    #[test]
-    fn a_worker_whose_every_score_is_zero_can_still_own() {
-        assert_eq!(fast_score(5, 5), 0);
-        assert_eq!(first_best(5, &[5]), 0);
-    }
-
-    #[test]
-    fn the_blocked_scan_finds_what_a_plain_scan_finds() {
-        let mut random = Random::new(4);
-        for round in 0..2000 {
-            let workers: Vec<u64> = (0..1 + round % 300).map(|_| random.next()).collect();
-            let key = random.next();
-            let plain = (0..workers.len()).rev().max_by_key(|&w| fast_score(key, workers[w]));
-            assert_eq!(Some(first_best(key, &workers)), plain);
         }
     }
 
@@ -263,7 +468,7 @@ mod tests {
             let mut nudged = vec![3.0; 20];
             nudged[19] = f64::from_bits(3f64.to_bits() + 1); // forces the weighted path
             let weighted = rendezvous(&names, &nudged, mode);
-            assert!(weighted.weights.is_some());
+            assert!(weighted.weighted);
             for key in (0..2000).map(|n| n.to_string()) {
                 assert_eq!(owner(&plain, &key), owner(&weighted, &key));
             }

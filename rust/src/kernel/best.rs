@@ -32,7 +32,7 @@ impl Task for Best<'_> {
                 let groups = keys.chunks(KEYS).zip(owners.chunks_mut(KEYS)).zip(scores.chunks_mut(KEYS));
                 for ((keys, owners), scores) in groups {
                     let spread = spread(lanes, keys);
-                    bounds.sweep(lanes, Score, tile, &spread);
+                    bounds.sweep(lanes, Score, tile, &spread, keys.len());
                     for k in 0..keys.len() {
                         let mut best = if start == 0 { None } else { Some((scores[k], owners[k])) };
                         let floor = bounds.greatest(lanes, k);

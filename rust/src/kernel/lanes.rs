@@ -348,7 +348,9 @@ mod x86 {
         }
     }
 
+    // Younger than our least Rust, but only compiled where the build script found a compiler that has them.
     #[cfg(avx512)]
+    #[allow(clippy::incompatible_msrv)]
     impl Lanes for Avx512 {
         type V = __m512i;
         const N: usize = 16;

@@ -64,16 +64,31 @@ impl<L: Lanes> Bounds<L> {
         Self { rows_per_block: 0, blocks: 0, of_block: [[lanes.splat(LEAST); KEYS]; MOST_BLOCKS] }
     }
 
-    /// The pass over a tile. O(workers of the tile).
+    /// The pass over a tile for the first `live` keys: all, or one. O(workers of the tile).
     #[inline(always)]
-    pub fn sweep<M: Measure>(&mut self, lanes: L, measure: M, tile: &[Row], keys: &[Spread<L>; KEYS]) {
+    pub fn sweep<M: Measure>(&mut self, lanes: L, measure: M, tile: &[Row], keys: &[Spread<L>; KEYS], live: usize) {
         self.rows_per_block = if tile.len() < MANY_ROWS { LEAST_BLOCK } else { 2 * LEAST_BLOCK };
         self.blocks = tile.len().div_ceil(self.rows_per_block);
+        if live == 1 {
+            self.side_by_side::<M, 1>(lanes, measure, tile, keys);
+        } else {
+            self.side_by_side::<M, KEYS>(lanes, measure, tile, keys);
+        }
+    }
+
+    #[inline(always)]
+    fn side_by_side<M: Measure, const K: usize>(
+        &mut self,
+        lanes: L,
+        measure: M,
+        tile: &[Row],
+        keys: &[Spread<L>; KEYS],
+    ) {
         for (block, rows) in self.of_block.iter_mut().zip(tile.chunks(self.rows_per_block)) {
             let mut bounds = [lanes.splat(LEAST); KEYS];
             for row in rows {
                 for part in 0..WIDEST / L::N {
-                    for k in 0..KEYS {
+                    for k in 0..K {
                         bounds[k] = lanes.raise(bounds[k], measure.of(lanes, keys[k], row, part * L::N));
                     }
                 }
@@ -107,7 +122,7 @@ impl<L: Lanes> Bounds<L> {
                     below |= u64::from(mask) << ((number * WIDEST + part * L::N) % 64);
                 }
             }
-            let mut reaching = !below & (u64::MAX >> (64 - rows.len() * WIDEST) % 64);
+            let mut reaching = !below & (u64::MAX >> ((64 - rows.len() * WIDEST) % 64));
             while reaching != 0 {
                 visit(first + reaching.trailing_zeros() as usize);
                 reaching &= reaching - 1;

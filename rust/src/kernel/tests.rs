@@ -48,17 +48,12 @@ fn every_level_finds_the_best_worker_of_the_definition() {
 
 #[test]
 fn every_level_finds_the_best_weighted_worker_of_the_definition() {
-    let scales: [fn(u64) -> f64; 4] = [
+    let scales: [fn(u64) -> f64; 5] = [
         |n| (n % 5 + 1) as f64,
         |n| (n % 1000 + 1) as f64 / 7.0,
         |n| 2f64.powi((n % 2000) as i32 - 1000),
-        |n| {
-            if n % 2 == 0 {
-                f64::MAX
-            } else {
-                f64::MIN_POSITIVE
-            }
-        },
+        |n| [f64::MAX, f64::MIN_POSITIVE][n as usize % 2],
+        |n| f64::MAX / (n % 64 + 1) as f64,
     ];
     for level in Level::available() {
         for count in COUNTS {

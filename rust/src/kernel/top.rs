@@ -36,7 +36,7 @@ impl Task for Top<'_> {
             // Padding would count one worker twice, so the pass is over full rows; the rest are always looked at.
             let (tiles, rest) = table.full_tiles();
             for (start, tile) in tiles {
-                bounds.sweep(lanes, Score, tile, &spread);
+                bounds.sweep(lanes, Score, tile, &spread, keys.len());
                 for n in 0..keys.len() {
                     let floor = bounds.kth(lanes, n, k, tile.len(), &mut lots).unwrap_or(LEAST);
                     let found = &mut found[n];

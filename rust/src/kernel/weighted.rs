@@ -5,7 +5,7 @@
 //! that value are valued too. Since winners have small z, where the bound is close, there are few.
 
 use super::lanes::{Lanes, Level, Task};
-use super::sweep::{spread, Bounds, Merit, BATCH, KEYS};
+use super::sweep::{spread, Bounds, Merit, BATCH, KEYS, LEAST};
 use super::table::Table;
 use crate::score::{exponential, fast_score};
 
@@ -58,7 +58,7 @@ impl Task for Weighted<'_> {
             for (start, tile) in self.table.tiles() {
                 for (keys, tops) in keys.chunks(KEYS).zip(tops.chunks_mut(KEYS)) {
                     let spread = spread(lanes, keys);
-                    bounds.sweep(lanes, Merit, tile, &spread);
+                    bounds.sweep(lanes, Merit, tile, &spread, keys.len());
                     for k in 0..keys.len() {
                         let top = &mut tops[k];
                         let mut consider = |worker: usize| self.consider(keys[k], worker, top);
@@ -83,6 +83,9 @@ impl Weighted<'_> {
     /// The least merit that a worker of at least this value can have.
     #[inline(always)]
     fn merit(&self, value: f64) -> u32 {
+        if value == f64::INFINITY {
+            return LEAST; // Beyond what a float holds, values are equal and scores decide.
+        }
         !((self.greatest / value * 2_147_483_648.0 * SLACK) as f32).to_bits()
     }
 

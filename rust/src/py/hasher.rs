@@ -4,9 +4,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::text::{string, strings, utf8};
+use super::assignment::Assignment;
+use super::delta::memory;
+use super::items::ItemSet;
+use super::text::{each_text, string, strings, utf8};
+use crate::even::{seat, share_of};
 use crate::input::check_weights;
-use crate::rendezvous::{Mode, Rendezvous};
+use crate::rendezvous::{Keys, Mode, Rendezvous};
+use crate::score::fast_key;
 
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct RendezvousHasher {
@@ -52,21 +57,53 @@ impl RendezvousHasher {
         Ok(self.names[self.rendezvous.owner(key, &mut Vec::new())].clone_ref(py))
     }
 
-    fn owners(&self, py: Python<'_>, key: &Bound<'_, PyAny>, k: isize) -> PyResult<Vec<Py<PyString>>> {
+    fn owners<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>, k: isize) -> PyResult<Bound<'py, PyAny>> {
         if k < 1 {
             return Err(PyValueError::new_err(format!("k is {k}; ask for at least one owner")));
         }
+        let k = (k as usize).min(self.names.len());
+        if let Ok(set) = key.cast::<ItemSet>() {
+            let best = set.get().items.with_keys(py, self.rendezvous.mode(), |keys| self.rendezvous.top_of(keys, k));
+            return memory(py, best.into_iter(), Some(k));
+        }
         let key = string("key", key.clone())?;
         let key = self.rendezvous.key(utf8("key", &key)?);
-        let owners = self.rendezvous.owners(key, k as usize, &mut Vec::new());
-        Ok(owners.into_iter().map(|owner| self.names[owner].clone_ref(py)).collect())
+        let owners = self.rendezvous.owners(key, k, &mut Vec::new());
+        Ok(PyList::new(py, owners.into_iter().map(|owner| self.names[owner].bind(py)))?.into_any())
     }
 
-    fn assign<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        let keys = strings("key", keys)?;
-        let texts: Vec<&str> = keys.iter().map(|key| utf8("key", key)).collect::<PyResult<_>>()?;
-        let owners = py.detach(|| self.owners_of(&texts));
-        PyList::new(py, owners.into_iter().map(|owner| self.names[owner as usize].bind(py)))
+    #[pyo3(signature = (keys, *, threads = None))]
+    fn assign<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        threads: Option<isize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let threads = thread_count(threads)?;
+        if let Ok(set) = keys.cast::<ItemSet>() {
+            let assignment = Assignment::new(py, &self.rendezvous, &self.names, &set.get().items, threads);
+            return Ok(Bound::new(py, assignment)?.into_any());
+        }
+        let owners = match self.rendezvous.mode() {
+            Mode::Fast => self.owners_by_hash(py, keys, threads)?,
+            Mode::Compat => self.owners_by_text(py, keys, threads)?,
+        };
+        let owners = owners.into_iter().map(|owner| self.names[owner as usize].bind(py));
+        Ok(PyList::new(py, owners)?.into_any())
+    }
+
+    #[pyo3(signature = (items, *, threads = None))]
+    fn assign_evenly<'py>(
+        &self,
+        py: Python<'py>,
+        items: &Bound<'py, ItemSet>,
+        threads: Option<isize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (threads, items) = (thread_count(threads)?, &items.get().items);
+        let share = share_of(items.names.len() as u32, self.rendezvous.weights());
+        let mode = self.rendezvous.mode();
+        let owners = items.with_keys(py, mode, |keys| seat(&self.rendezvous, &share, keys, threads));
+        memory(py, owners.into_iter(), None)
     }
 
     fn __len__(&self) -> usize {
@@ -79,9 +116,33 @@ impl RendezvousHasher {
 }
 
 impl RendezvousHasher {
-    fn owners_of(&self, keys: &[&str]) -> Vec<u32> {
-        let mut buffer = Vec::new();
-        let owner = |key: &&str| self.rendezvous.owner(self.rendezvous.key(key), &mut buffer) as u32;
-        keys.iter().map(owner).collect()
+    fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
+        let mut hashes = Vec::new();
+        each_text("key", keys, |_, text| {
+            hashes.push(fast_key(text.as_bytes()));
+            Ok(())
+        })?;
+        Ok(py.detach(|| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads)))
+    }
+
+    fn owners_by_text(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
+        let keys = strings("key", keys)?;
+        let texts: Vec<&str> = keys.iter().map(|key| utf8("key", key)).collect::<PyResult<_>>()?;
+        Ok(py.detach(|| self.owners_of(Keys { texts: &texts, ..Keys::default() }, threads)))
+    }
+
+    fn owners_of(&self, keys: Keys<'_>, threads: usize) -> Vec<u32> {
+        let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
+        self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
+        owners
+    }
+}
+
+/// 0 for None: as many as pay.
+fn thread_count(threads: Option<isize>) -> PyResult<usize> {
+    match threads {
+        None => Ok(0),
+        Some(threads) if threads > 0 => Ok(threads as usize),
+        Some(threads) => Err(PyValueError::new_err(format!("threads is {threads}; give at least 1, or None"))),
     }
 }

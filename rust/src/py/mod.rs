@@ -1,7 +1,10 @@
 //! The Python module `latchwork._core`: bindings, and nothing but bindings. Its documentation is `_core.pyi`.
 
 mod board;
+mod assignment;
+mod delta;
 mod hasher;
+mod items;
 mod jobs;
 mod text;
 
@@ -49,6 +52,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<board::Board>()?;
     module.add_class::<board::Moves>()?;
     module.add_class::<hasher::RendezvousHasher>()?;
+    module.add_class::<items::ItemSet>()?;
+    module.add_class::<assignment::Assignment>()?;
+    module.add_class::<delta::Delta>()?;
     module.add_function(wrap_pyfunction!(hash128, module)?)?;
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;
     module.add_function(wrap_pyfunction!(compat_score, module)?)?;

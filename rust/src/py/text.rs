@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyList, PyString};
 
 /// The UTF-8 form of a str; lone surrogates have none. `what` names the value in the error.
 pub fn utf8<'a>(what: &str, string: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
@@ -18,6 +18,25 @@ pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Boun
         return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
     }
     values.try_iter()?.map(|value| string(what, value?)).collect()
+}
+
+/// Visits each string of an iterable with its text, borrowed. Lists and tuples are read where they lie.
+pub fn each_text<'py>(
+    what: &str,
+    values: &Bound<'py, PyAny>,
+    mut visit: impl FnMut(&Bound<'py, PyString>, &str) -> PyResult<()>,
+) -> PyResult<()> {
+    if values.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
+    }
+    let mut take = |value: Bound<'py, PyAny>| {
+        let string = string(what, value)?;
+        visit(&string, utf8(what, &string)?)
+    };
+    if let Ok(list) = values.cast::<PyList>() {
+        return list.iter().try_for_each(take);
+    }
+    values.try_iter()?.try_for_each(|value| take(value?))
 }
 
 /// A value as a str.

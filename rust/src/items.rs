@@ -1,0 +1,100 @@
+//! Items by their hashes: which is given twice, and where some of them stand.
+//!
+//! Items of equal hashes are told apart by their texts, which callers compare.
+
+use crate::input::NOBODY;
+
+/// Positions are u32, and `NOBODY` is taken.
+pub const MOST_ITEMS: usize = u32::MAX as usize - 1;
+
+/// The first position of an item that stands at an earlier position too. O(items), fewer than 2^32.
+///
+/// `same(a, b)` compares the texts at two positions; it is asked only where hashes are equal.
+pub fn first_repeated(hashes: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Option<u32> {
+    let mask = (hashes.len() * 2).next_power_of_two() - 1;
+    // Half a hash and a position; the slot comes from the other half.
+    let mut slots = vec![u64::MAX; mask + 1];
+    for (at, &hash) in hashes.iter().enumerate() {
+        let mut slot = hash as usize & mask;
+        while slots[slot] != u64::MAX {
+            let position = slots[slot] as u32;
+            let equal = slots[slot] >> 32 == hash >> 32 && hashes[position as usize] == hash;
+            if equal && same(position, at as u32) {
+                return Some(at as u32);
+            }
+            slot = (slot + 1) & mask;
+        }
+        slots[slot] = hash >> 32 << 32 | at as u64;
+    }
+    None
+}
+
+/// Where the wanted items stand, `NOBODY` for those that are not there. O(items + wanted log wanted).
+///
+/// Items are unique, and so are the wanted ones. `same(position, wanted)` compares texts where hashes are equal.
+pub fn locate(hashes: &[u64], wanted: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Vec<u32> {
+    let mut order: Vec<(u64, u32)> = wanted.iter().copied().zip(0..).collect();
+    order.sort_unstable();
+    // One bit in sixteen is set at most, so that few of the others are searched for.
+    let mask = (wanted.len() * 16).next_power_of_two().max(64) - 1;
+    let mut filter = vec![0u64; (mask + 1) / 64];
+    for hash in wanted {
+        filter[(*hash as usize & mask) / 64] |= 1 << (hash % 64);
+    }
+    let mut positions = vec![NOBODY; wanted.len()];
+    for (at, hash) in hashes.iter().enumerate() {
+        if filter[(*hash as usize & mask) / 64] >> (hash % 64) & 1 == 1 {
+            let from = order.partition_point(|(other, _)| other < hash);
+            for &(_, number) in order[from..].iter().take_while(|(other, _)| other == hash) {
+                if same(at as u32, number) {
+                    positions[number as usize] = at as u32;
+                }
+            }
+        }
+    }
+    positions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    /// Hashes with collisions of the whole, of either half, and none.
+    fn hash(text: u64) -> u64 {
+        match text % 4 {
+            0 => 7,
+            1 => text << 32,
+            2 => 0xabcd_0000_0000 + text % 3,
+            _ => text.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        }
+    }
+
+    #[test]
+    fn the_first_repeated_item_is_found_whatever_hashes_collide() {
+        let mut random = Random::new(11);
+        for round in 0..3000 {
+            let texts: Vec<u64> = (0..round % 40).map(|_| random.next() % 300).collect();
+            let hashes: Vec<u64> = texts.iter().map(|text| hash(*text)).collect();
+            let found = first_repeated(&hashes, |a, b| texts[a as usize] == texts[b as usize]);
+            let expected = (0..texts.len()).find(|&at| texts[..at].contains(&texts[at]));
+            assert_eq!(found, expected.map(|at| at as u32), "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn wanted_items_are_located_whatever_hashes_collide() {
+        let mut random = Random::new(12);
+        for round in 0..2000usize {
+            let mut texts: Vec<u64> = (0..300).filter(|_| random.below(3) == 0).collect();
+            let middle = texts.len() / 2;
+            texts.rotate_left(middle);
+            let wanted: Vec<u64> = (0..300).filter(|_| random.below(1 + round % 50) == 0).collect();
+            let all = |texts: &[u64]| texts.iter().map(|text| hash(*text)).collect::<Vec<_>>();
+            let same = |at: u32, number: u32| texts[at as usize] == wanted[number as usize];
+            let place = |text| texts.iter().position(|other| other == text).map_or(NOBODY, |at| at as u32);
+            let expected: Vec<u32> = wanted.iter().map(place).collect();
+            assert_eq!(locate(&all(&texts), &all(&wanted), same), expected);
+        }
+    }
+}

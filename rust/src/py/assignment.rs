@@ -1,0 +1,213 @@
+//! `Assignment`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use super::delta::{memory, Delta};
+use super::items::{ItemSet, Items};
+use super::text::{string, utf8};
+use crate::assignment::{Assignment as State, Moves};
+use crate::input::InputError;
+use crate::items::MOST_ITEMS;
+use crate::rendezvous::{Keys, Rendezvous};
+
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Assignment {
+    inner: Mutex<Inner>,
+    threads: usize,
+}
+
+struct Inner {
+    items: Arc<Items>,
+    state: State,
+    /// Slot to name; None for free slots.
+    names: Vec<Option<Py<PyString>>>,
+}
+
+#[pymethods]
+impl Assignment {
+    #[getter]
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let inner = self.lock(py);
+        PyList::new(py, inner.in_order().map(|name| name.bind(py)))
+    }
+
+    #[getter]
+    fn weights(&self, py: Python<'_>) -> Vec<f64> {
+        self.lock(py).state.rendezvous().weights().to_vec()
+    }
+
+    #[getter]
+    fn items(&self, py: Python<'_>) -> ItemSet {
+        ItemSet { items: Arc::clone(&self.lock(py).items) }
+    }
+
+    #[getter]
+    fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let inner = self.lock(py);
+        if inner.state.is_in_order() {
+            return memory(py, inner.state.owners().iter().copied(), None);
+        }
+        memory(py, inner.state.places(), None)
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (copy, result) = (self.lock(py).copy(py), PyDict::new(py));
+        for (item, &place) in copy.items.names.iter().zip(&copy.places) {
+            result.set_item(item, &copy.workers[place as usize])?;
+        }
+        Ok(result)
+    }
+
+    fn by_worker<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (copy, result) = (self.lock(py).copy(py), PyDict::new(py));
+        let mut shares: Vec<Vec<&Py<PyString>>> = vec![Vec::new(); copy.workers.len()];
+        for (item, &place) in copy.items.names.iter().zip(&copy.places) {
+            shares[place as usize].push(item);
+        }
+        for (worker, share) in copy.workers.iter().zip(shares) {
+            result.set_item(worker, PyList::new(py, share.into_iter().map(|item| item.bind(py)))?)?;
+        }
+        Ok(result)
+    }
+
+    #[pyo3(signature = (worker, weight = 1.0))]
+    fn join(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, weight: f64) -> PyResult<Delta> {
+        let worker = string("worker", worker.clone())?;
+        let name = utf8("worker", &worker)?;
+        let mut inner = self.lock(py);
+        let moves = inner.change(py, |state, keys| state.join(name, weight, keys))?;
+        let slot = inner.state.slot(name).expect("the worker has joined") as usize;
+        let slots = inner.state.slot_count();
+        inner.names.resize_with(slots, || None);
+        inner.names[slot] = Some(worker.clone().unbind());
+        Ok(inner.delta(py, moves))
+    }
+
+    fn leave(&self, py: Python<'_>, worker: &Bound<'_, PyAny>) -> PyResult<Delta> {
+        let worker = string("worker", worker.clone())?;
+        let name = utf8("worker", &worker)?;
+        let mut inner = self.lock(py);
+        let slot = inner.state.slot(name);
+        let moves = inner.change(py, |state, keys| state.leave(name, keys))?;
+        let delta = inner.delta(py, moves);
+        inner.names[slot.expect("the worker has left") as usize] = None;
+        Ok(delta)
+    }
+
+    fn reweigh(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, weight: f64) -> PyResult<Delta> {
+        let worker = string("worker", worker.clone())?;
+        let name = utf8("worker", &worker)?;
+        let mut inner = self.lock(py);
+        let moves = inner.change(py, |state, keys| state.reweigh(name, weight, keys))?;
+        Ok(inner.delta(py, moves))
+    }
+
+    fn add_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
+        let prefix = self.lock(py).items.prefix.clone();
+        // Reading runs Python code, which may use this very assignment: so not while it is locked.
+        let new = Items::read(items, &prefix, MOST_ITEMS)?;
+        let mut inner = self.lock(py);
+        inner.items.check_absent(&new, py)?;
+        let (mode, state) = (inner.state.rendezvous().mode(), &mut inner.state);
+        let moves = new.with_keys(py, mode, |keys| state.add(keys, self.threads));
+        let items = new.names.iter().map(|name| name.clone_ref(py)).collect();
+        inner.own_items(py).extend(new);
+        Ok(Delta { items, from: moves.from, to: moves.to, names: inner.copied_names(py) })
+    }
+
+    fn remove_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
+        let prefix = self.lock(py).items.prefix.clone();
+        let gone = Items::read(items, &prefix, MOST_ITEMS)?;
+        let mut inner = self.lock(py);
+        let positions = inner.items.positions(&gone, py)?;
+        let names = inner.own_items(py).remove(&positions, py);
+        let moves = inner.state.remove(&positions);
+        Ok(Delta { items: names, from: moves.from, to: moves.to, names: inner.copied_names(py) })
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.lock(py).items.names.len()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let inner = self.lock(py);
+        let workers = inner.state.rendezvous().names().len();
+        format!("<Assignment of {} items to {workers} workers>", inner.items.names.len())
+    }
+}
+
+impl Assignment {
+    pub fn new(
+        py: Python<'_>,
+        rendezvous: &Rendezvous<String>,
+        names: &[Py<PyString>],
+        items: &Arc<Items>,
+        threads: usize,
+    ) -> Self {
+        let rendezvous = rendezvous.clone();
+        let state = items.with_keys(py, rendezvous.mode(), |keys| State::new(rendezvous, keys, threads));
+        let names = names.iter().map(|name| Some(name.clone_ref(py))).collect();
+        Self { inner: Mutex::new(Inner { items: Arc::clone(items), state, names }), threads }
+    }
+
+    /// Waits for another thread's change without the GIL, which that thread may need to finish.
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
+        if let Ok(guard) = self.inner.try_lock() {
+            return guard;
+        }
+        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner)));
+        self.lock(py)
+    }
+}
+
+/// What a reader works on after the lock is gone: building Python's objects can run the code of a subclass of str.
+struct Copy {
+    items: Arc<Items>,
+    /// Item to place in `workers`.
+    places: Vec<u32>,
+    workers: Vec<Py<PyString>>,
+}
+
+impl Inner {
+    fn copy(&self, py: Python<'_>) -> Copy {
+        let workers = self.in_order().map(|name| name.clone_ref(py)).collect();
+        Copy { items: Arc::clone(&self.items), places: self.state.places().collect(), workers }
+    }
+
+    fn in_order(&self) -> impl ExactSizeIterator<Item = &Py<PyString>> {
+        self.state.slots().iter().map(|&slot| self.name(slot))
+    }
+
+    fn name(&self, slot: u32) -> &Py<PyString> {
+        self.names[slot as usize].as_ref().expect("an owner has a name")
+    }
+
+    fn change(
+        &mut self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut State, Keys<'_>) -> Result<Moves, InputError> + Send,
+    ) -> Result<Moves, InputError> {
+        let (mode, state) = (self.state.rendezvous().mode(), &mut self.state);
+        self.items.with_keys(py, mode, |keys| work(state, keys))
+    }
+
+    /// The items, to be changed: a copy if an `ItemSet` shares them.
+    fn own_items(&mut self, py: Python<'_>) -> &mut Items {
+        if Arc::get_mut(&mut self.items).is_none() {
+            self.items = Arc::new(self.items.copy(py));
+        }
+        Arc::get_mut(&mut self.items).expect("nobody shares the copy")
+    }
+
+    fn copied_names(&self, py: Python<'_>) -> Vec<Option<Py<PyString>>> {
+        self.names.iter().map(|name| name.as_ref().map(|name| name.clone_ref(py))).collect()
+    }
+
+    fn delta(&self, py: Python<'_>, moves: Moves) -> Delta {
+        let items = moves.items.iter().map(|&at| self.items.names[at as usize].clone_ref(py)).collect();
+        Delta { items, from: moves.from, to: moves.to, names: self.copied_names(py) }
+    }
+}
