@@ -1,7 +1,7 @@
 //! The Python module `latchwork._core`: bindings, and nothing but bindings. Its documentation is `_core.pyi`.
 
-mod board;
 mod assignment;
+mod board;
 mod delta;
 mod hasher;
 mod items;
