@@ -352,6 +352,18 @@ def test_an_acquire_with_a_lost_answer_queues_exactly_once(lock, connect, store,
     assert store.list("orders") == []
 
 
+def test_an_interrupt_while_waiting_leaves_nothing_behind(lock, eventually):
+    first, second = lock(), lock()
+    first.acquire(5.0)
+    interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        second.acquire(30.0)
+    interrupt.join()
+    eventually(lambda: first.waiters() == [])
+    assert not second.is_held
+
+
 def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
     lock, connect, store, monkeypatch, eventually
 ):

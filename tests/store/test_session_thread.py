@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future
 
+import pytest
+
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import SessionLost, Unavailable
+from latchwork.errors import ForkedProcess, SessionLost, Unavailable
+from latchwork.store.dispatch import as_callback, in_callback
 from latchwork.store.session import Session
 
 
@@ -120,4 +124,58 @@ def test_the_state_is_lost_from_the_deadline_on_even_before_its_thread_has_run()
     session._deadline._counted -= 31
     assert session.state == "lost"
     assert session.remaining_s() == 0
+    session.close()
+
+
+@pytest.mark.parametrize("end", ["loss", "close"])
+def test_what_waits_is_told_of_either_end_exactly_once(end):
+    session = opened(Scripted(ttl_s=30.0))
+    told = []
+    session.on_end(lambda: told.append("kept"))
+    session.on_end(lambda: told.append("cancelled"))()
+    if end == "loss":
+        session.notice_gone()
+        assert session.lost.wait(2)
+    session.close()
+    session.on_end(lambda: told.append("late"))
+    assert told == ["kept", "late"]
+
+
+def test_a_listener_that_was_taken_back_is_not_called():
+    session = opened(Scripted(ttl_s=30.0))
+    told, heard = [], threading.Event()
+    session.on_lost(lambda: told.append("first"))()
+    session.on_lost(heard.set)
+    session.notice_gone()
+    assert heard.wait(2)
+    assert told == []
+
+
+def test_listeners_run_as_callbacks_and_their_thread_does_not_stay_one():
+    session = opened(Scripted(ttl_s=30.0))
+    marks, heard = [], threading.Event()
+    session.on_lost(lambda: marks.append(in_callback()))
+    session.on_lost(heard.set)
+    session.notice_gone()
+    assert heard.wait(2)
+    assert marks == [True]
+    assert not in_callback()
+    with as_callback():
+        assert in_callback()
+    assert not in_callback()
+
+
+def test_in_a_child_of_a_fork_it_is_over():
+    session = opened(Scripted(ttl_s=30.0))
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            session.ensure_usable()
+        except ForkedProcess:
+            status = 0 if session.remaining_s() == 0.0 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert session.remaining_s() > 0.0
     session.close()
