@@ -38,7 +38,7 @@ help:
 	@echo '  make build             check what must be there, then install everything into .venv'
 	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
-	@echo '  make check-history     100,000 calls under faults on every backend, judged for linearizability (20 minutes)'
+	@echo '  make check-history     100,000 calls under faults on every backend judged, long model tests (40 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
 	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
@@ -81,6 +81,7 @@ test: build
 check-history: build
 	sh scripts/install_test_servers
 	$(BIN)/python tests/history/check_history.py $(ARGS)
+	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q tests/model tests/conformance/test_versions_never_lie.py
 
 lint: build
 	@sh scripts/check_prerequisites --lint
