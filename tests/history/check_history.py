@@ -23,10 +23,11 @@ if __name__ == "__main__":  # our directory is not the place to import from
 
 from history.checker import minimise, timeline
 from history.run import Run, Summary
-from history.stages import STAGES
+from history.stages import CLUSTERS, STAGES
 
 _ROOT = Path(__file__).parents[2]
 _PROGRESS_S = 10.0
+_ALL = STAGES | CLUSTERS
 
 
 def main() -> int:
@@ -34,9 +35,9 @@ def main() -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     names = options.backends.split(",")
-    unknown = sorted(set(names) - set(STAGES))
+    unknown = sorted(set(names) - set(_ALL))
     if unknown:
-        print(f"unknown backends: {', '.join(unknown)}; there are {', '.join(STAGES)}", file=sys.stderr)
+        print(f"unknown backends: {', '.join(unknown)}; there are {', '.join(_ALL)}", file=sys.stderr)
         return 2
     if len(names) == 1:
         return _check(names[0], options, out)
@@ -50,7 +51,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", default=",".join(STAGES))
+    parser.add_argument("--backends", default=",".join(STAGES), help=f"also {', '.join(CLUSTERS)}")
     parser.add_argument("--calls", type=int, default=100_000, help="at least so many on each backend")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--round-s", type=float, default=4.0)
@@ -78,7 +79,7 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
             print(summary.told(), flush=True)
 
     with tempfile.TemporaryDirectory(prefix="latchwork-history-") as directory:
-        run = Run(name, STAGES[name](Path(directory)), options.seed, round_s=options.round_s)
+        run = Run(name, _ALL[name](Path(directory)), options.seed, round_s=options.round_s)
         summary = run.until(options.calls, limit_s=options.limit_s, progress=progress)
     print(f"done: {summary.told()}", flush=True)
     (out / f"summary-{name}.json").write_text(json.dumps(summary.as_json(), indent=1) + "\n")
@@ -96,11 +97,11 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
 
 
 def _table(summaries: list[dict]) -> str:
-    lines = ["backend     calls  unknown  refused  faults  rounds  seconds  problems"]
+    lines = ["backend        calls  unknown  refused  faults  rounds  seconds  problems"]
     for each in summaries:
         answers = each["answers"]
         lines.append(
-            f"{each['backend']:<10}{each['calls']:>7}{answers['unknown']:>9}{answers['refused']:>9}"
+            f"{each['backend']:<13}{each['calls']:>7}{answers['unknown']:>9}{answers['refused']:>9}"
             f"{sum(each['faults'].values()):>8}{each['rounds']:>8}{each['seconds']:>9}{len(each['problems']):>10}"
         )
     return "\n".join(lines)

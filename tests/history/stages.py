@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from history.client import new_memory
 from history.proxy import Proxy
 from history.worker import LocalClient, Nursery, RemoteClient
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 
 if TYPE_CHECKING:
     import random
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CLIENTS = 8
 _NUMBERS = 10_000_000  # for each client
+_ELECTION_S = 30.0
 
 
 class Fault(NamedTuple):
@@ -195,9 +196,10 @@ class ServerStage(Stage):
     think_s = 0.002
     options = {"call_timeout_s": 0.25, "session_ttl_s": 1.5, "connect_timeout_s": 20}  # noqa: RUF012
 
-    def __init__(self, directory: Path, server: EtcdServer | ZooKeeperServer) -> None:
+    def __init__(self, directory: Path, server: EtcdServer | ZooKeeperServer | EtcdCluster | ZooKeeperEnsemble) -> None:
         super().__init__(directory)
         self._server = server
+        self._members = getattr(server, "members", [server])
         self._proxy: Proxy | None = None
         self.faults = [
             Fault("connections cut", 4, self._cut),
@@ -210,12 +212,15 @@ class ServerStage(Stage):
         ]
 
     def url(self, client: int | None) -> str:
-        endpoint = self._server.endpoint if client is None else self._proxy.endpoints[client]
+        endpoint = self._server.endpoint
+        if client is not None:
+            count = len(self._members)
+            endpoint = ",".join(self._proxy.endpoints[client * count : (client + 1) * count])
         return f"{self._server.SCHEME}://{endpoint}/test"
 
     def open(self) -> None:
         self._server.start()
-        self._proxy = Proxy([self._server.endpoint] * CLIENTS)
+        self._proxy = Proxy([member.endpoint for member in self._members] * CLIENTS)
         for link in range(5):
             self._add_local(link)
         for link in range(5, CLIENTS):
@@ -229,7 +234,8 @@ class ServerStage(Stage):
 
     def _links(self, rng: random.Random) -> list[int]:
         """Everybody's, or some."""
-        return list(range(CLIENTS)) if rng.random() < 0.6 else rng.sample(range(CLIENTS), rng.randint(1, CLIENTS))
+        links = range(CLIENTS * len(self._members))
+        return list(links) if rng.random() < 0.6 else rng.sample(links, rng.randint(1, len(links)))
 
     def _cut(self, rng: random.Random) -> bool:
         return self._proxy.cut(self._links(rng)) > 0
@@ -264,10 +270,65 @@ class ServerStage(Stage):
         return True
 
 
+class ClusterStage(ServerStage):
+    """Three servers, each a host of its own; every client has a way of its own to each of them."""
+
+    outage_s = (0.5, 2.5)  # an election takes its time
+
+    def __init__(self, directory: Path, cluster: EtcdCluster | ZooKeeperEnsemble) -> None:
+        super().__init__(directory, cluster)
+        self._cluster = cluster
+        self.faults = [
+            Fault("connections cut", 2, self._cut),
+            Fault("answers dropped", 2, self._drop_answers),
+            Fault("requests delayed", 4, self._delay),
+            Fault("leader frozen", 3, self._freeze_the_leader),
+            Fault("leader killed", 2, self._kill_the_leader),
+            Fault("leader cut off", 4, self._cut_off_the_leader),
+            Fault("follower cut off", 3, self._cut_off_a_follower),
+            Fault("process frozen", 1, self._freeze_a_process),
+        ]
+
+    def _freeze_the_leader(self, rng: random.Random) -> bool:
+        leader = self._cluster.leader(timeout_s=_ELECTION_S)
+        leader.pause()
+        self._wait(rng)
+        leader.resume()
+        return True
+
+    def _kill_the_leader(self, rng: random.Random) -> bool:
+        leader = self._cluster.leader(timeout_s=_ELECTION_S)
+        leader.kill()
+        self._wait(rng)
+        leader.start()
+        return True
+
+    def _cut_off_the_leader(self, rng: random.Random) -> bool:
+        """From the other members; its clients stay connected."""
+        leader = self._cluster.leader(timeout_s=_ELECTION_S)
+        return self._cut_off(self._members.index(leader), rng)
+
+    def _cut_off_a_follower(self, rng: random.Random) -> bool:
+        follower = rng.choice(self._cluster.followers(timeout_s=_ELECTION_S))
+        return self._cut_off(self._members.index(follower), rng)
+
+    def _cut_off(self, number: int, rng: random.Random) -> bool:
+        self._cluster.network.isolate(number)
+        self._wait(rng)
+        self._cluster.network.heal()
+        return True
+
+
 STAGES: dict[str, Callable[[Path], Stage]] = {
     "memory": MemoryStage,
     "sqlite": SqliteStage,
     "zookeeper": lambda directory: ServerStage(directory, ZooKeeperServer()),
     "etcd34": lambda directory: ServerStage(directory, EtcdServer("3.4")),
     "etcd35": lambda directory: ServerStage(directory, EtcdServer("3.5")),
+}
+#: For the long form, on request: takes root, for the hosts' network.
+CLUSTERS: dict[str, Callable[[Path], Stage]] = {
+    "zookeeper-x3": lambda directory: ClusterStage(directory, ZooKeeperEnsemble(network=True)),
+    "etcd34-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.4", network=True)),
+    "etcd35-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.5", network=True)),
 }
