@@ -7,7 +7,7 @@ import sys
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import LeaderLatch, Lock, PersistentLock, Queue, Semaphore
+from latchwork.primitives import Group, LeaderLatch, Lock, PersistentLock, Queue, Semaphore
 from latchwork.types import Put
 
 
@@ -71,7 +71,22 @@ def queue(store, name, _ttl_s):
     return lambda: claim.is_held, claim.fence, taken, ack
 
 
-HOLDERS = {"lock": lock, "session lock": session_lock, "latch": latch, "semaphore": semaphore, "queue": queue}
+def group(store, name, _ttl_s):
+    member = Group(store, name, member_id="holder")
+    member.start()
+    member.wait(20.0)
+    say(joined=True)
+    return lambda: "holder" in member.view, None, member
+
+
+HOLDERS = {
+    "lock": lock,
+    "session lock": session_lock,
+    "latch": latch,
+    "semaphore": semaphore,
+    "queue": queue,
+    "group": group,
+}
 
 
 def main():

@@ -20,8 +20,9 @@ def barrier(connect):
     made = []
 
     def make(member_id="a", parties=NAMES, name="phase", *, store=None, **options):
-        made.append(Barrier(store or connect(), name, parties=parties, member_id=member_id, **options))
-        return made[-1]
+        one = Barrier(store or connect(), name, parties=parties, member_id=member_id, **options)
+        made.append(one)
+        return one
 
     yield make
     for each in made:

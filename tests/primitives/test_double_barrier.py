@@ -16,8 +16,9 @@ def barrier(connect):
     made = []
 
     def make(member_id="a", parties=2, name="join", *, store=None, **options):
-        made.append(DoubleBarrier(store or connect(), name, parties=parties, member_id=member_id, **options))
-        return made[-1]
+        one = DoubleBarrier(store or connect(), name, parties=parties, member_id=member_id, **options)
+        made.append(one)
+        return one
 
     yield make
     for each in made:

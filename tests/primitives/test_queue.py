@@ -34,8 +34,9 @@ def queue(connect):
     made = []
 
     def make(name="work", *, kind=Queue, store=None, **options):
-        made.append(kind(store or connect(session_ttl_s=TTL_S), name, **options))
-        return made[-1]
+        one = kind(store or connect(session_ttl_s=TTL_S), name, **options)
+        made.append(one)
+        return one
 
     yield make
     for each in made:

@@ -4,6 +4,8 @@ from latchwork.primitives.barrier import Barrier
 from latchwork.primitives.counter import Counter
 from latchwork.primitives.double_barrier import DoubleBarrier
 from latchwork.primitives.election import Election, Leader, Observer, Term
+from latchwork.primitives.group import Group
+from latchwork.primitives.group_views import GroupMember, View, ViewChange
 from latchwork.primitives.latch import Candidate, LeaderLatch
 from latchwork.primitives.lock import Lock
 from latchwork.primitives.lock_keeper import LockKeeper
@@ -27,6 +29,8 @@ __all__ = [
     "Counter",
     "DoubleBarrier",
     "Election",
+    "Group",
+    "GroupMember",
     "HeldLock",
     "Item",
     "Leader",
@@ -44,6 +48,8 @@ __all__ = [
     "Sequence",
     "Term",
     "Ticket",
+    "View",
+    "ViewChange",
     "Work",
     "force_release",
     "forget_free_locks",

@@ -1,0 +1,260 @@
+"""Groups on every backend: who is in, and one sequence of views for all."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from latchwork.errors import Closed, InvalidKey, LatchworkError, NodeIdInUse, SessionLost, WaitTimeout
+from latchwork.primitives import Group
+from latchwork.primitives.group_views import ViewLog
+
+TTL_S = 1.0
+
+
+@pytest.fixture
+def group(connect):
+    """Make a member with a client, and so a session, of its own, and start it; closed after the test."""
+    made = []
+
+    def make(member_id=None, name="web", *, store=None, **options):
+        one = Group(store or connect(session_ttl_s=TTL_S), name, member_id=member_id, **options)
+        made.append(one)
+        one.start()
+        return one
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ids(*expected):
+    return lambda view: view.ids == list(expected)
+
+
+def recording(group):
+    told = []
+    group.on_view(told.append)
+    return told
+
+
+def test_members_join_with_attributes_that_all_see(group):
+    a = group("a", weight=2.5, labels={"zone": "x"}, address="10.0.0.1:80")
+    b = group("b")
+    for each in (a, b):
+        view = each.wait_until(ids("a", "b"), 10.0)
+        first = view.members[0]
+        assert (first.weight, first.labels, first.address) == (2.5, {"zone": "x"}, "10.0.0.1:80")
+    assert [member.id for member in group().members()] == ["a", "b"]
+
+
+def test_a_member_that_leaves_is_gone_at_once_and_the_last_leaves_an_empty_group(group):
+    a, b = group("a"), group("b")
+    a.wait_until(ids("a", "b"), 10.0)
+    b.close()
+    a.wait_until(ids("a"), 10.0)
+    a.close()
+    assert group().members() == []
+
+
+def test_attributes_change_without_rejoining(group, eventually):
+    a, b = group("a", labels={"zone": "x"}), group("b")
+    b.wait_until(ids("a", "b"), 10.0)
+    told = recording(b)
+    a.update(weight=3.0, address="there")
+    eventually(lambda: [change for change in told if change.changed])
+    change = told[-1]
+    assert (change.joined, change.left) == ((), ())
+    assert [(member.weight, member.address, member.labels) for member in change.changed] == [
+        (3.0, "there", {"zone": "x"})
+    ]
+
+
+def test_every_member_is_told_the_same_views_in_the_same_order_without_gaps(group, eventually):
+    watchers = [group("w1"), group("w2"), group()]
+    for each in watchers:
+        each.wait_until(ids("w1", "w2"), 10.0)
+    told = [recording(each) for each in watchers]
+    started = threading.Barrier(3)
+
+    def come_and_go(name):
+        started.wait()
+        for number in range(3):
+            with group(name) as member:
+                member.wait(20.0)
+                member.update(weight=float(number))
+
+    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    last = watchers[0].wait_until(ids("w1", "w2"), 20.0).number
+    eventually(lambda: all(each and each[-1].view.number >= last for each in told))
+    sequences = [{change.view.number: change.view for change in each} for each in told]
+    first = max(min(each) for each in sequences)
+    for each, changes in zip(sequences, told, strict=True):
+        numbers = [change.view.number for change in changes]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        assert [each[number] for number in range(first, last + 1)] == [
+            sequences[0][number] for number in range(first, last + 1)
+        ]
+
+
+def test_differences_lead_from_view_to_view(group, eventually):
+    a = group("a")
+    a.wait(10.0)
+    told = recording(a)
+    with group("b") as b:
+        b.wait(10.0)
+    a.wait_until(ids("a"), 10.0)
+    eventually(lambda: told[-1].view.ids == ["a"])
+    members = set()
+    for change in told:
+        members -= {member.id for member in change.left}
+        members |= {member.id for member in change.joined}
+        assert sorted(members) == change.view.ids
+    assert [[member.id for member in change.joined] for change in told[:2]] == [["a"], ["b"]]
+
+
+def test_a_listener_that_comes_late_is_told_the_view_that_is_there(group, eventually):
+    a = group("a")
+    a.wait(10.0)
+    told = recording(a)
+    eventually(lambda: told)
+    assert [member.id for member in told[0].joined] == ["a"]
+
+
+def test_a_killed_member_is_gone_within_the_ttl(holder, group):
+    a = group("a")
+    dying = holder("group", "web", TTL_S)
+    dying.hear()
+    a.wait_until(ids("a", "holder"), 10.0)
+    granted_s = a._store.session.ttl_s
+    killed_at = time.monotonic()
+    dying.send(signal.SIGKILL)
+    a.wait_until(ids("a"), granted_s + 10.0)
+    assert time.monotonic() - killed_at < granted_s + 3.0
+
+
+def test_others_write_the_views_while_the_oldest_member_is_frozen(holder, group):
+    oldest = holder("group", "web", 10.0)
+    oldest.hear()
+    oldest.freeze()
+    a = group("a")
+    assert a.wait(8.0).ids == ["a", "holder"]
+    oldest.wake()
+
+
+def test_a_member_whose_session_is_lost_joins_again_as_a_new_incarnation(group, connect, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    a, b = group("a", store=store), group("b")
+    view = b.wait_until(ids("a", "b"), 10.0)
+    told = recording(b)
+    store.session.notice_gone()
+    b.wait_until(lambda now: "a" in now and now.members[0].incarnation != view.members[0].incarnation, 20.0)
+    eventually(lambda: told[-1].view.ids == ["a", "b"])
+    assert "a" in [member.id for change in told for member in change.left]
+    assert a.wait(10.0).ids == ["a", "b"]
+
+
+def test_a_member_that_somebody_deleted_joins_again(group, store):
+    a = group("a")
+    before = a.wait(10.0).members[0].incarnation
+    store.delete("web/members/a")
+    a.wait_until(lambda view: "a" in view and view.members[0].incarnation != before, 20.0)
+
+
+def test_with_a_lost_session_of_the_callers_waiting_says_so(group, connect):
+    store = connect()
+    session = store.open_session(TTL_S)
+    a = group("a", store=store, session=session)
+    a.wait(10.0)
+    session.notice_gone()
+    with pytest.raises(SessionLost):
+        a.wait_until(ids("nobody"), 10.0)
+
+
+def test_an_id_that_a_live_member_has_is_refused(group, connect):
+    group("a").wait(10.0)
+    store = connect()
+    session = store.open_session(0.2)
+    with pytest.raises(NodeIdInUse, match=r"member 'a' of group 'web' is in use by pid \d+ on .*; use another id"):
+        group("a", store=store, session=session).wait(20.0)
+
+
+def test_an_id_of_a_dead_member_is_waited_for(group, connect, store):
+    dying = connect(session_ttl_s=TTL_S)
+    stale = dying.open_session(TTL_S)
+    store_entry = dying.put("web/members/a", b"{}", session=stale)
+    assert store_entry.owner == stale.id
+    a = group("a")
+    time.sleep(0.1)
+    stale.close()
+    assert a.wait(10.0).ids == ["a"]
+
+
+def test_a_burst_of_members_needs_fewer_views_than_members_or_as_many(group):
+    members = [group(f"m{number}") for number in range(6)]
+    view = members[0].wait_until(lambda view: len(view.members) == 6, 20.0)
+    assert view.number <= 6
+
+
+def test_who_is_far_behind_is_told_that_views_were_skipped():
+    log = ViewLog()
+    for number in range(150):
+        log = log.next({"a": {"weight": number}}) or log
+    early = ViewLog().next({"a": {"weight": 0}}).view()
+    changes = log.since(early)
+    assert [(change.view.number, change.skipped) for change in changes] == [(150, 148)]
+    near = log.since(ViewLog(148, {"a": {"weight": 147}}).view())
+    assert [(change.view.number, change.skipped) for change in near] == [(149, 0), (150, 0)]
+
+
+def test_a_wait_ends_with_its_time_and_with_close(group, in_thread):
+    a = group("a")
+    a.wait(10.0)
+    with pytest.raises(WaitTimeout, match=r"group 'web': the view waited for did not come; it is at \['a'\]"):
+        a.wait_until(ids("nobody"), 0.1)
+    waiting = in_thread(lambda: a.wait_until(ids("nobody")))
+    time.sleep(0.1)
+    a.close()
+    with pytest.raises(Closed):
+        waiting.outcome()
+    with pytest.raises(Closed):
+        a.start()
+
+
+def test_waiting_in_a_listener_is_refused(group, eventually):
+    a, caught = group("a"), []
+
+    def listener(_change):
+        try:
+            a.wait_until(ids("nobody"))
+        except LatchworkError as error:
+            caught.append(str(error))
+
+    a.on_view(listener)
+    assert "must not be waited for in a callback" in eventually(lambda: caught)[0]
+
+
+def test_closing_in_a_listener_does_not_hang(group, eventually):
+    a = group("a")
+    a.on_view(lambda _change: a.close())
+    onlooker = group()
+    eventually(lambda: a._leaving)
+    eventually(lambda: onlooker.members() == [])
+
+
+def test_bad_ids_and_attributes_are_refused_before_any_io(group):
+    with pytest.raises(InvalidKey):
+        Group(None, "web", member_id="a/b")
+    with pytest.raises(ValueError, match="weight must be at least 0"):
+        Group(None, "web", member_id="a", weight=-1.0)
+    with pytest.raises(TypeError, match="must be text"):
+        Group(None, "web", member_id="a", labels={"cores": 4})
+    with pytest.raises(LatchworkError, match="only looked on here"):
+        group().update(weight=2.0)
