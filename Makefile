@@ -81,7 +81,7 @@ test: build
 check-history: build
 	sh scripts/install_test_servers
 	$(BIN)/python tests/history/check_history.py $(ARGS)
-	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q tests/model tests/conformance/test_versions_never_lie.py
+	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) tests/model tests/conformance/test_versions_never_lie.py
 
 lint: build
 	@sh scripts/check_prerequisites --lint
