@@ -1,0 +1,292 @@
+"""What the store costs beside the raw client: both in turns in one run, as ratios.
+
+    python benches/bench_store.py                                prints a table, writes bench-store.json
+    python benches/bench_store.py -k "etcd35 and put" --pairs 40
+
+Each row is a pair of clients on the same real server. A round of the raw client is followed by a round of ours, many
+times; the ratio of two neighbours tells what the machine's mood does not. ``median`` and ``min`` are of those ratios, in
+throughput: 1 is as fast as the raw client, less is slower; for latencies above 1 is slower. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from raw_etcd import RawEtcd
+from raw_sqlite import RawSqlite
+from raw_zookeeper import RawZooKeeper
+from store_idle import CHANGES, cpu_share, write_elsewhere
+from store_sides import IN_FLIGHT, OPERATIONS, Ours
+from store_table import Table
+
+import latchwork
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+
+SERVERS = {
+    "zookeeper": ZooKeeperServer,
+    "etcd34": lambda: EtcdServer("3.4"),
+    "etcd35": lambda: EtcdServer("3.5"),
+}
+REMOTE = tuple(SERVERS)
+SQLITE = ("sqlite-normal", "sqlite-full")
+#: Operations in one round, one after the other; about a tenth of a second.
+IN_A_ROUND = 200
+LATENCIES = 40
+IDLE_S = 10.0
+#: Raw clients that give more of the guarantee.
+FENCED = {"put", "txn"}
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Servers as they are wanted, one of each kind."""
+    with contextlib.ExitStack() as stack:
+        running = {}
+
+        def get(kind):
+            if kind not in running:
+                running[kind] = stack.enter_context(SERVERS[kind]())
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(scope="module")
+def pair(request, servers, tmp_path_factory):
+    """The raw client and ours, on the same server with roots of their own."""
+    kind = request.param
+    name = uuid.uuid4().hex
+    with contextlib.ExitStack() as stack:
+        if kind in SQLITE:
+            folder = tmp_path_factory.mktemp("sqlite")
+            sync = kind.partition("-")[2]
+            raw = RawSqlite(folder / "raw.db", sync)
+            url = f"sqlite:///{folder / 'ours.db'}?root=app&sync={sync}"
+        else:
+            server = servers(kind)
+            raw = (RawZooKeeper if kind == "zookeeper" else RawEtcd)(server, f"raw-{name}")
+            url = server.url(f"ours-{name}")
+        stack.callback(raw.close)
+        ours = Ours(stack.enter_context(latchwork.connect(url)))
+        yield kind, raw, ours
+
+
+def compare(benchmark, kind, label, raw_round, our_round, *, rounds, goal, per_s=0):
+    """Time both in turns; pytest-benchmark keeps ours, the extra info has both and their ratios.
+
+    With ``per_s`` operations in a round the ratios are of throughput, without they are of times (less is better).
+    """
+    times = {"raw": [], "ours": []}
+    for once in (raw_round, our_round):
+        once()
+
+    def raw():
+        times["raw"].append(raw_round())
+
+    def ours():
+        times["ours"].append(our_round())
+
+    benchmark.pedantic(ours, setup=raw, rounds=rounds)
+    pairs = list(zip(times["raw"], times["ours"], strict=True))
+    ratios = sorted(a / b if per_s else b / a for a, b in pairs)
+    figure = (lambda seconds: per_s / seconds) if per_s else (lambda seconds: seconds * 1000)
+    benchmark.extra_info.update(
+        kind=kind,
+        row=label,
+        unit="/s" if per_s else "ms",
+        raw=figure(statistics.median(times["raw"])),
+        ours=figure(statistics.median(times["ours"])),
+        median=statistics.median(ratios),
+        best=max(ratios) if per_s else ratios[0],
+        least=min(ratios) if per_s else ratios[-1],
+        of_best=min(times["raw"]) / min(times["ours"]) if per_s else min(times["ours"]) / min(times["raw"]),
+        goal=goal,
+    )
+
+
+def measured(benchmark, kind, label, unit, ours, goal):
+    """A figure without a raw counterpart."""
+    benchmark.pedantic(lambda: None, rounds=1)
+    benchmark.extra_info.update(kind=kind, row=label, unit=unit, ours=ours, goal=goal)
+
+
+def peers(operation, kind):
+    """Names of the raw operation, the plain one first."""
+    return [operation, f"{operation}+fence"] if operation in FENCED and kind.startswith("etcd") else [operation]
+
+
+def rows(kinds):
+    return [
+        pytest.param(kind, operation, peer, id=f"{kind}-{peer}")
+        for kind in kinds
+        for operation in OPERATIONS
+        for peer in peers(operation, kind)
+        if not (kind in SQLITE and operation == "stale")
+    ]
+
+
+@pytest.mark.parametrize(("pair", "operation", "peer"), rows((*REMOTE, *SQLITE)), indirect=["pair"], scope="module")
+def test_one_by_one(benchmark, pair, operation, peer, rounds):
+    kind, raw, ours = pair
+
+    def turn(side, name):
+        side.prepare(name, IN_A_ROUND)
+        return side.one_by_one(name, IN_A_ROUND)
+
+    goal = "" if "+" in peer else ("0.85" if kind in REMOTE else "0.3")
+    compare(
+        benchmark,
+        kind,
+        f"{operation}" + (" (raw: with a guard)" if "+" in peer else ""),
+        lambda: turn(raw, peer),
+        lambda: turn(ours, operation),
+        rounds=rounds,
+        goal=goal,
+        per_s=IN_A_ROUND,
+    )
+
+
+@pytest.mark.parametrize(("pair", "operation", "peer"), rows(REMOTE), indirect=["pair"], scope="module")
+def test_in_flight(benchmark, pair, operation, peer, rounds):
+    kind, raw, ours = pair
+
+    def turn(side, name):
+        side.prepare(name, IN_FLIGHT)
+        return side.in_flight(name, IN_FLIGHT)
+
+    compare(
+        benchmark,
+        kind,
+        f"{operation}, pipelined" + (" (raw: with a guard)" if "+" in peer else ""),
+        lambda: turn(raw, peer),
+        lambda: turn(ours, operation),
+        rounds=rounds,
+        goal="" if "+" in peer else "0.80",
+        per_s=IN_FLIGHT,
+    )
+
+
+@pytest.mark.parametrize("pair", [*REMOTE, *SQLITE[:1]], indirect=True, scope="module")
+def test_list_of_10k(benchmark, pair, rounds):
+    kind, raw, ours = pair
+    for side in (raw, ours):
+        side.fill_folder()
+
+    def turn(side):
+        started = time.perf_counter()
+        found = side.list_folder()
+        taken = time.perf_counter() - started
+        assert len(found) == 10_000
+        return taken
+
+    compare(
+        benchmark,
+        kind,
+        "list of 10,000 with values",
+        lambda: turn(raw),
+        lambda: turn(ours),
+        rounds=2 if kind == "zookeeper" else max(rounds // 2, 2),
+        goal={"zookeeper": "40", "sqlite-normal": ""}.get(kind, "0.8"),
+        per_s=10_000,
+    )
+
+
+@pytest.mark.parametrize("pair", REMOTE, indirect=True, scope="module")
+def test_put_to_callback(benchmark, pair, rounds):
+    """From before the put to the callback that has the value, each with its own put."""
+    kind, raw, ours = pair
+    seen = {"raw": threading.Event(), "ours": threading.Event()}
+    raw.fill(["seen"])
+    ours.store.put("seen", b"0")
+    follow, end = raw.follow("seen", lambda _: seen["raw"].set())
+    thread = threading.Thread(target=follow or (lambda: None), name="raw-watch")
+    thread.start()
+    mirror = ours.store.mirror("seen")
+    mirror.on_change(lambda _: seen["ours"].set())
+    time.sleep(0.2)
+
+    def turn(which, put):
+        delays = []
+        for n in range(LATENCIES):
+            time.sleep(0.002)
+            seen[which].clear()
+            started = time.perf_counter()
+            put("seen", b"%d" % n)
+            assert seen[which].wait(10)
+            delays.append(time.perf_counter() - started)
+        return statistics.median(delays)
+
+    try:
+        compare(
+            benchmark,
+            kind,
+            "put to callback, p50",
+            lambda: turn("raw", raw.put_value),
+            lambda: turn("ours", ours.store.put),
+            rounds=rounds,
+            goal="<= 1.3",
+        )
+    finally:
+        mirror.close()
+        end()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("kind", [*REMOTE, "sqlite", "memory"])
+def test_idle_with_1000_keys_and_100_mirrors(benchmark, kind, servers, tmp_path):
+    name = uuid.uuid4().hex
+    if kind in REMOTE:
+        url = servers(kind).url(name)
+    else:
+        url = f"memory://{name}" if kind == "memory" else f"sqlite:///{tmp_path / 'idle.db'}"
+    with latchwork.connect(url) as store:
+        with store.pipeline() as pipeline:
+            for n in range(1000):
+                pipeline.put(f"m{n % 100:02d}/k{n}", b"x")
+        before = threading.active_count()
+        mirrors = [store.mirror(f"m{n:02d}", wait=False) for n in range(100)]
+        for mirror in mirrors:
+            mirror.ready(30)
+        threads = threading.active_count() - before
+        share = cpu_share(IDLE_S)
+        for mirror in mirrors:
+            mirror.close()
+    measured(benchmark, kind, f"idle, 100 mirrors of 10 keys, {threads} more threads", "% of a core", share, "< 0.5")
+
+
+def test_sqlite_change_of_another_process(benchmark, tmp_path):
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    delays, done = [], threading.Event()
+    with latchwork.connect(url) as store, store.mirror("stamp") as mirror:
+
+        def changed(batch):
+            now = store.clock.now()
+            delays.extend(1000 * (now - float(change.entry.value)) for change in batch)
+            if len(delays) >= CHANGES:
+                done.set()
+
+        mirror.on_change(changed)
+        write_elsewhere(url)
+        assert done.wait(10)
+        idle = cpu_share(IDLE_S)
+    delays.sort()
+    measured(benchmark, "sqlite", "change of another process, p99", "ms", delays[int(len(delays) * 0.99)], "< 50")
+    benchmark.extra_info.update(p50=statistics.median(delays), idle_share=idle)
+
+
+def main():
+    arguments = [str(Path(__file__)), "--benchmark-enable", "--benchmark-json=bench-store.json", "-q", "--timeout=1800"]
+    return pytest.main([*arguments, "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Table()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

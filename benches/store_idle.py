@@ -1,0 +1,30 @@
+"""Processor time of an idle store, and a process beside it that writes now and then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+CHANGES = 100
+_WRITER = """
+import sys, time
+import latchwork
+with latchwork.connect(sys.argv[1]) as store:
+    for n in range(int(sys.argv[2])):
+        time.sleep(0.02 + 0.3 * (n * 0.618 % 1) ** 2)
+        store.put("stamp", str(store.clock.now()).encode())
+"""
+
+
+def cpu_share(seconds):
+    """Processor time of this process while it does nothing, in per cent of a core."""
+    time.sleep(1.0)
+    before, started = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    return 100 * (time.process_time() - before) / (time.perf_counter() - started)
+
+
+def write_elsewhere(url):
+    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, at uneven intervals."""
+    subprocess.run([sys.executable, "-c", _WRITER, url, str(CHANGES)], check=True)
