@@ -1,8 +1,8 @@
 """The raw etcd client: etcd3's messages and gRPC's stub, on a channel of its own.
 
-It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence`` and
-``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable (docs/design/0004): the
-raw cost of the same guarantee.
+It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``
+and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
+(docs/design/0004): the raw cost of the same guarantee.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ class RawEtcd(Side):
     def _create(self, n):
         key = self.key(f"new{n}")
         compare = _C(key=key, target=_C.CREATE, create_revision=0, result=_C.EQUAL)
-        return pb.TxnRequest(
-            compare=[compare], success=[pb.RequestOp(request_put=pb.PutRequest(key=key, value=VALUE))]
-        )
+        return pb.TxnRequest(compare=[compare], success=[pb.RequestOp(request_put=pb.PutRequest(key=key, value=VALUE))])
 
     def _two(self, n):
         keys = [self.key(f"t{n % IN_FLIGHT}{side}") for side in "ab"]

@@ -48,7 +48,7 @@ class RawSqlite(Side):
         }
         self.fill(f"k{n}" for n in range(KEYS))
         self.fill(f"t{n}{side}" for n in range(IN_FLIGHT) for side in "ab")
-        self.tokens = {key: token for key, token in self.conn.execute("SELECT key, token FROM entries")}
+        self.tokens = dict(self.conn.execute("SELECT key, token FROM entries"))
 
     def fill(self, names):
         self.conn.execute("BEGIN IMMEDIATE")

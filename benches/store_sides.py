@@ -8,6 +8,7 @@ keys and writes both, as they were left by the ``txn(n)`` before.
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from latchwork import At, Put
 
@@ -16,6 +17,23 @@ VALUE = bytes(100)
 IN_FLIGHT = 1000
 OPERATIONS = ("get", "stale", "put", "create", "delete", "txn")
 CHILDREN = 10_000
+
+
+class Cost(NamedTuple):
+    """Of a round: time on the clock, and processor time of this process (not the server's)."""
+
+    seconds: float
+    cpu_s: float
+
+
+class Stopwatch:
+    """Runs from its making."""
+
+    def __init__(self):
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def cost(self):
+        return Cost(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
 class Side:
@@ -41,20 +59,20 @@ class Side:
             self.fill(f"gone{n}" for n in range(first, first + count))
 
     def one_by_one(self, operation, count):
-        """Seconds for so many operations, each waited for."""
+        """The cost of so many operations, each waited for."""
         first, do = self._numbers(operation, count), self.do[operation]
-        started = time.perf_counter()
+        watch = Stopwatch()
         for n in range(first, first + count):
             do(n)
-        return time.perf_counter() - started
+        return watch.cost()
 
     def in_flight(self, operation, count):
-        """Seconds for so many operations, started at once."""
+        """The cost of so many operations, started at once."""
         first, start, wait = self._numbers(operation, count), self.start[operation], self.wait
-        begun = time.perf_counter()
+        watch = Stopwatch()
         for outcome in [start(n) for n in range(first, first + count)]:
             wait(outcome)
-        return time.perf_counter() - begun
+        return watch.cost()
 
     def _numbers(self, operation, count):
         """Creations and deletions never use a number twice."""

@@ -10,6 +10,10 @@ Rules for every method that returns a future:
 - an error raised for a write is exact: ``Unavailable`` was not applied and never will be, ``OutcomeUnknown`` may have
   been, or may be yet;
 - callbacks added to it may run on a client library's thread and must not block.
+
+A backend may have an attribute ``waiting``: the same backend for callers that wait for each answer before they go on.
+Its methods may do their work in the calling thread and return a future that has ended, where that saves the hand-over
+between threads; the deadlines are the same.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Core:
         self, backend: Backend, clock: Clock, url: str, *, session_ttl_s: float, call_timeout_s: float
     ) -> None:
         self.backend = backend
+        self.waiting: Backend = getattr(backend, "waiting", backend)
         self.clock = clock
         self.url = url
         self.session_ttl_s = session_ttl_s
@@ -153,7 +154,7 @@ class Store:
     def __init__(self, core: Core, scope: Scope = Scope()) -> None:  # noqa: B008 - frozen
         self._core = core
         self._scope = scope
-        self._calls = Calls(core.backend, scope, core.gate)
+        self._calls = Calls(core.waiting, scope, core.gate)
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -309,7 +310,7 @@ class Store:
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """The same calls returning futures, many in flight."""
-        return Pipeline(self._calls, max_in_flight)
+        return Pipeline(Calls(self._core.backend, self._scope, self._core.gate), max_in_flight)
 
     # Following
 

@@ -20,9 +20,9 @@ def calls(backend):
     sent = []
     send = backend._link.send
 
-    def spy(method, request, timeout_s):
+    def spy(method, request, timeout_s, **how):
         sent.append(method)
-        return send(method, request, timeout_s)
+        return send(method, request, timeout_s, **how)
 
     backend._link.send = spy
     return sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import itertools
 import threading
 from concurrent.futures import Future
@@ -40,9 +41,15 @@ _CAPABILITIES = Capability(name="etcd")
 
 
 class EtcdBackend:
-    """One connection to one root on an etcd cluster."""
+    """One connection to one root on an etcd cluster.
+
+    Attributes:
+        waiting: the same for callers that wait for each answer at once: calls are made in their threads.
+    """
 
     capabilities = _CAPABILITIES
+    waiting: EtcdBackend
+    _now = False
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
         number = next(_numbers)
@@ -63,6 +70,13 @@ class EtcdBackend:
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
         self._lock = threading.Lock()
         self._closed = False
+        self.waiting = self._for_waiting()
+
+    def _for_waiting(self) -> EtcdBackend:
+        face = copy.copy(self)
+        face._now = True  # noqa: SLF001 - a copy of our own
+        face._reader = Reader(self._link, self._keys, now=True)  # noqa: SLF001
+        return face
 
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock) -> EtcdBackend:
@@ -121,7 +135,7 @@ class EtcdBackend:
             first = plan()
         except (LatchworkError, ValueError) as error:
             return failed(error)
-        return self._writer.write(first, plan) if ops else self._verify(first)
+        return self._writer.write(first, plan, now=self._now) if ops else self._verify(first)
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key with the next number of its parent, both in one transaction."""
@@ -130,7 +144,7 @@ class EtcdBackend:
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and all below it, in one transaction."""
         plan = DeleteTree.plan(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
-        return self._writer.write(plan, lambda: plan)
+        return self._writer.write(plan, lambda: plan, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session."""
@@ -177,7 +191,8 @@ class EtcdBackend:
                 raise error
             return Committed(0)
 
-        return self._when_settled(lambda: self._link.read("Txn", plan.request(self._keys, None), plan.what, decode))
+        request = plan.request(self._keys, None)
+        return self._when_settled(lambda: self._link.read("Txn", request, plan.what, decode, now=self._now))
 
     def _verify_by_reading(self, plan: Plan) -> Steps[Committed]:
         deadline = self._clock.now() + self._call_timeout_s

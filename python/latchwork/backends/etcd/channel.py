@@ -66,6 +66,38 @@ _METHODS = {
 Metadata = tuple[tuple[str, str], ...]
 
 
+class Answered:
+    """A call made in the calling thread: what gRPC's own future offers, and nobody else to wait for."""
+
+    __slots__ = ("_answer", "_error")
+
+    def __init__(self, answer: Any = None, error: grpc.RpcError | None = None) -> None:
+        self._answer = answer
+        self._error = error
+
+    def code(self) -> grpc.StatusCode:
+        """The status of the call."""
+        return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
+
+    def done(self) -> bool:
+        """It has ended."""
+        return True
+
+    def exception(self) -> grpc.RpcError | None:
+        """Its error, if it failed."""
+        return self._error
+
+    def result(self) -> Any:
+        """Its answer."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call at once."""
+        fn(self)
+
+
 class Link:
     """One connection to a cluster. Safe to share between threads.
 
@@ -90,34 +122,40 @@ class Link:
         self._channels: list[grpc.Channel] = []
         self._open_channel()
 
-    def send(self, method: str, request: Any, timeout_s: float) -> Any:
-        """One call, sent once. The answer is gRPC's own future.
+    def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
+        """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
+
+        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request.
 
         Raises:
             Closed: the connection was closed.
         """
+        # A stale token would fail even the call that replaces it.
+        metadata = () if method == "Authenticate" else self.metadata
         try:
-            # A stale token would fail even the call that replaces it.
-            metadata = () if method == "Authenticate" else self.metadata
+            if now:
+                return Answered(self._callables[method](request, timeout_s, metadata))
             return self._callables[method].future(request, timeout_s, metadata)
+        except grpc.RpcError as error:
+            return Answered(error=error)
         except ValueError as error:
             if not self.closed:
                 raise
             raise Closed("the store was closed; open a new one") from error
 
-    def read(self, method: str, request: Any, what: str, decode: Callable[[Any], T]) -> Future[T]:
-        """A call that may be repeated: its decoded answer, within the call timeout."""
+    def read(self, method: str, request: Any, what: str, decode: Callable[[Any], T], *, now: bool = False) -> Future[T]:
+        """A call that may be repeated: its decoded answer, within the call timeout; ``now`` as for ``send``."""
         outcome: Future[T] = Future()
 
         def ended(rpc: Any) -> None:
             if rpc.code() is grpc.StatusCode.OK:
                 deliver(outcome, decode, rpc.result())
             else:
-                chain(drive(self._read_again(rpc, (method, request), what, decode, deadline)), outcome)
+                chain(drive(self._read_again(rpc.exception(), (method, request), what, decode, deadline)), outcome)
 
         try:
             deadline = self.clock.now() + self.call_timeout_s
-            self.send(method, request, self.attempt_s(self.call_timeout_s)).add_done_callback(ended)
+            self.send(method, request, self.attempt_s(self.call_timeout_s), now=now).add_done_callback(ended)
         except Closed as error:
             reject(outcome, error)
         return outcome
@@ -240,11 +278,11 @@ class Link:
                 return
 
     def _read_again(
-        self, rpc: Any, again: tuple[str, Any], what: str, decode: Callable[[Any], T], deadline: float
+        self, error: Any, again: tuple[str, Any], what: str, decode: Callable[[Any], T], deadline: float
     ) -> Steps[T]:
         """Go on with a read whose first try has failed."""
         method, request = again
-        yield from self._recover(rpc, what, deadline, refreshed=False)
+        yield from self._recover(error, what, deadline, refreshed=False)
         answer = yield from self.call(method, request, what, deadline)
         return decode(answer)
 

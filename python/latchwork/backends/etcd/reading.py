@@ -3,7 +3,7 @@
 Lists come in pages. A list of direct children starts by reading values; as soon as a page shows deeper keys, it goes on
 with keys only, jumps over each subtree in which a page ends (to ``child0``, the first key after it), and gets values of
 the direct children last: neither a huge subtree nor its values are fetched to be thrown away, and a flat directory
-still costs one pass.
+still costs one pass. While a page is decoded the next one is on its way.
 """
 
 from __future__ import annotations
@@ -24,28 +24,34 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 _FIRST_PAGE = 256
-_LAST_PAGE = 10_000
-_PAGE_BYTES = 4_000_000
+_LAST_PAGE = 2_500
+_LAST_NAMES = 10_000
+_PAGE_BYTES = 1_000_000
 _GETS_AT_ONCE = 100
 
 
 class Reader:
-    """The reads of one store. Safe to share between threads."""
+    """The reads of one store. Safe to share between threads.
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    With ``now`` single requests, and the first of several, are made in the calling thread.
+    """
+
+    def __init__(self, link: Link, keys: Keys, *, now: bool = False) -> None:
         self._link = link
         self._keys = keys
+        self._now = now
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """One key."""
         request = pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok)
-        return self._link.read("Range", request, f"read {key!r}", self._one)
+        return self._link.read("Range", request, f"read {key!r}", self._one, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Many keys, a hundred in each request, all requests at once; one request alone may be stale."""
         stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
+        now = self._now and len(keys) <= _GETS_AT_ONCE
         starts = range(0, len(keys), _GETS_AT_ONCE)
-        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok) for at in starts]
+        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, now=now) for at in starts]
 
         def steps() -> Steps[list[Entry | None]]:
             found: list[Entry | None] = []
@@ -82,12 +88,12 @@ class Reader:
     def _one(self, answer: Any) -> Entry | None:
         return self._keys.entry(answer.kvs[0]) if answer.kvs else None
 
-    def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool) -> Future[list[Entry | None]]:
+    def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
         ranges = [pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok) for key in keys]
         reads = [pb.RequestOp(request_range=each) for each in ranges]
         what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
         decode = lambda answer: [self._one(one.response_range) for one in answer.responses]  # noqa: E731
-        return self._link.read("Txn", pb.TxnRequest(success=reads), what, decode)
+        return self._link.read("Txn", pb.TxnRequest(success=reads), what, decode, now=now)
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.below(prefix)
@@ -96,41 +102,44 @@ class Reader:
         after = self._keys.of(start_after) + b"\0"
         return [(max(start, after), end) for start, end in spans if after < end]
 
-    def _page(self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False) -> Future[Any]:
+    def _page(
+        self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False, now: bool = False
+    ) -> Future[Any]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
-        return self._link.read("Range", request, f"list {prefix!r}", _same)
+        return self._link.read("Range", request, f"list {prefix!r}", _same, now=now)
 
     def _subtree(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
         found: list[Entry] = []
-        decode = self._keys.entry
         for start, end in spans:
-            at, size = start, _FIRST_PAGE
-            while at < end and (limit is None or len(found) < limit):
-                asked = size if limit is None else min(size, limit - len(found))
-                answer = yield self._page((at, end), asked, prefix)
-                found.extend(map(decode, answer.kvs))
-                if not answer.more:
-                    break
-                at, size = answer.kvs[-1].key + b"\0", _next_size(answer)
+            asked = _least(_FIRST_PAGE, limit, len(found))
+            page = self._page((start, end), asked, prefix, now=self._now) if asked else None
+            while page is not None:
+                answer = yield page
+                page = None
+                asked = _least(_next_size(answer), limit, len(found) + len(answer.kvs)) if answer.more else 0
+                if asked:  # on its way while this page is decoded
+                    page = self._page((answer.kvs[-1].key + b"\0", end), asked, prefix)
+                found.extend(map(self._keys.entry, answer.kvs))
         return found
 
     def _direct(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
         found: list[Entry] = []
         is_direct = self._directness(prefix)
         for start, end in spans:
-            at, size = start, _FIRST_PAGE
-            while at < end and (limit is None or len(found) < limit):
-                asked = size if limit is None else min(size, limit - len(found))
-                answer = yield self._page((at, end), asked, prefix)
+            asked = _least(_FIRST_PAGE, limit, len(found))
+            page = self._page((start, end), asked, prefix, now=self._now) if asked else None
+            while page is not None:
+                answer = yield page
+                page, deeper = None, False
                 direct = [kv for kv in answer.kvs if is_direct(kv.key)]
+                asked = _least(_next_size(answer), limit, len(found) + len(direct)) if answer.more else 0
+                rest = (self._after(answer.kvs[-1].key, prefix), end) if asked else (end, end)
+                if rest[0] < end:
+                    deeper = len(direct) < len(answer.kvs)
+                    page = None if deeper else self._page(rest, asked, prefix)
                 found.extend(map(self._keys.entry, direct))
-                if not answer.more:
-                    break
-                at, size = self._after(answer.kvs[-1].key, prefix), _next_size(answer)
-                if len(direct) < len(answer.kvs):
-                    left = None if limit is None else limit - len(found)
-                    found += yield from self._direct_by_name((at, end), left, prefix)
-                    break
+                if deeper:
+                    found += yield from self._direct_by_name(rest, limit and limit - len(found), prefix)
         return found
 
     def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
@@ -151,13 +160,13 @@ class Reader:
         direct, size = 0, _FIRST_PAGE
         at, end = span
         while at < end:
-            answer = yield self._page((at, end), size, prefix, keys_only=True)
+            answer = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
             raws = [kv.key for kv in answer.kvs]
             found.extend(map(self._keys.name, raws))
             direct += sum(map(is_direct, raws))
             if not answer.more or (limit is not None and direct >= limit):
                 break
-            at, size = self._after(raws[-1], prefix), min(size * 4, _LAST_PAGE)
+            at, size = self._after(raws[-1], prefix), min(size * 4, _LAST_NAMES)
         return found
 
     def _directness(self, prefix: str) -> Callable[[bytes], bool]:
@@ -175,7 +184,12 @@ def _same(answer: Any) -> Any:
     return answer
 
 
+def _least(size: int, limit: int | None, found: int) -> int:
+    """How many to ask for when so many were found."""
+    return size if limit is None else max(min(size, limit - found), 0)
+
+
 def _next_size(answer: Any) -> int:
-    """As many entries as come to a few megabytes, if they are like those of this page."""
+    """As many entries as come to a megabyte, if they are like those of this page."""
     average = max(answer.ByteSize() // len(answer.kvs), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))

@@ -89,8 +89,10 @@ class Writer:
         #: One try gets this long, so that what became of it can be found out within the call timeout.
         self._send_s = timeout_s * 0.6
 
-    def write(self, plan: Plan, replan: Callable[[], Plan], deadline: float | None = None) -> Future[Any]:
-        """Apply a transaction once, or say exactly why not.
+    def write(
+        self, plan: Plan, replan: Callable[[], Plan], deadline: float | None = None, *, now: bool = False
+    ) -> Future[Any]:
+        """Apply a transaction once, or say exactly why not; with ``now`` its first try is made in this thread.
 
         The future gives the plan's outcome. It fails with the plan's public error, with ``Unavailable`` (not applied,
         and never will be) or with ``OutcomeUnknown`` (nothing more could be found out within the call timeout).
@@ -114,11 +116,15 @@ class Writer:
             chain(drive(self._go_on(rpc, plan, replan, slot, deadline)), outcome)
 
         try:
-            link.send(
-                "Txn", plan.request(self._keys, slot.guard()), self._link.attempt_s(self._send_s)
-            ).add_done_callback(answered)
+            request = plan.request(self._keys, slot.guard())
+            rpc = link.send("Txn", request, link.attempt_s(self._send_s), now=now)
         except Closed as error:
             reject(outcome, error)
+            return outcome
+        except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
+            self._leave_unsettled(slot)
+            raise
+        rpc.add_done_callback(answered)
         return outcome
 
     def ready(self, deadline: float) -> Steps[None]:
