@@ -4,10 +4,10 @@
     python benches/bench_store.py -k "etcd35 and put" --pairs 40
 
 Each row is a pair of clients on the same real server. A round of the raw client is followed by a round of ours, many
-times; the ratio of two neighbours tells what the machine's mood does not. ``median`` and ``worst`` are of those ratios,
-in throughput: 1 is as fast as the raw client, less is slower; for latencies above 1 is slower. ``best`` compares the best
-round of each. ``cpu`` is the raw client's processor time over ours: the figure that a busy machine spoils least.
-Judges nothing.
+times; the ratio of two neighbours tells what the machine's mood does not. ``median`` and ``worst`` are of those
+times; the ratio of two neighbours tells what the mood of the machine hides. ``median`` and ``worst`` are of those
+the best round of each. ``cpu`` is the raw client's processor time over ours: the figure that a busy machine spoils
+least. Judges nothing.
 """
 
 from __future__ import annotations
