@@ -20,6 +20,7 @@ pub mod rendezvous;
 pub mod score;
 pub mod spread;
 pub mod strategy;
+pub mod zones;
 
 #[cfg(feature = "python")]
 mod py;

@@ -170,10 +170,12 @@ impl Loads {
                 weight[worker as usize] = weight[worker as usize].max(job.weights[at]);
             }
         }
-        let strongest = weight.iter().fold(0.0, |a: f64, b| a.max(*b));
-        let rate = |w: &f64| (RATE_OF_STRONGEST * strongest / w).round().min(GREATEST_RATE) as i64;
-        let rate = weight.iter().map(rate).collect();
-        Self { load, rate }
+        Self { load, rate: rates(&weight) }
+    }
+
+    /// Workers of these weights that hold nothing. O(workers).
+    pub fn none(weights: &[f64]) -> Self {
+        Self { load: vec![0; weights.len()], rate: rates(weights) }
     }
 
     /// The cost of one more item.
@@ -191,6 +193,12 @@ impl Loads {
         let each = |(l, r): (&u64, &i64)| i128::from(*l) * i128::from(*l) * i128::from(*r);
         self.load.iter().zip(&self.rate).map(each).sum()
     }
+}
+
+fn rates(weight: &[f64]) -> Vec<i64> {
+    let strongest = weight.iter().fold(0.0, |a: f64, b| a.max(*b));
+    let rate = |w: &f64| (RATE_OF_STRONGEST * strongest / w).round().min(GREATEST_RATE) as i64;
+    weight.iter().map(rate).collect()
 }
 
 #[cfg(test)]
