@@ -18,10 +18,12 @@ __all__ = [
     "ItemSet",
     "Moves",
     "RendezvousHasher",
+    "choose_moves",
     "compat_score",
     "fast_score",
     "hash128",
     "place",
+    "place_replicas",
 ]
 
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
@@ -63,6 +65,30 @@ def place(
     Raises:
         ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
         TypeError: an id, item or worker that is no str.
+    """
+
+def choose_moves(moves: Sequence[tuple[int, int, int]], limit: int) -> list[bool]:
+    """Say of each move whether it is among the best `limit`; see `latchwork.assignment.Budgeted`.
+
+    Args:
+        moves: job, giver and taker of each, by number.
+        limit: how many may be made.
+    """
+
+def place_replicas(
+    copies: int, zone: Sequence[int], weights: Sequence[float], previous: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Place replicas over zones; `latchwork.assignment.place_replicas` has this with names.
+
+    Args:
+        copies: how many workers each item asks for.
+        zone: the number of the zone of each worker, below the number of workers.
+        weights: of each worker, finite and greater than 0.
+        previous: the numbers of the workers that had each item, each once.
+    Returns:
+        The workers of each item, ascending.
+    Raises:
+        ValueError: a number or a weight out of range.
     """
 
 @final

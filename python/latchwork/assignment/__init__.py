@@ -1,8 +1,11 @@
 """Which worker runs which work item: strategies over jobs, items and workers. No I/O at all."""
 
 from latchwork._core import Assignment, Board, Delta, ItemSet, Moves, RendezvousHasher
+from latchwork.assignment.budget import Budgeted, limit_moves
+from latchwork.assignment.explain import Explanation, Reason, explain, explain_replicas
 from latchwork.assignment.model import JobProblem, Move, Plan, Problem, Strategy
 from latchwork.assignment.plan import check_plan, plan_from_owners
+from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
 from latchwork.assignment.strategies import (
     Balanced,
     EvenlyRendezvous,
@@ -15,19 +18,28 @@ __all__ = [
     "Assignment",
     "Balanced",
     "Board",
+    "Budgeted",
     "Delta",
     "EvenlyRendezvous",
     "EvenlySpread",
+    "Explanation",
     "ItemSet",
     "JobProblem",
     "Move",
     "Moves",
     "Plan",
     "Problem",
+    "Reason",
     "Rendezvous",
     "RendezvousHasher",
+    "ReplicaPlan",
+    "ReplicaProblem",
     "Strategy",
     "check_plan",
+    "explain",
+    "explain_replicas",
+    "limit_moves",
+    "place_replicas",
     "plan_from_owners",
     "strategy_by_name",
 ]

@@ -84,10 +84,14 @@ class Plan:
         owners: job to item to worker, jobs and items in name order, every job of the problem; items that nobody can run
             are absent.
         moves: the difference from `previous`, sorted by job, then item.
+        unplaced: job to the items that nobody can run, in name order; only jobs that have such.
+        deferred: moves that the strategy wants too, but a budget holds back, sorted like `moves`.
     """
 
     owners: Mapping[str, Mapping[str, str]]
     moves: tuple[Move, ...]
+    unplaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    deferred: tuple[Move, ...] = ()
 
     def by_worker(self, job: str) -> dict[str, list[str]]:
         """Return the items of a job by worker: workers with at least one item, workers and items in name order.

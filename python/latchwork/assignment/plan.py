@@ -21,12 +21,14 @@ def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) 
         problem: what was asked.
         owners: job to item to worker, in any order; a job without owners may be absent.
     Returns:
-        The plan, complete with moves.
+        The plan, complete with moves and with the items that got no owner.
     """
     ordered = {job: dict(sorted(owners.get(job, {}).items())) for job in sorted(_ids(problem) | owners.keys())}
     moves = [move for job in problem.jobs for move in _moves(job, ordered[job.job])]
     moves.sort(key=lambda move: (move.job, move.item))
-    return Plan(owners=ordered, moves=tuple(moves))
+    without = {job.job: _without_owner(job, ordered[job.job]) for job in problem.jobs}
+    unplaced = {job: without[job] for job in sorted(without) if without[job]}
+    return Plan(owners=ordered, moves=tuple(moves), unplaced=unplaced)
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
@@ -57,6 +59,12 @@ def _moves(job: JobProblem, owners: Mapping[str, str]) -> Iterator[Move]:
     if job.previous:
         for item in job.previous.keys() - set(job.items):
             yield Move(job.job, item, job.previous[item], None)
+
+
+def _without_owner(job: JobProblem, owners: Mapping[str, str]) -> tuple[str, ...]:
+    if len(owners) == len(job.items):
+        return ()
+    return tuple(sorted(item for item in job.items if item not in owners))
 
 
 def _check_job(job: JobProblem, owners: Mapping[str, str]) -> None:

@@ -7,9 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::text::{string, strings, utf8};
+use crate::budget;
 use crate::input::{check_weights, InputError, Job, NOBODY};
 use crate::rendezvous::Mode;
 use crate::strategy::Strategy;
+use crate::zones::{self, Replicas};
 
 /// Positions are u32, and `NOBODY` is taken.
 const MOST_ITEMS: usize = u32::MAX as usize - 1;
@@ -41,6 +43,31 @@ pub fn place<'py>(
         results[at] = Some(read[at].owners(py, &owners)?);
     }
     Ok(results.into_iter().flatten().collect())
+}
+
+/// `latchwork.assignment.budget` numbers jobs and workers in name order.
+#[pyfunction]
+pub fn choose_moves(py: Python<'_>, moves: Vec<(u32, u32, u32)>, limit: usize) -> Vec<bool> {
+    py.detach(move || budget::choose(&moves, limit))
+}
+
+/// `latchwork.assignment.replicas` numbers items, workers and zones in name order and checks them.
+#[pyfunction]
+pub fn place_replicas(
+    py: Python<'_>,
+    copies: u32,
+    zone: Vec<u32>,
+    weights: Vec<f64>,
+    previous: Vec<Vec<u32>>,
+) -> PyResult<Vec<Vec<u32>>> {
+    let strange = zone.iter().find(|zone| **zone as usize >= weights.len());
+    let unknown = previous.iter().flatten().find(|worker| **worker as usize >= weights.len());
+    if zone.len() != weights.len() || strange.is_some() || unknown.is_some() {
+        return Err(PyValueError::new_err("zones, weights and previous owners must number the same workers from 0"));
+    }
+    let names: Vec<String> = (0..weights.len()).map(|worker| worker.to_string()).collect();
+    check_weights(&names, &weights)?;
+    Ok(py.detach(|| zones::place(&Replicas { copies, zone, weights, previous })))
 }
 
 /// One job with its Python strings in name order.

@@ -59,5 +59,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;
     module.add_function(wrap_pyfunction!(compat_score, module)?)?;
     module.add_function(wrap_pyfunction!(jobs::place, module)?)?;
+    module.add_function(wrap_pyfunction!(jobs::choose_moves, module)?)?;
+    module.add_function(wrap_pyfunction!(jobs::place_replicas, module)?)?;
     Ok(())
 }

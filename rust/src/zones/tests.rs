@@ -45,7 +45,8 @@ fn value(problem: &Replicas, owners: &[Vec<u32>]) -> (i128, usize) {
 }
 
 fn brute(problem: &Replicas) -> (i128, usize) {
-    let sets = (0u32..1 << problem.zone.len()).map(|set| (0..problem.zone.len() as u32).filter(|w| set >> w & 1 == 1).collect());
+    let sets = (0u32..1 << problem.zone.len())
+        .map(|set| (0..problem.zone.len() as u32).filter(|w| set >> w & 1 == 1).collect());
     let choices: Vec<Vec<u32>> = sets.filter(|owners: &Vec<u32>| is_spread(problem, owners)).collect();
     let mut at = vec![0; problem.previous.len()];
     let mut least = (i128::MAX, 0);

@@ -1,0 +1,246 @@
+"""Why an item is where it is: the strategy's reason as a record, with the figures behind it, and as a sentence.
+
+It explains what a strategy makes of a problem, nothing else: it does not look at what was planned before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from latchwork._core import RendezvousHasher
+from latchwork.assignment.budget import Budgeted
+from latchwork.assignment.replicas import place_replicas
+from latchwork.assignment.strategies import EvenlyRendezvous, Rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from latchwork.assignment.model import JobProblem, Plan, Problem, Strategy
+    from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem
+
+#: A figure of an explanation.
+Fact = str | int | float | tuple[str, ...]
+_RANKED = 3
+
+
+class Reason(str, Enum):
+    """Why an item is with its worker."""
+
+    UNPLACEABLE = "unplaceable"
+    """No worker can run the job: the item is with nobody."""
+    SCORE = "score"
+    """The worker scores highest for the item."""
+    SCORE_WITH_ROOM = "score-with-room"
+    """The worker scores highest of those that had room."""
+    KEPT = "kept"
+    """The worker had the item, and its share has room for it."""
+    NEW = "new"
+    """Nobody had the item; the worker had room."""
+    OWNER_GONE = "owner-gone"
+    """The worker that had it is gone or cannot run the job any more; this one had room."""
+    OVER_SHARE = "over-share"
+    """The worker that had it had more than its share; this one had less."""
+    DEFERRED = "deferred"
+    """It should move, but the budget holds it back."""
+    CUSTOM = "custom"
+    """A custom strategy chose the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an item is where it is.
+
+    Args:
+        job: the item's job.
+        item: the item.
+        worker: who has it; None if nobody can run it.
+        previous: who had it; None if nobody.
+        strategy: the name of the strategy.
+        reason: the reason in one word.
+        facts: the figures behind it, by name: which there are depends on the reason.
+        text: all of it as a sentence or two.
+    """
+
+    job: str
+    item: str
+    worker: str | None
+    previous: str | None
+    strategy: str
+    reason: Reason
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    text: str = ""
+
+
+def explain(strategy: Strategy, problem: Problem, job: str, item: str) -> Explanation:
+    """Say why a strategy places an item where it does.
+
+    It places the whole problem, so it takes as long as that.
+
+    Args:
+        strategy: one of the four, perhaps `Budgeted`, or a custom one.
+        problem: with the previous owners as they were when the item was placed.
+        job: the item's job.
+        item: the item.
+    Returns:
+        The explanation; of a custom strategy just where the item is.
+    Raises:
+        ValueError: the problem has no such job or item.
+    """
+    found = next((each for each in problem.jobs if each.job == job), None)
+    if found is None:
+        raise ValueError(f"the problem has no job {job!r}; name one of its jobs")
+    if item not in found.items:
+        raise ValueError(f"job {job!r} has no work item {item!r}; name one of its items")
+    plan = strategy.assign(problem)
+    if item not in plan.owners[job]:
+        text = f"Nobody has {item!r}: no worker can run job {job!r}."
+        return Explanation(job, item, None, found.previous.get(item), strategy.name, Reason.UNPLACEABLE, {}, text)
+    return _Case(strategy, problem, found, item, plan).explain()
+
+
+def explain_replicas(problem: ReplicaProblem, item: str) -> tuple[Explanation, ...]:
+    """Say why the replicas of an item are where they are: one explanation each, in the name order of their workers.
+
+    Raises:
+        ValueError: the problem has no such item.
+    """
+    if item not in problem.items:
+        raise ValueError(f"job {problem.job!r} has no work item {item!r}; name one of its items")
+    plan = place_replicas(problem)
+    if not plan.owners[item]:
+        text = f"Nobody has {item!r}: no worker can run job {problem.job!r}."
+        return (Explanation(problem.job, item, None, None, "replicas", Reason.UNPLACEABLE, {}, text),)
+    return tuple(_replica(problem, plan, item, worker) for worker in plan.owners[item])
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One item that has a worker."""
+
+    strategy: Strategy
+    problem: Problem
+    job: JobProblem
+    item: str
+    plan: Plan
+
+    @property
+    def worker(self) -> str:
+        return self.plan.owners[self.job.job][self.item]
+
+    def explain(self) -> Explanation:
+        strategy: Strategy = self.strategy
+        for move in self.plan.deferred:
+            if (move.job, move.item) == (self.job.job, self.item):
+                return self._deferred(move.target or "")
+        while isinstance(strategy, Budgeted):
+            strategy = strategy.strategy
+        if isinstance(strategy, Rendezvous | EvenlyRendezvous):
+            return self._scored(strategy)
+        if strategy.name in {"evenly-spread", "balanced"}:
+            return self._shared(with_total=strategy.name == "balanced")
+        text = f"Strategy {strategy.name!r} gives {self.item!r} to {self.worker!r}."
+        return self._because(Reason.CUSTOM, {}, text)
+
+    def _because(self, reason: Reason, facts: Mapping[str, Fact], text: str) -> Explanation:
+        previous = self.job.previous.get(self.item)
+        return Explanation(self.job.job, self.item, self.worker, previous, self.strategy.name, reason, facts, text)
+
+    def _deferred(self, target: str) -> Explanation:
+        text = (
+            f"{self.worker!r} keeps {self.item!r} for now, until it may go to {target!r}: "
+            f"{len(self.plan.deferred)} moves are beyond the budget, and those that do most for balance go first."
+        )
+        return self._because(Reason.DEFERRED, {"target": target, "deferred": len(self.plan.deferred)}, text)
+
+    def _scored(self, strategy: Rendezvous | EvenlyRendezvous) -> Explanation:
+        workers = dict(self.job.workers)
+        key = f"{self.job.job}:{self.item}"
+        hasher = RendezvousHasher(workers, list(workers.values()), strategy.mode)
+        ranking = hasher.owners(key, len(workers))
+        place = ranking.index(self.worker)
+        facts: dict[str, Fact] = {"key": key, "mode": strategy.mode, "ranking": tuple(ranking[: place + _RANKED])}
+        scores = "scores highest, by weight," if len(set(workers.values())) > 1 else "scores highest"
+        if isinstance(strategy, Rendezvous):
+            behind = f"; next is {ranking[1]!r}" if len(ranking) > 1 else ""
+            return self._because(Reason.SCORE, facts, f"{self.worker!r} {scores} for the key {key!r}{behind}.")
+        full = tuple(ranking[:place])
+        text = f"{self.worker!r} {scores} for the key {key!r} of all workers that had room"
+        text += f"; {_some(full)} scored higher, but had their share by then." if full else "."
+        return self._because(Reason.SCORE_WITH_ROOM, {**facts, "full": full}, text)
+
+    def _shared(self, *, with_total: bool) -> Explanation:
+        had = _held(self.job)
+        previous = self.job.previous.get(self.item)
+        facts: dict[str, Fact] = {"held": had[self.worker], "share": self._share(self.worker)}
+        facts["quota"] = self._quota(self.worker)
+        ending = ""
+        if with_total:
+            total = sum(list(owners.values()).count(self.worker) for owners in self.plan.owners.values())
+            facts["total"], ending = total, f" Over all jobs it has {_count(total)}."
+        mine = self._describe(self.worker, had)
+        if previous == self.worker:
+            text = f"{self.worker!r} keeps {self.item!r}: {mine}.{ending}"
+            return self._because(Reason.KEPT, facts, text)
+        reason, why = Reason.NEW, f"Nobody had {self.item!r}"
+        if previous is not None and previous in self.job.workers:
+            facts["previous_held"], facts["previous_share"] = had[previous], self._share(previous)
+            reason, why = Reason.OVER_SHARE, f"{previous!r} gave {self.item!r} up: {self._describe(previous, had)}"
+        elif previous is not None:
+            reason, why = (
+                Reason.OWNER_GONE,
+                f"{previous!r}, which had {self.item!r}, cannot run {self.job.job!r} any more",
+            )
+        return self._because(reason, facts, f"{why}. {self.worker!r} had room: {mine}.{ending}")
+
+    def _share(self, worker: str) -> int:
+        return list(self.plan.owners[self.job.job].values()).count(worker)
+
+    def _quota(self, worker: str) -> float:
+        return len(self.job.items) * self.job.workers[worker] / sum(self.job.workers.values())
+
+    def _describe(self, worker: str, had: Counter[str]) -> str:
+        job = self.job.job
+        share = f"{self._share(worker)} (quota {self._quota(worker):.4g})"
+        return f"it had {_count(had[worker])} of {job!r}, and its share is {share}"
+
+
+def _replica(problem: ReplicaProblem, plan: ReplicaPlan, item: str, worker: str) -> Explanation:
+    before, owners = problem.previous.get(item, ()), plan.owners[item]
+    zones = Counter(problem.zone_of(owner) for owner in owners)
+    load = sum(worker in chosen for chosen in plan.owners.values())
+    facts: dict[str, Fact] = {"zone": problem.zone_of(worker), "share": load, "zones": len(zones)}
+    spread = ", ".join(f"{zone!r} {count}" for zone, count in sorted(zones.items()))
+    where = f"zone {problem.zone_of(worker)!r}. Its zones: {spread}. {worker!r} has {_count(load)} of {problem.job!r}."
+    gone = sorted(set(before) - set(owners))
+    if worker in before:
+        previous, reason, text = worker, Reason.KEPT, f"{worker!r} keeps its replica of {item!r} in {where}"
+    elif any(owner in problem.workers for owner in gone):
+        previous, reason = gone[0], Reason.OVER_SHARE
+        text = (
+            f"{_some(tuple(gone))} gave {item!r} up for the balance of zones or workers; {worker!r} has it in {where}"
+        )
+    elif gone:
+        previous, reason = gone[0], Reason.OWNER_GONE
+        text = f"{_some(tuple(gone))} cannot run {item!r} any more; {worker!r} has it in {where}"
+    else:
+        return Explanation(
+            problem.job, item, worker, None, "replicas", Reason.NEW, facts, f"{worker!r} has a new replica in {where}"
+        )
+    return Explanation(problem.job, item, worker, previous, "replicas", reason, facts, text)
+
+
+def _held(job: JobProblem) -> Counter[str]:
+    items = set(job.items)
+    return Counter(worker for item, worker in job.previous.items() if item in items and worker in job.workers)
+
+
+def _count(items: int) -> str:
+    return "1 item" if items == 1 else f"{items} items"
+
+
+def _some(workers: tuple[str, ...]) -> str:
+    named = ", ".join(repr(worker) for worker in workers[:_RANKED])
+    return named if len(workers) <= _RANKED else f"{named} and {len(workers) - _RANKED} more"
