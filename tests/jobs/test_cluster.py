@@ -11,7 +11,7 @@ import pytest
 
 import latchwork
 from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost, Unavailable, WaitTimeout
-from latchwork.assignment import plan_from_owners
+from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect, keys
 from latchwork.jobs.registration import Registration
 
@@ -114,6 +114,24 @@ def test_a_node_gets_no_items_of_a_job_that_it_lacks(memory, cluster, eventually
     eventually(lambda: cluster.log.owners().keys() == set("abcd") and "n2" in by_node(cluster))
     assert {cluster.log.owners()["a"], cluster.log.owners()["b"]} == {"n1"}
     assert cluster.log.count("n2").keys() <= {"c", "d"}
+
+
+def test_with_a_budget_a_new_node_gets_its_share_in_steps_without_further_events(memory, cluster, eventually):
+    steps = []
+
+    class Recorded(Budgeted):
+        def assign(self, problem):
+            plan = super().assign(problem)
+            steps.append((sum(move.source is not None for move in plan.moves), len(plan.deferred)))
+            return plan
+
+    items = [f"item-{i}" for i in range(10)]
+    strategy = Recorded(Balanced(), 2)
+    cluster.node(memory, "n1", cluster.endless(items=items), strategy=strategy)
+    eventually(lambda: set(cluster.log.owners()) == set(items))
+    cluster.node(memory, "n2", cluster.endless(items=items), strategy=strategy)
+    eventually(lambda: sorted(map(len, by_node(cluster).values())) == [5, 5], 20)
+    assert [step for step in steps if step[0]] == [(2, 3), (2, 1), (1, 0)]
 
 
 def test_a_failing_run_is_logged_counted_and_run_again_at_its_next_time(memory, cluster, eventually, caplog):

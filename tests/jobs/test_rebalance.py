@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.assignment import EvenlySpread, Plan
+from latchwork.assignment import Balanced, Budgeted, EvenlySpread, Plan
 from latchwork.jobs.rebalance import (
     ClusterView,
     QuietTime,
@@ -91,6 +91,19 @@ def test_in_steps_no_item_ever_gets_a_second_worker(before):
 def test_shares_that_stay_are_not_written():
     shares = {"j1": {"w1": ("a", "b"), "w2": ("c", "d")}}
     assert rebalance(view(shares=shares), Strategies()).changes == ()
+
+
+def test_a_budget_is_spent_in_each_rebalance_until_nothing_is_deferred():
+    strategies = Strategies(Budgeted(Balanced(), 2))
+    now = view(pools={"j1": tuple("abcdefghij")}, shares={"j1": {"w1": tuple("abcdefghij")}})
+    steps = []
+    while True:
+        result = rebalance(now, strategies)
+        steps.append((result.moves, result.deferred))
+        if not result.changes:
+            break
+        now = applied(now, result.changes)
+    assert steps == [(2, 3), (2, 1), (1, 0), (0, 0)]
 
 
 def test_a_dead_workers_share_goes_to_the_others_and_is_removed():

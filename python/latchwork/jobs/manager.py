@@ -209,6 +209,8 @@ class Manager:
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
         self._tell(began, result, next(iter(result.failed.values()), None))
+        if result.deferred and result.changes:
+            self._note()  # the next step of what the budget holds back
         return not result.failed
 
     def _tell(self, began: float, result: Rebalance, error: BaseException | None) -> None:

@@ -86,12 +86,14 @@ class Rebalance:
         moves: how many items change their worker, orphans that get one included.
         failed: jobs whose strategy raised or answered wrongly, with the error; their shares stay as they are.
         unplaced: jobs with items that no ready worker can run, with how many.
+        deferred: how many more items shall move, which a budget holds back: rebalance again.
     """
 
     changes: tuple[ShareChange, ...] = ()
     moves: int = 0
     failed: Mapping[str, Exception] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
+    deferred: int = 0
 
 
 class Strategies:
@@ -127,9 +129,12 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     """
     desired: dict[str, dict[str, list[str]]] = {}
     failed: dict[str, Exception] = {}
+    deferred = 0
     for strategy, jobs in strategies.groups(view.pools):
         try:
-            desired.update(_placed(view, strategy, jobs))
+            placed, waiting = _placed(view, strategy, jobs)
+            desired.update(placed)
+            deferred += waiting
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
     keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
@@ -141,7 +146,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
         if before != after:
             changes.append(ShareChange(worker, job, before, after))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
-    return Rebalance(tuple(changes), moves, failed, _unplaced(view))
+    return Rebalance(tuple(changes), moves, failed, _unplaced(view), deferred)
 
 
 def job_problem(view: ClusterView, job: str) -> JobProblem:
@@ -158,8 +163,11 @@ def job_problem(view: ClusterView, job: str) -> JobProblem:
     return JobProblem(job=job, items=view.pools[job], workers=able, previous=previous)
 
 
-def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Job to ready worker to items; what a worker that is away would have is with others as long as it is."""
+def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]], int]:
+    """Job to ready worker to items, and how many moves wait.
+
+    What a worker that is away would have is with others as long as it is.
+    """
     problem = Problem(tuple(job_problem(view, job) for job in jobs))
     plan = strategy.assign(problem)
     check_plan(problem, plan)
@@ -167,14 +175,14 @@ def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> dict[
     away = view.away.keys() - view.workers.keys()
     guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
     if not any(guests.values()):
-        return shares
+        return shares, len(plan.deferred)
     second = Problem(tuple(_guest_problem(view, job, items) for job, items in guests.items() if items))
     for_now = strategy.assign(second)
     check_plan(second, for_now)
     for part in second.jobs:
         for name, items in for_now.by_worker(part.job).items():
             shares[part.job][name] = sorted([*shares[part.job].get(name, ()), *items])
-    return shares
+    return shares, len(plan.deferred)
 
 
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
