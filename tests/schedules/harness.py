@@ -111,13 +111,14 @@ class Writes:
 class Actor:
     """A node of the simulated cluster: a thread that does its actions one after the other, on a store of its own."""
 
-    def __init__(self, sim: Simulation, name: str, url: str, faults: list[Fault]) -> None:
+    def __init__(self, sim: Simulation, name: str, url: str, faults: list[Fault], lag_s: float | None) -> None:
         self.sim = sim
         self.name = name
         self.is_done = False
         self.is_killed = False
         self._url = url
         self._faults = faults
+        self._lag_s = lag_s
         self.opened: FaultyStore | None = None
         self.errors: list[LatchworkError] = []
 
@@ -128,7 +129,7 @@ class Actor:
 
     def run(self, model: Model, actions: tuple[str, ...]) -> None:
         plain = latchwork.connect(self._url, session_ttl_s=SESSION_TTL_S, call_timeout_s=3.0)
-        with FaultyStore(plain, self._faults) as self.opened:
+        with FaultyStore(plain, self._faults, lag_s=self._lag_s) as self.opened:
             for name in actions:
                 try:
                     getattr(model, name)(self)
@@ -210,8 +211,9 @@ def _play(sim: Simulation, model: Model, plan: Plan, url: str, plain: latchwork.
     model.claims.are_judged = not plan.expires_sessions
     model.names = list("abcdefgh"[: len(plan.actors)])
     model.setup(plain)
+    lags = [*plan.lags, *[None] * len(plan.actors)]
     actors = [
-        Actor(sim, model.names[number], url, [fault for whose, fault in plan.faults if whose == number])
+        Actor(sim, model.names[number], url, [fault for whose, fault in plan.faults if whose == number], lags[number])
         for number in range(len(plan.actors))
     ]
     sim.observe(model.look)

@@ -55,6 +55,8 @@ class Plan:
     troubles: tuple[Trouble, ...] = ()
     seed: int | None = None
     rate: float = 0.0
+    #: How far reads that may be stale lag behind, for each actor; None for not at all.
+    lags: tuple[float | None, ...] = ()
     decisions: Mapping[int, int] | None = None
 
     @property
@@ -78,6 +80,7 @@ def draw(seed: int, actions: list[str], actors: tuple[int, int]) -> Plan:
         troubles=tuple(_trouble(chance, count) for _ in range(chance.choice((0, 0, 1, 1, 2)))),
         seed=seed,
         rate=chance.choice((0.0, 0.01, 0.05, 0.3)),
+        lags=tuple(chance.choice((None, None, 0.0, 0.1, 1.0)) for _ in range(count)),
     )
 
 
@@ -140,6 +143,9 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
     """The plan with one thing less."""
     if plan.rate:
         yield replace(plan, rate=0.0)
+    for number, lag_s in enumerate(plan.lags):
+        if lag_s is not None:
+            yield replace(plan, lags=(*plan.lags[:number], None, *plan.lags[number + 1 :]))
     for number in range(len(plan.troubles)):
         yield replace(plan, troubles=_without(plan.troubles, number))
     for number in range(len(plan.faults)):

@@ -241,6 +241,30 @@ def test_a_late_write_of_a_session_that_was_closed_never_lands(faulty, plain, si
     assert plain.get("mine") is None
 
 
+# Reads that may be stale
+
+
+def test_a_read_that_may_be_stale_shows_the_state_of_a_while_ago(sim, plain, url):
+    with FaultyStore(latchwork.connect(url), lag_s=2) as store:
+        plain.put("a/old", b"1")
+        sim.sleep(3)
+        plain.put("a/old", b"2")
+        store.put("a/new", b"")
+        sim.sleep(1)
+        assert store.get("a/old", stale_ok=True).value == b"1"
+        assert [entry.key for entry in store.list("a", stale_ok=True)] == ["a/old"]
+        assert store.get_many(["a/new", "a/old"], stale_ok=True)[0] is None
+        assert store.get("a/old").value == b"2"
+        assert [entry.key for entry in store.list("a")] == ["a/new", "a/old"]
+        sim.sleep(1.1)
+        assert store.get("a/old", stale_ok=True).value == b"2"
+        assert [entry.key for entry in store.list("a", stale_ok=True)] == ["a/new", "a/old"]
+        assert [entry.key for entry in store.list("a", limit=1, stale_ok=True)] == ["a/new"]
+        assert [entry.key for entry in store.list("a", start_after="a/new", stale_ok=True)] == ["a/old"]
+        assert store.list("", stale_ok=True) == []
+        assert len(store.list("", recursive=True, stale_ok=True)) == 2
+
+
 # Being cut off
 
 

@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.base import BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, drive, failed, then
+from latchwork.backends.futures import Steps, completed, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.testing._faulty_watch import FaultyWatch
+from latchwork.testing._stale_replica import StaleReplica
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Put, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
@@ -32,7 +33,14 @@ class FaultyBackend:
     """A backend around another one. Safe to share between threads."""
 
     def __init__(
-        self, inner: Backend, clock: Clock, decide: Decide, call_timeout_s: float, close_inner: Callable[[], None]
+        self,
+        inner: Backend,
+        clock: Clock,
+        decide: Decide,
+        *,
+        call_timeout_s: float,
+        close_inner: Callable[[], None],
+        lag_s: float | None,
     ) -> None:
         self._inner = inner
         self._clock = clock
@@ -46,6 +54,9 @@ class FaultyBackend:
         self._watches: list[FaultyWatch] = []
         self._is_cut_off = False
         self._closed = False
+        self._replica = StaleReplica(lag_s, self.later) if lag_s is not None else None
+        if self._replica is not None:
+            self._replica.follow(inner)
 
     @property
     def capabilities(self) -> Capability:
@@ -56,23 +67,31 @@ class FaultyBackend:
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """See ``Backend.get``."""
+        if stale_ok and (replica := self._lagging()) is not None:
+            return self._read("get", (key,), lambda: completed(replica.get_many([key])[0]))
         return self._read("get", (key,), lambda: self._inner.get(key, stale_ok=stale_ok))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:
         """See ``Backend.get_many``."""
+        if stale_ok and (replica := self._lagging()) is not None:
+            return self._read("get_many", tuple(keys), lambda: completed(replica.get_many(keys)))
         return self._read("get_many", tuple(keys), lambda: self._inner.get_many(keys, stale_ok=stale_ok))
 
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[builtins.list[Entry]]:
         """See ``Backend.list``."""
-        return self._read(
-            "list",
-            (prefix,),
-            lambda: self._inner.list(
+
+        def send() -> Future[builtins.list[Entry]]:
+            replica = self._lagging() if stale_ok else None
+            if replica is not None:
+                found = replica.list(prefix, recursive=recursive, limit=limit, start_after=start_after)
+                return completed(found)
+            return self._inner.list(
                 prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
-            ),
-        )
+            )
+
+        return self._read("list", (prefix,), send)
 
     def children(self, prefix: str) -> Future[builtins.list[str]]:
         """See ``Backend.children``."""
@@ -124,6 +143,8 @@ class FaultyBackend:
             timer, watches = self._timer, list(self._watches)
         for watch in watches:
             watch.close()
+        if self._replica is not None:
+            self._replica.close()
         if timer is not None:
             timer.close()
         self._close_inner()
@@ -201,6 +222,9 @@ class FaultyBackend:
         self._timer_for_use().call_later(delay_s, call)
 
     # Having it happen
+
+    def _lagging(self) -> StaleReplica | None:
+        return self._replica if self._replica is not None and self._replica.is_ready else None
 
     def _timer_for_use(self) -> Timer:
         with self._lock:

@@ -199,15 +199,23 @@ class FaultyStore(Store):
     Args:
         store: any store: on ``memory://``, or on a real server.
         plan: faults, or what decides about each call (``RandomFaults``).
+        lag_s: have reads with ``stale_ok`` show the state of so long ago, as a server does that lags behind.
     """
 
-    def __init__(self, store: Store, plan: FaultPlan | Iterable[Fault] = ()) -> None:
+    def __init__(self, store: Store, plan: FaultPlan | Iterable[Fault] = (), *, lag_s: float | None = None) -> None:
         self._listed = _Listed(plan) if isinstance(plan, Iterable) else _Listed(())
         self._plan = None if isinstance(plan, Iterable) else plan
         self._deciding = threading.Lock()
         self._calls_made: list[Call] = []
         core = store._core  # noqa: SLF001 - a store is built on another one's parts
-        self._faulty = FaultyBackend(core.backend, core.clock, self._decide, core.call_timeout_s, store.close)
+        self._faulty = FaultyBackend(
+            core.backend,
+            core.clock,
+            self._decide,
+            call_timeout_s=core.call_timeout_s,
+            close_inner=store.close,
+            lag_s=lag_s,
+        )
         own = Core(
             self._faulty,
             core.clock,

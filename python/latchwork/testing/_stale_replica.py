@@ -1,0 +1,68 @@
+"""A copy of the data that lags behind, for the reads under a ``FaultyStore`` that may be stale. See ``faults``."""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from latchwork.store.feed import Tracker
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend, BackendWatch, WatchEvent
+    from latchwork.types import Entry
+
+Later = Callable[[float, Callable[[], None]], None]
+
+
+class StaleReplica:
+    """Every key as it was a while ago; never goes back. Safe to share between threads.
+
+    Args:
+        lag_s: how long after the backend reports a change it shows here.
+        later: does something after a delay, one thing at a time, in the order of their times.
+    """
+
+    def __init__(self, lag_s: float, later: Later) -> None:
+        self._lag_s = lag_s
+        self._later = later
+        self._lock = threading.Lock()
+        self._tracker = Tracker(keep_values=True)
+        self._inner: BackendWatch | None = None
+
+    def follow(self, backend: Backend) -> None:
+        """Begin."""
+        self._inner = backend.watch("", lambda event: self._later(self._lag_s, lambda: self._take(event)))
+
+    def close(self) -> None:
+        """Stop."""
+        if self._inner is not None:
+            self._inner.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """True once it has a state."""
+        return self._tracker.ready
+
+    def get_many(self, keys: Sequence[str]) -> builtins.list[Entry | None]:
+        """One answer per key, all of one moment."""
+        with self._lock:
+            return [self._tracker.known.get(key) for key in keys]
+
+    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> builtins.list[Entry]:
+        """As the backend's, all of one moment."""
+        below = f"{prefix}/" if prefix else ""
+        with self._lock:
+            found = [
+                self._tracker.known[key]
+                for key in sorted(self._tracker.known)
+                if key.startswith(below)
+                and (recursive or "/" not in key[len(below) :])
+                and (start_after is None or key > start_after)
+            ]
+        return found[:limit]
+
+    def _take(self, event: WatchEvent) -> None:
+        with self._lock:
+            self._tracker.fold(event)
