@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import latchwork
 from latchwork.errors import WaitTimeout
 from latchwork.primitives import Lock
+from latchwork.testing.faults import FaultyStore
+from latchwork.testing.simulation import Simulation
 from schedules.harness import PATIENCE_S, Model, action, check
 
 
@@ -45,3 +48,31 @@ class LockModel(Model):
 
 def test_lock_keeps_its_rules_under_random_schedules():
     check(LockModel)
+
+
+def test_a_waiter_does_not_go_round_in_circles_while_its_server_lags_behind():
+    with (
+        Simulation(max_turns=20_000) as sim,
+        latchwork.connect("memory://lag") as store,
+        FaultyStore(latchwork.connect("memory://lag"), lag_s=5.0) as lagging,
+    ):
+        first, second = Lock(store, "orders"), Lock(store, "orders")
+        first.acquire()
+        queued = sim.spawn(second.acquire, name="second")
+        sim.sleep(6)
+        held = []
+
+        def third():
+            with Lock(lagging, "orders"):
+                held.append(sim.elapsed_s)
+
+        waiting = sim.spawn(third, name="third")
+        sim.sleep(6)
+        before = len(lagging.calls)
+        first.release()
+        sim.sleep(1)
+        second.close()
+        waiting.join()
+        queued.join()
+        assert held == [13.0], "it holds as soon as both ahead are gone, though its server still shows them"
+        assert len(lagging.calls) - before < 30
