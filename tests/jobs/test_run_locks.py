@@ -125,6 +125,6 @@ def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part
         threads=Threads.whole(),
     )
     node = cluster.node(store, "n1", job)
-    node._worker._go_on = lambda began: False  # every slice is a step of its own
+    node._worker._go_on = lambda began, *, closing: False  # every slice is a step of its own
     eventually(lambda: shares, timeout_s=20)
     assert shares[0] == SLICE * 3

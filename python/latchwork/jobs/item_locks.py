@@ -106,6 +106,7 @@ class ItemLocks:
         self._freed: set[tuple[str, str]] = set()
         self._closing = False
         self._audit: Mirror | None = None
+        self._pairs: dict[str, tuple[str, str]] = {}  # to decode each name once only
         self._by_hand: dict[tuple[str, str], int] = {}
 
     @property
@@ -124,7 +125,7 @@ class ItemLocks:
         """Job to item to lock: what this node holds for certain, but for what was freed by hand."""
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
-            job, item = keys.split_lock_name(name)
+            job, item = self._pairs.get(name) or keys.split_lock_name(name)
             if lock.fence.token > self._by_hand.get((job, item), 0):
                 found.setdefault(job, {})[item] = lock
         return found
@@ -170,6 +171,8 @@ class ItemLocks:
                 self._keeper.release(names[at : at + SLICE])
             except LockLost as error:
                 log.info("job %s: %s", job, error)
+            for name in names[at : at + SLICE]:
+                self._pairs.pop(name, None)
         return False
 
     def holder(self, job: str, item: str) -> str:
@@ -208,6 +211,7 @@ class ItemLocks:
 
     def _ask(self, job: str, items: list[str]) -> bool:
         names = {keys.lock_name(job, item): item for item in items}
+        self._pairs.update({name: (job, item) for name, item in names.items()})
         taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
         for name, item in names.items():
             if name not in taken:

@@ -245,6 +245,7 @@ class Term:
         self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._unplaced: Mapping[str, int] = {}
+        self._versions: frozenset[str] = frozenset()
 
     def reload(self) -> None:
         """Trust nothing of what is known: something went wrong."""
@@ -265,6 +266,7 @@ class Term:
             }
             self._loaded = True
         members = self._members()
+        self._compare_versions(members)
         ready = self._ready_workers(members)
         shares = self._ledger.shares()
         self.restarts.reserve(ready, shares)
@@ -368,6 +370,17 @@ class Term:
                 if not self._store.get(keys.alive(worker)):
                     raise
                 log.debug("worker %s came back while its leftovers were to be deleted", worker)
+
+    def _compare_versions(self, members: Mapping[str, Member]) -> None:
+        """Say so, once, when nodes of different versions share the cluster: they may not understand each other."""
+        versions = frozenset(member.version for member in members.values())
+        if len(versions) > 1 and versions != self._versions:
+            running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
+            told = "; ".join(
+                f"{version or 'unknown'}: {', '.join(nodes)}" for version, nodes in sorted(running.items())
+            )
+            log.warning("nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", told)
+        self._versions = versions
 
     def _report(self, result: Rebalance) -> None:
         for job, error in result.failed.items():

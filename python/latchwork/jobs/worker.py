@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -201,7 +202,7 @@ class Worker:
             state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
-        again = [self._lock(state, actions) for state, actions in planned]
+        again = [self._lock(state, actions, closing=closing) for state, actions in planned]
         self._unreleased = closing and any(again)
         if any(again):
             self._wake.set()
@@ -241,20 +242,23 @@ class Worker:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _lock(self, state: JobState, actions: Actions) -> bool:
+    def _lock(self, state: JobState, actions: Actions, *, closing: bool) -> bool:
         """Release and acquire; True when another look is worth while at once."""
         state.filling = False
         began = self._clock.now()
+        go_on = partial(self._go_on, began, closing=closing)
         self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
-        left = bool(actions.release) and self.locks.release(state.job.id, actions.release, lambda: self._go_on(began))
-        asked = self.locks.want(state.job.id, actions.acquire, lambda: self._go_on(began))
+        left = bool(actions.release) and self.locks.release(state.job.id, actions.release, go_on)
+        asked = self.locks.want(state.job.id, actions.acquire, go_on)
         state.filling = asked.more
         return left or asked.taken or asked.more
 
-    def _go_on(self, began: float) -> bool:
+    def _go_on(self, began: float, *, closing: bool) -> bool:
         """False when the share, or closing, should be looked at before more locks are taken or given back."""
-        spent_s = self._clock.now() - began
-        return not self._closing.is_set() and spent_s < (_FILL_BUSY_S if self._wake.is_set() else _FILL_S)
+        now = self._clock.now()
+        if closing:
+            return now < self._close_by and now - began < _FILL_S
+        return not self._closing.is_set() and now - began < (_FILL_BUSY_S if self._wake.is_set() else _FILL_S)
 
     def _start(self, state: JobState, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
         """Start a run; False when it, and the others of this job, have to be tried later."""

@@ -218,7 +218,9 @@ def _take_number(conn: sqlite3.Connection, root: str, parent: str) -> str:
 
 
 def _forget_old_deletions(conn: sqlite3.Connection) -> None:
-    first, last = conn.execute("SELECT min(seq), max(seq) FROM tombstones").fetchone()
+    # one at a time: SQLite takes a single min or max from the index, and reads the whole table for both
+    ends = "SELECT (SELECT min(seq) FROM tombstones), (SELECT max(seq) FROM tombstones)"
+    first, last = conn.execute(ends).fetchone()
     if last - first < 2 * KEPT_TOMBSTONES:
         return
     cut = last - KEPT_TOMBSTONES
