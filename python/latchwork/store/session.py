@@ -181,8 +181,7 @@ class Session:
             self._closed = True
             enders, self._enders = list(self._enders.values()), {}
         self._wake.set()
-        for ender in enders:
-            ender()
+        self._tell_end(enders)
         if not was_lost:
             self._end()
             _log.info("session %s closed", self.id)
@@ -204,6 +203,13 @@ class Session:
             to.pop(number, None)
 
         return cancel
+
+    def _tell_end(self, enders: list[Callable[[], None]]) -> None:
+        for ender in enders:
+            try:
+                ender()
+            except Exception:  # a defect of one must not keep the session from ending
+                _log.exception("session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
         return self._gone or self.lost.is_set() or self._clock.now() >= self._deadline.expires_at
@@ -260,8 +266,7 @@ class Session:
             self.lost.set()
             listeners, self._listeners = list(self._listeners.values()), {}
             enders, self._enders = list(self._enders.values()), {}
-        for ender in enders:
-            ender()
+        self._tell_end(enders)
         _log.warning("session %s is lost; what it protected must stop", self.id)
         self._call(listeners)
         self._end()
