@@ -56,11 +56,20 @@ def attempt(call: Callable[[], T]) -> Future[T]:
 
 def then(future: Future[T], fn: Callable[[T], U]) -> Future[U]:
     """The future of ``fn`` applied to the result; errors pass through. ``fn`` runs where the future ends."""
+    outcome: Future[U] = Future()
 
-    def steps() -> Steps[U]:
-        return fn((yield future))
+    def ended(source: Future[T]) -> None:
+        error = source.exception()
+        try:
+            if error is None:
+                resolve(outcome, fn(source.result()))
+        except BaseException as raised:
+            error = raised
+        if error is not None:
+            reject(outcome, error)
 
-    return drive(steps())
+    future.add_done_callback(ended)
+    return outcome
 
 
 def drive(steps: Steps[T]) -> Future[T]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Capability
+from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.channel import Link
 from latchwork.backends.etcd.keys import Keys
 from latchwork.backends.etcd.reading import Reader
@@ -197,7 +198,7 @@ class EtcdBackend:
     def _verify_by_reading(self, plan: Plan) -> Steps[Committed]:
         deadline = self._clock.now() + self._call_timeout_s
         yield from self._writer.settled(deadline)
-        response = yield from self._link.call("Txn", pb.TxnRequest(success=plan.reads()), plan.what, deadline)
+        response = yield from self._link.call("Txn", wire.txn(success=plan.reads()), plan.what, deadline)
         error = plan.failure(response.responses)
         if error is not None:
             raise error

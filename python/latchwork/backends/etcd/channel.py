@@ -55,13 +55,13 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _METHODS = {
-    "Range": ("KV", pb.RangeRequest, pb.RangeResponse),
-    "Txn": ("KV", pb.TxnRequest, pb.TxnResponse),
-    "LeaseGrant": ("Lease", pb.LeaseGrantRequest, pb.LeaseGrantResponse),
-    "LeaseRevoke": ("Lease", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse),
+    "Range": ("KV", pb.RangeResponse),
+    "Txn": ("KV", pb.TxnResponse),
+    "LeaseGrant": ("Lease", pb.LeaseGrantResponse),
+    "LeaseRevoke": ("Lease", pb.LeaseRevokeResponse),
     # A stream on the server, used as a call of one request and one answer: no thread, no state.
-    "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse),
-    "Authenticate": ("Auth", pb.AuthenticateRequest, pb.AuthenticateResponse),
+    "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveResponse),
+    "Authenticate": ("Auth", pb.AuthenticateResponse),
 }
 Metadata = tuple[tuple[str, str], ...]
 
@@ -347,10 +347,10 @@ class Link:
         self._callables: Mapping[str, Any] = {
             name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
-                request_serializer=request.SerializeToString,
+                request_serializer=_encoded,
                 response_deserializer=response.FromString,
             )
-            for name, (service, request, response) in _METHODS.items()
+            for name, (service, response) in _METHODS.items()
         }
         self._watch: Any = channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
@@ -358,6 +358,12 @@ class Link:
             response_deserializer=pb.WatchResponse.FromString,
         )
         self._channels.append(channel)
+
+
+def _encoded(request: Any) -> bytes:
+    """Requests come as messages or encoded already."""
+    encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
+    return encoded
 
 
 def deliver(outcome: Future[T], decode: Callable[[Any], T], answer: Any) -> None:

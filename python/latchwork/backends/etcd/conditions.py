@@ -9,8 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from etcd3 import etcdrpc as pb
-
+from latchwork.backends.etcd import wire
+from latchwork.backends.etcd.wire import Target
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Create, SessionAlive
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from latchwork.backends.etcd.keys import KeyRange
-
-_Compare = pb.Compare
-_EQUAL, _GREATER = pb.Compare.EQUAL, pb.Compare.GREATER
-_CREATE, _MOD, _LEASE = pb.Compare.CREATE, pb.Compare.MOD, pb.Compare.LEASE
 
 
 class CounterMoved(LatchworkError):
@@ -45,37 +41,39 @@ class Kind(enum.Enum):
 
 @dataclass(slots=True)
 class Condition:
-    """One compare, with the read that tells afterwards whether it held."""
+    """One compare, with the read that tells afterwards whether it held; both encoded."""
 
     kind: Kind
-    compare: Any
-    read: Any
+    compare: bytes
+    read: bytes
     holds: Callable[[Any], bool]
     subject: Any
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
     """The key was not written since the revision."""
-    compare = _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL)
-    return Condition(Kind.CHECK, compare, peek(raw), lambda kvs: bool(kvs) and kvs[0].mod_revision == revision, check)
+    compare = wire.compare(Target.MOD, raw, revision)
+    return Condition(
+        Kind.CHECK, compare, wire.peek(raw), lambda kvs: bool(kvs) and kvs[0].mod_revision == revision, check
+    )
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
     """Nothing exists in the range; of a single key the end is empty."""
-    compare = _Compare(key=span[0], range_end=span[1], target=_CREATE, create_revision=0, result=_EQUAL)
-    return Condition(kind, compare, peek(*span), _is_empty, subject)
+    compare = wire.compare(Target.CREATE, span[0], 0, end=span[1])
+    return Condition(kind, compare, wire.peek(*span), _is_empty, subject)
 
 
 def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
     """The key exists."""
-    compare = _Compare(key=raw, target=_CREATE, create_revision=0, result=_GREATER)
-    return Condition(kind, compare, peek(raw), bool, subject)
+    compare = wire.compare(Target.CREATE, raw, 0, greater=True)
+    return Condition(kind, compare, wire.peek(raw), bool, subject)
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
     """The key hangs on this lease; 0 for none, which holds for an absent key too."""
-    compare = _Compare(key=raw, target=_LEASE, lease=lease, result=_EQUAL)
-    return Condition(kind, compare, peek(raw), lambda kvs: (kvs[0].lease if kvs else 0) == lease, subject)
+    compare = wire.compare(Target.LEASE, raw, lease)
+    return Condition(kind, compare, wire.peek(raw), lambda kvs: (kvs[0].lease if kvs else 0) == lease, subject)
 
 
 def counter_at(raw: bytes, revision: int) -> Condition:
@@ -86,13 +84,7 @@ def counter_at(raw: bytes, revision: int) -> Condition:
         seen[:] = (kvs[0].mod_revision, int(kvs[0].value)) if kvs else (0, 0)
         return seen[0] == revision
 
-    compare = _Compare(key=raw, target=_MOD, mod_revision=revision, result=_EQUAL)
-    return Condition(Kind.COUNTER, compare, pb.RequestOp(request_range=pb.RangeRequest(key=raw)), holds, seen)
-
-
-def peek(raw: bytes, end: bytes = b"") -> Any:
-    """Read one key without its value: the first of a range."""
-    return pb.RequestOp(request_range=pb.RangeRequest(key=raw, range_end=end, keys_only=True, limit=1))
+    return Condition(Kind.COUNTER, wire.compare(Target.MOD, raw, revision), wire.read(raw), holds, seen)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:

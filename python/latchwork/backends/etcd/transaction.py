@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.conditions import (
     Condition,
     Kind,
@@ -31,7 +32,6 @@ from latchwork.backends.etcd.conditions import (
     existence,
     explain,
     ownership,
-    peek,
     unchanged,
 )
 from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, lease_of, owner_of, without
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 120
 #: Compares of one nested transaction when there are more.
 NESTED_LIMIT = 100
+#: Operations whose puts and the reads of what they found stand side by side; of more, each put is nested with its read.
+PAIRED_LIMIT = 40
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Plan:
 
     Attributes:
         conditions: all must hold.
-        ops: request operations, one for each public operation.
+        ops: encoded request operations, one or two for each public operation.
         decode: from their responses and the revision to the outcome.
         recall: reads (with revisions filled in) that show afterwards what the transaction at a revision did.
         decode_recall: from the answers to ``recall`` and the revision to the outcome.
@@ -64,7 +66,7 @@ class Plan:
     """
 
     conditions: list[Condition]
-    ops: list[Any]
+    ops: list[bytes]
     decode: Callable[[Sequence[Any], int], Any]
     recall: Callable[[int], list[Any]]
     decode_recall: Callable[[Sequence[Any], int], Any]
@@ -76,17 +78,17 @@ class Plan:
         """Whether compares and operations fit side by side."""
         return len(self.conditions) <= FLAT_LIMIT
 
-    def request(self, keys: Keys, guard: tuple[Any, Any, Any] | None) -> Any:
-        """The request; ``guard`` is its compare, its write and its read."""
+    def request(self, keys: Keys, guard: tuple[bytes, bytes, bytes] | None) -> bytes:
+        """The encoded request; ``guard`` is its compare, its write and its read."""
         compares = [guard[0]] if guard else []
         writes = [guard[1]] if guard else []
         reads = [guard[2]] if guard else []
         if self.is_flat:
             compares.extend(condition.compare for condition in self.conditions)
             reads.extend(condition.read for condition in self.conditions)
-            return pb.TxnRequest(compare=compares, success=writes + self.ops, failure=reads)
-        body = pb.RequestOp(request_txn=pb.TxnRequest(success=writes + self.ops))
-        return pb.TxnRequest(compare=compares, success=[body, *self._assertions(keys)], failure=reads)
+            return wire.txn(compares, writes + self.ops, reads)
+        body = wire.nested(wire.txn(success=writes + self.ops))
+        return wire.txn(compares, [body, *self._assertions(keys)], reads)
 
     def outcome(self, response: Any, *, guarded: bool) -> Any:
         """What the transaction did, from the answer of one that succeeded."""
@@ -106,17 +108,17 @@ class Plan:
                     self.learned[condition.subject] = found[0].lease if found else 0
         return explain(failed, self.what)
 
-    def reads(self) -> list[Any]:
-        """The reads that ``failure`` judges."""
+    def reads(self) -> list[bytes]:
+        """The encoded reads that ``failure`` judges."""
         return [condition.read for condition in self.conditions]
 
-    def _assertions(self, keys: Keys) -> list[Any]:
+    def _assertions(self, keys: Keys) -> list[bytes]:
         compares = [condition.compare for condition in self.conditions]
         return [
-            pb.RequestOp(
-                request_txn=pb.TxnRequest(
-                    compare=compares[start : start + NESTED_LIMIT],
-                    failure=[_put(keys.absent(start), b"", ignore_lease=True)],
+            wire.nested(
+                wire.txn(
+                    compares[start : start + NESTED_LIMIT],
+                    failure=[wire.put(keys.absent(start), b"", ignore_lease=True)],
                 )
             )
             for start in range(0, len(compares), NESTED_LIMIT)
@@ -153,11 +155,12 @@ class Compiler:
         conditions = [self._check(check) for check in checks]
         if ops:
             conditions += self._write_conditions(checks, ops, ended, learned)
-        specs = [self._operation(op, learned) for op in ops]
+        paired = len(ops) <= PAIRED_LIMIT
+        specs = [self._operation(op, learned, paired=paired) for op in ops]
         return Plan(
             conditions,
-            [spec.request for spec in specs],
-            lambda answers, revision: _committed(specs, [_seen(answer) for answer in answers], revision),
+            [request for spec in specs for request in spec.requests],
+            lambda answers, revision: _committed(specs, _seen(specs, answers), revision),
             lambda revision: [spec.recall(revision) for spec in specs],
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
             _describe(checks, ops),
@@ -165,7 +168,7 @@ class Compiler:
         )
 
     @staticmethod
-    def counter(raw: bytes, revision: int, number: int) -> tuple[Condition, Any]:
+    def counter(raw: bytes, revision: int, number: int) -> tuple[Condition, bytes]:
         """What takes a number: the condition that nobody did meanwhile, and the write that tells the others.
 
         Args:
@@ -173,7 +176,7 @@ class Compiler:
             revision: of the counter as last seen, 0 for none.
             number: to be taken.
         """
-        return counter_at(raw, revision), _put(raw, b"%d" % number)
+        return counter_at(raw, revision), wire.put(raw, b"%d" % number)
 
     # Private.
 
@@ -258,16 +261,17 @@ class Compiler:
         holes = sorted(self._keys.of(gone) for gone in deleted if gone.startswith(key + "/"))
         return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
 
-    def _operation(self, op: Op, learned: dict[bytes, int]) -> _Spec:
+    def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
+        """A put is followed by a read that tells when the key was created."""
         raw = self._keys.of(op.key)
         if isinstance(op, Delete):
-            request = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=raw))
-            return _Spec(op, raw, request, 0)
+            return _Spec(op, raw, (wire.delete(raw),), 0)
         lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
-        write = _put(raw, op.value, lease=lease)
-        if isinstance(op, Put):
-            write = pb.RequestOp(request_txn=pb.TxnRequest(success=[write, peek(raw)]))
-        return _Spec(op, raw, write, lease)
+        write = wire.put(raw, op.value, lease=lease)
+        if isinstance(op, Create):
+            return _Spec(op, raw, (write,), lease)
+        both = (write, wire.peek(raw))
+        return _Spec(op, raw, both if paired else (wire.nested(wire.txn(success=both)),), lease)
 
 
 class DeleteTree:
@@ -279,7 +283,7 @@ class DeleteTree:
         return Plan(
             [],
             [
-                pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end))
+                pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end)).SerializeToString()
                 for start, end in spans
             ],
             lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
@@ -300,7 +304,7 @@ class _Spec:
 
     op: Op
     raw: bytes
-    request: Any
+    requests: tuple[bytes, ...]
     lease: int
 
     def recall(self, revision: int) -> Any:
@@ -309,12 +313,19 @@ class _Spec:
         return pb.RequestOp(request_range=pb.RangeRequest(key=self.raw, keys_only=True, revision=at))
 
 
-def _seen(answer: Any) -> tuple[int, int]:
-    """Creation revision (0 for "this one") and number of deleted keys that an operation's answer shows."""
-    kind = answer.WhichOneof("response")
-    if kind == "response_txn":
-        return answer.response_txn.responses[1].response_range.kvs[0].create_revision, 0
-    return (0, answer.response_delete_range.deleted) if kind == "response_delete_range" else (0, 0)
+def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
+    """Creation revision (0 for "this one") and number of deleted keys that each operation's answers show."""
+    found, at = [], 0
+    for spec in specs:
+        if isinstance(spec.op, Delete):
+            found.append((0, answers[at].response_delete_range.deleted))
+        elif isinstance(spec.op, Create):
+            found.append((0, 0))
+        else:
+            after = answers[at + 1] if len(spec.requests) > 1 else answers[at].response_txn.responses[1]
+            found.append((after.response_range.kvs[0].create_revision, 0))
+        at += len(spec.requests)
+    return found
 
 
 def _recalled(answer: Any) -> tuple[int, int]:
@@ -334,10 +345,6 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
         version = VersionKey(revision)
         entries.append(Entry(op.key, op.value, version, revision, created or revision, owner_of(spec.lease)))
     return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
-
-
-def _put(raw: bytes, value: bytes, *, lease: int = 0, ignore_lease: bool = False) -> Any:
-    return pb.RequestOp(request_put=pb.PutRequest(key=raw, value=value, lease=lease, ignore_lease=ignore_lease))
 
 
 def _refuse_within(key: str, bound: list[str]) -> None:
@@ -369,7 +376,7 @@ def session_put(keys: Keys, session_id: str, value: bytes) -> Plan:
     condition = absence(Kind.SESSION, (raw, b""), session_id)
     return Plan(
         [condition],
-        [_put(raw, value, lease=lease)],
+        [wire.put(raw, value, lease=lease)],
         lambda _, revision: revision,
         lambda _: [],
         lambda _, revision: revision,

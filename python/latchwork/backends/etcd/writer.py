@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd import rpc_errors, wire
 from latchwork.backends.etcd.channel import Link, chain, deliver
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.rpc_errors import Fate
+from latchwork.backends.etcd.wire import Target
 from latchwork.backends.futures import Steps, drive, reject
 from latchwork.errors import (
     Closed,
@@ -52,20 +53,23 @@ _WRITTEN, _SETTLED = b"w", b"s"
 class Slot:
     """A guard of one write at a time: where it is, and its revision as last known (0: not there yet)."""
 
-    __slots__ = ("key", "lease", "revision")
+    __slots__ = ("_read", "_write", "key", "lease", "revision")
 
     def __init__(self, key: bytes, lease: int) -> None:
         self.key = key
         self.lease = lease
         self.revision = 0
+        self._write = wire.put(key, _WRITTEN, lease=lease)
+        self._read = wire.read(key)
 
-    def guard(self, mark: bytes = _WRITTEN) -> tuple[Any, Any, Any]:
-        """The compare, the write and the read that guard a transaction."""
-        return (
-            pb.Compare(key=self.key, target=pb.Compare.MOD, mod_revision=self.revision, result=pb.Compare.EQUAL),
-            pb.RequestOp(request_put=pb.PutRequest(key=self.key, value=mark, lease=self.lease)),
-            pb.RequestOp(request_range=pb.RangeRequest(key=self.key)),
-        )
+    def guard(self) -> tuple[bytes, bytes, bytes]:
+        """The compare, the write and the read that guard a transaction, encoded."""
+        return wire.compare(Target.MOD, self.key, self.revision), self._write, self._read
+
+    def settling(self) -> bytes:
+        """The transaction that keeps a write on this slot from landing, or shows that it has landed."""
+        compare, _, read = self.guard()
+        return wire.txn([compare], [wire.put(self.key, _SETTLED, lease=self.lease)], [read])
 
 
 class Writer:
@@ -265,7 +269,7 @@ class Writer:
         self._require_time(plan, deadline)
         reads, answers = plan.reads(), []
         for start in range(0, len(reads), 100):
-            request = pb.TxnRequest(success=reads[start : start + 100])
+            request = wire.txn(success=reads[start : start + 100])
             response = yield from self._link.call("Txn", request, plan.what, deadline)
             answers.extend(response.responses)
         error = plan.failure(answers)
@@ -360,10 +364,9 @@ class Writer:
             Unavailable: the server gave no answer to rely on.
             _GuardGone: the slot is gone; nothing can land, and nobody can tell what had landed.
         """
-        compare, write, read = slot.guard(_SETTLED)
-        request = pb.TxnRequest(compare=[compare], success=[write], failure=[read])
+        deadline = self._link.clock.now() + timeout_s
         try:
-            response = yield from self._link.call("Txn", request, "settle a write", self._link.clock.now() + timeout_s)
+            response = yield from self._link.call("Txn", slot.settling(), "settle a write", deadline)
         except SessionLost as error:
             self._forget(slot.lease)
             raise _GuardGone from error
