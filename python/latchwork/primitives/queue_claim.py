@@ -60,6 +60,7 @@ class Claim:
         self._what = f"item {item.id} of queue {names.name!r}"
         self._home = Home(self._what)
         self._is_over = False
+        self._is_ending = False
         self._is_doubtful = False
         fence = store.fence(claim.created, At(claim), session.fence)
         self._ownership = Ownership(
@@ -105,7 +106,7 @@ class Claim:
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal of the session succeeds. Does no I/O."""
-        return 0.0 if self._is_over else self._ownership.remaining_s()
+        return 0.0 if self._is_over or self._is_ending else self._ownership.remaining_s()
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token that tells work to stop before the claim can end: ``with claim.guard_work() as work:``."""
@@ -150,9 +151,13 @@ class Claim:
         if self._is_over or self._session.remaining_s() <= 0.0:
             raise self._lost()
         patience = Patience(self._store.clock, timeout_s)
-        with closing(Waiter(self._store, self._session)) as waiter:
-            waiter.keep_trying(lambda: self._commit(ops, checks), patience)
-        self._is_over = True
+        self._is_ending = True  # once it is written another may take the item, before we hear that it was
+        try:
+            with closing(Waiter(self._store, self._session)) as waiter:
+                waiter.keep_trying(lambda: self._commit(ops, checks), patience)
+            self._is_over = True
+        finally:
+            self._is_ending = False
         self._ownership.end()
 
     def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
