@@ -7,7 +7,7 @@ import sys
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import Group, LeaderLatch, Lock, PersistentLock, Queue, Semaphore
+from latchwork.primitives import Group, LeaderLatch, Lock, Once, PersistentLock, Queue, Semaphore
 from latchwork.types import Put
 
 
@@ -79,6 +79,14 @@ def group(store, name, _ttl_s):
     return lambda: "holder" in member.view, None, member
 
 
+def once(store, name, _ttl_s):
+    def run(_work):
+        say(running=True)
+        sys.stdin.read()
+
+    Once(store, name).run(run)
+
+
 HOLDERS = {
     "lock": lock,
     "session lock": session_lock,
@@ -86,6 +94,7 @@ HOLDERS = {
     "semaphore": semaphore,
     "queue": queue,
     "group": group,
+    "once": once,
 }
 
 

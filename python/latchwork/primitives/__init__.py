@@ -11,11 +11,13 @@ from latchwork.primitives.lock import Lock
 from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_owner import HeldLock
 from latchwork.primitives.lock_state import LockHolder, LockState, force_release, forget_free_locks, lock_states
+from latchwork.primitives.once import Once
 from latchwork.primitives.persistent_lock import PersistentLock
 from latchwork.primitives.priority_queue import PriorityQueue
 from latchwork.primitives.queue import Queue
 from latchwork.primitives.queue_claim import Claim
 from latchwork.primitives.queue_items import Item
+from latchwork.primitives.rate_limiter import RateLimiter
 from latchwork.primitives.rwlock import ReadWriteLock
 from latchwork.primitives.semaphore import Semaphore
 from latchwork.primitives.sequence import Sequence
@@ -40,9 +42,11 @@ __all__ = [
     "LockKeeper",
     "LockState",
     "Observer",
+    "Once",
     "PersistentLock",
     "PriorityQueue",
     "Queue",
+    "RateLimiter",
     "ReadWriteLock",
     "Semaphore",
     "Sequence",

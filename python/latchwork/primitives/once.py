@@ -1,0 +1,288 @@
+"""A function that is run once in the cluster under a name; everybody has its result.
+
+Keys:   <name>/outcome         how it ended: a line of JSON, then the result; bound to no session
+        <name>/starts          how often it was started, as JSON
+        <name>/queue/t<number> one ticket for who runs it and for each who would, numbered in order of arrival
+Runner: the live ticket with the lowest number. It writes the outcome in one transaction with its ticket's fence, so of
+        all that ever ran it one has written the outcome. The others watch the outcome and the ticket before their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from latchwork.errors import (
+    Conflict,
+    LatchworkError,
+    LockLost,
+    OnceFailed,
+    OwnershipLost,
+    SessionLost,
+    ValueTooLarge,
+    WaitTimeout,
+)
+from latchwork.primitives.common import Identity, Patience, check_name
+from latchwork.primitives.queue_items import MAX_VALUE_BYTES
+from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
+from latchwork.primitives.turns import take_turn
+from latchwork.primitives.waiter import Waiter
+from latchwork.primitives.waits import Waits
+from latchwork.primitives.work import Ownership, Work
+from latchwork.types import Absent, At, Create, Put
+
+if TYPE_CHECKING:
+    from latchwork.primitives.tickets import Place
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch
+    from latchwork.types import Entry
+
+#: Seconds to go on trying to record an outcome while the server cannot be reached.
+_RECORD_S = 60.0
+_MOST_WHY = 10_000
+
+
+class Once:
+    """``Once(store, "migrate-7").run(migrate)``: in all processes, ``migrate`` runs once, and all get what it returned.
+
+    Exactly one outcome is recorded, result or failure, and it stays until ``reset``. The function itself may run again
+    when its runner dies, or loses its session, before the outcome is recorded: writes that must happen once belong
+    under ``work.fence``. Construction does no I/O. Safe to share between threads and processes.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which the outcome is.
+        max_starts: a function whose runner has vanished so often is recorded as failed.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        label: what others see when they ask who runs it.
+    """
+
+    def __init__(
+        self, store: Store, name: str, *, max_starts: int = 3, session: Session | None = None, label: str = ""
+    ) -> None:
+        self.name = check_name(name, "once")
+        if not max_starts >= 1:
+            raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")
+        self._what = f"once {name!r}"
+        self._store = store
+        self._most = max_starts
+        self._label = label
+        self._identity = Identity()
+        self._waits = Waits(store, self._what, session)
+        self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
+        self._outcome_key = f"{name}/outcome"
+        self._starts_key = f"{name}/starts"
+
+    def __repr__(self) -> str:
+        return f"<Once {self.name!r}>"
+
+    def __enter__(self) -> Once:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
+        """Run the function if nobody has; otherwise wait for its outcome.
+
+        Args:
+            fn: called as ``fn(work)`` in this thread, by one process at a time as long as it stops when ``work`` tells
+                it to. Returns up to 990,000 bytes, None for none.
+            timeout_s: seconds to wait for others, and for the server; None waits for ever. The function itself may take
+                longer.
+        Returns:
+            What it returned, here or elsewhere: what is recorded.
+        Raises:
+            OnceFailed: it failed, now or earlier, here or elsewhere; the message has the reason. In the process that
+                ran it, the exception itself is the cause.
+            WaitTimeout: another still runs it.
+            LockLost: it ran here, but our session ended before an outcome was recorded: another runs it again.
+            SessionLost: our session ended while waiting.
+            OutcomeUnknown: it ran here, and whether its outcome was recorded could not be found out; ask again.
+            Unavailable: the server could not be reached in that time.
+            Closed, ForkedProcess: as for every primitive.
+            LatchworkError: this is a callback.
+        """
+        with self._waits.begin(timeout_s) as (waiter, patience):
+            entry = waiter.keep_trying(self._outcome, patience)
+            place = None
+            if entry is None:
+                place = self._await_turn(waiter, patience)
+            try:
+                entry = entry or waiter.keep_trying(self._outcome, patience)
+                if entry is None and place is not None:
+                    entry = self._run(fn, place)
+            finally:
+                if place is not None:
+                    self._queue.leave(place)
+            if entry is None:
+                self._waits.refuse_ended(waiter)
+                raise WaitTimeout(f"{self._what} is still run by {self._runner()}; wait longer, or ask them")
+            return _result(entry, self._what)
+
+    def outcome(self) -> bytes | None:
+        """The result, None while there is none. Runs nothing.
+
+        Raises:
+            OnceFailed: it failed.
+        """
+        self._waits.check()
+        entry = self._outcome()
+        return None if entry is None else _result(entry, self._what)
+
+    def runner(self) -> Ticket | None:
+        """Who runs it now, None if nobody does."""
+        return next(iter(self._queue.tickets()), None)
+
+    def waiters(self) -> list[Ticket]:
+        """Who would run it next, in order."""
+        return self._queue.tickets()[1:]
+
+    def reset(self) -> None:
+        """Forget the outcome: the next ``run`` runs it anew. Who waits now may get the old or the new outcome."""
+        self._waits.check()
+        self._store.delete(self._starts_key)
+        self._store.delete(self._outcome_key)
+
+    def close(self) -> None:
+        """Call off who waits through this object. From any thread; twice is fine."""
+        self._waits.close()
+
+    # Waiting
+
+    def _outcome(self) -> Entry | None:
+        return self._store.get(self._outcome_key)
+
+    def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
+        """Our place once nobody is before us; None when there is an outcome first, or no more time."""
+        if patience.is_over and self._queue.tickets():
+            return None  # a single try: do not even queue
+
+        def look(batch: Batch) -> None:
+            if any(change.entry is not None for change in batch):
+                waiter.call_off()
+
+        with self._store.watch(self._outcome_key) as watch:
+            watch.subscribe(look)
+            return take_turn(self._queue, waiter, patience)
+
+    def _runner(self) -> str:
+        try:
+            return str(self.runner() or "nobody now, though it was")
+        except LatchworkError:
+            return "others"
+
+    # Running
+
+    def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
+        """Being the first in the queue, and seeing no outcome, make one."""
+        session = place.session
+        patience = Patience(self._store.clock, _RECORD_S)
+        with closing(Waiter(self._store, session)) as waiter:
+            starts = waiter.keep_trying(lambda: self._count_start(place), patience)
+        if starts > self._most:
+            return self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
+        ownership = Ownership(
+            self._what,
+            place.fence,
+            ttl_s=session.ttl_s,
+            remaining_s=session.remaining_s,
+            error=LockLost,
+            clock=self._store.clock,
+        )
+        try:
+            with ownership.guard_work() as work:
+                value = self._called(fn, work)
+        except OwnershipLost:
+            raise
+        except Exception as error:
+            self._record(place, self._failure(type(error).__name__, str(error)))
+            raise OnceFailed(f"{self._what} has failed here: {error!r}; reset it to have it run again") from error
+        finally:
+            ownership.end()
+        return self._record(place, self._body({"ok": True}, value))
+
+    def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+        try:
+            value: object = fn(work)
+        except OwnershipLost as error:
+            if work.is_stopped:
+                raise
+            raise RuntimeError(f"something else was lost: {error}") from error
+        if value is None:
+            return b""
+        if not isinstance(value, bytes):
+            raise TypeError(f"the function of {self._what} must return bytes or None, not {type(value).__name__}")
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueTooLarge(f"the result of {self._what} has {len(value):,} bytes, at most {MAX_VALUE_BYTES:,} fit")
+        return value
+
+    def _count_start(self, place: Place) -> int:
+        """Count this start once; which one it is."""
+        while True:
+            entry = self._store.get(self._starts_key)
+            before = read_body(entry.value) if entry is not None else {}
+            starts = before.get("starts", 0)
+            if not isinstance(starts, int):
+                raise LatchworkError(f"key {self._starts_key!r} holds no number of starts; use another name")
+            if before.get("nonce") == place.nonce:
+                return starts
+            check = Absent(self._starts_key) if entry is None else At(entry)
+            body = write_body({"starts": starts + 1, "nonce": place.nonce})
+            try:
+                self._store.commit([place.fence, check], [Put(self._starts_key, body)])
+            except Conflict as error:
+                self._refuse_lost(place, error)
+            else:
+                return starts + 1
+
+    def _record(self, place: Place, body: bytes) -> Entry:
+        """Record the outcome, if there is none yet; what is recorded."""
+        patience = Patience(self._store.clock, _RECORD_S)
+        with closing(Waiter(self._store, place.session)) as waiter:
+            try:
+                return waiter.keep_trying(lambda: self._create(place, body), patience)
+            except SessionLost as error:
+                raise self._lost() from error
+
+    def _create(self, place: Place, body: bytes) -> Entry:
+        while True:
+            try:
+                done = self._store.commit([place.fence], [Create(self._outcome_key, body)])
+                return done.entries[0]
+            except Conflict as error:
+                there = self._outcome()  # ours, if an answer was lost; or of who ran it when we had lost our session
+                if there is not None:
+                    return there
+                self._refuse_lost(place, error)
+
+    def _refuse_lost(self, place: Place, error: Conflict) -> None:
+        if place.session.remaining_s() <= 0.0 or self._store.get(place.ticket.key) is None:
+            raise self._lost() from error
+
+    def _lost(self) -> LockLost:
+        return LockLost(f"{self._what} ran here, but our session ended before the outcome was recorded; others run it")
+
+    def _failure(self, kind: str, why: str) -> bytes:
+        return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
+
+    def _body(self, head: dict[str, object], value: bytes) -> bytes:
+        about = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid}
+        return json.dumps({**head, **about}).encode() + b"\n" + value
+
+
+def _result(entry: Entry, what: str) -> bytes:
+    head, _, value = entry.value.partition(b"\n")
+    body = read_body(head)
+    if "ok" not in body:
+        raise LatchworkError(f"key {entry.key!r} holds no outcome of {what}; delete it, or use another name")
+    if body["ok"]:
+        return value
+    kind = f"{body['kind']}: " if body.get("kind") else ""
+    raise OnceFailed(
+        f"{what} has failed on {body.get('host')} (pid {body.get('pid')}): {kind}{body.get('why')}; "
+        "reset it to have it run again"
+    )

@@ -1,0 +1,242 @@
+"""Functions that run once in the cluster, on every backend."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from latchwork.errors import (
+    Closed,
+    InvalidKey,
+    LockLost,
+    OnceFailed,
+    OutcomeUnknown,
+    SessionLost,
+    WaitTimeout,
+)
+from latchwork.primitives import Once
+from latchwork.types import Put
+
+TTL_S = 1.0
+
+
+@pytest.fixture
+def once(connect):
+    """Make one with a client, and so a session, of its own; closed after the test."""
+    made = []
+
+    def make(name="migrate", *, store=None, **options):
+        one = Once(store or connect(session_ttl_s=TTL_S), name, **options)
+        made.append(one)
+        return one
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Gate:
+    """A function that runs until it is let go."""
+
+    def __init__(self, result=b"done"):
+        self.started, self.go, self.runs, self.result = threading.Event(), threading.Event(), [], result
+
+    def __call__(self, work):
+        self.runs.append(work)
+        self.started.set()
+        assert self.go.wait(20.0)
+        return self.result
+
+
+def never(_work):
+    pytest.fail("it was run again")
+
+
+def test_it_runs_in_one_place_and_all_get_the_result(once, in_thread, eventually):
+    gate, onces = Gate(), [once() for _ in range(4)]
+    running = [in_thread(lambda each=each: each.run(gate, timeout_s=30.0)) for each in onces]
+    eventually(lambda: len(onces[0].waiters()) == 3)
+    gate.go.set()
+    assert [each.outcome() for each in running] == [b"done"] * 4
+    assert len(gate.runs) == 1
+    eventually(lambda: onces[0].runner() is None)
+
+
+def test_who_comes_later_gets_the_result_without_running_it(once):
+    assert once().run(lambda _work: b"1") == b"1"
+    assert once().run(never, timeout_s=0.0) == b"1"
+    assert once().outcome() == b"1"
+    assert once("other").outcome() is None
+
+
+def test_nothing_returned_is_an_empty_result(once):
+    assert once().run(lambda _work: None) == b""
+    assert once().run(never) == b""
+
+
+def test_a_failure_is_raised_here_and_to_those_who_wait_and_come_later(once, in_thread, eventually):
+    a, b, gate = once(), once(), Gate()
+
+    def fail(work):
+        gate(work)
+        raise KeyError("disk")
+
+    running = in_thread(lambda: a.run(fail))
+    assert gate.started.wait(20.0)
+    waiting = in_thread(lambda: b.run(never, timeout_s=30.0))
+    eventually(b.waiters)
+    gate.go.set()
+    with pytest.raises(OnceFailed, match="has failed here") as caught:
+        running.outcome()
+    assert isinstance(caught.value.__cause__, KeyError)
+    for wait in (waiting.outcome, lambda: once().run(never)):
+        with pytest.raises(
+            OnceFailed, match=r"once 'migrate' has failed on .* \(pid \d+\): KeyError: 'disk'; reset it"
+        ):
+            wait()
+
+
+def test_after_a_reset_it_runs_again(once):
+    with pytest.raises(OnceFailed):
+        once().run(lambda _work: 1 / 0)
+    once().reset()
+    assert once().run(lambda _work: b"2") == b"2"
+
+
+@pytest.mark.parametrize(("result", "why"), [("text", "must return bytes or None, not str"), (b"x" * 990_001, "fit")])
+def test_a_result_that_cannot_be_stored_is_a_failure(once, result, why):
+    with pytest.raises(OnceFailed, match="has failed here"):
+        once().run(lambda _work: result)
+    with pytest.raises(OnceFailed, match=why):
+        once().outcome()
+
+
+def test_the_largest_result_passes(once):
+    once().run(lambda _work: b"x" * 990_000)
+    assert len(once().run(never)) == 990_000
+
+
+def test_a_wait_ends_with_its_time_and_leaves_nothing(once, in_thread):
+    gate, a, b = Gate(), once(label="slow"), once()
+    running = in_thread(lambda: a.run(gate))
+    assert gate.started.wait(20.0)
+    for timeout_s in (0.0, 0.1):
+        with pytest.raises(WaitTimeout, match="once 'migrate' is still run by 'slow'"):
+            b.run(never, timeout_s=timeout_s)
+    assert b.waiters() == []
+    gate.go.set()
+    assert running.outcome() == b"done"
+
+
+def test_when_the_runner_is_killed_the_next_takes_over(holder, once):
+    dying = holder("once", "migrate", TTL_S)
+    dying.hear()
+    mine = once()
+    dying.send(signal.SIGKILL)
+    assert mine.run(lambda _work: b"by the next", timeout_s=30.0) == b"by the next"
+
+
+def test_a_runner_that_lost_its_session_gets_the_outcome_of_the_next(once, connect, in_thread, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    a, b, gate = once(store=store), once(), Gate(b"late")
+    running = in_thread(lambda: a.run(gate))
+    assert gate.started.wait(20.0)
+    waiting = in_thread(lambda: b.run(lambda _work: b"by the next", timeout_s=30.0))
+    eventually(b.waiters)
+    store.session.notice_gone()
+    assert waiting.outcome() == b"by the next"
+    gate.go.set()
+    assert running.outcome() == b"by the next"
+    assert gate.runs[0].is_stopped
+    assert once().outcome() == b"by the next"
+
+
+def test_a_runner_that_lost_its_session_before_anybody_recorded_an_outcome_is_told(once, connect):
+    store = connect(session_ttl_s=TTL_S)
+
+    def slow(_work):
+        store.session.notice_gone()
+        return b"late"
+
+    with pytest.raises(LockLost, match="our session ended before the outcome was recorded"):
+        once(store=store).run(slow)
+    assert once().outcome() is None
+
+
+def test_work_under_its_fence_is_refused_once_another_runs_it(once, connect, store):
+    mine = connect(session_ttl_s=TTL_S)
+    late = []
+
+    def slow(work):
+        mine.session.notice_gone()
+        once().run(lambda _work: b"by the next", timeout_s=30.0)
+        try:
+            mine.commit([work.fence], [Put("result", b"twice")])
+        except Exception as error:
+            late.append(error)
+        return b"late"
+
+    assert once(store=mine).run(slow) == b"by the next"
+    assert late
+    assert store.get("result") is None
+
+
+def test_a_function_that_kills_its_runners_is_recorded_as_failed(once, connect):
+    for _ in range(2):
+        dying = connect(session_ttl_s=TTL_S)
+
+        def die(_work, dying=dying):
+            dying.session.close()
+            return b""
+
+        with pytest.raises((LockLost, Closed)):
+            once(store=dying, max_starts=2).run(die)
+    with pytest.raises(OnceFailed, match="whoever ran it vanished, 2 times"):
+        once(max_starts=2).run(never)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_lost_answer_changes_nothing(once, connect, monkeypatch, applied, which):
+    store = connect()
+    commit, calls = store.commit, []
+
+    def lossy(checks, ops):
+        calls.append(ops)
+        if len(calls) != which:
+            return commit(checks, ops)
+        if applied:
+            commit(checks, ops)
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "commit", lossy)
+    runs = []
+    assert once(store=store).run(lambda _work: runs.append(1) or b"1") == b"1"
+    assert len(runs) == 1
+    assert b'"starts": 1' in store.get("migrate/starts").value
+
+
+def test_losing_the_session_or_closing_ends_a_wait(once, connect, in_thread, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    gate, runner, losing, closing = Gate(), once(), once(store=store), once()
+    running = in_thread(lambda: runner.run(gate))
+    assert gate.started.wait(20.0)
+    waiting = [in_thread(lambda each=each: each.run(never)) for each in (losing, closing)]
+    eventually(lambda: len(runner.waiters()) == 2)
+    store.session.notice_gone()
+    closing.close()
+    with pytest.raises(SessionLost):
+        waiting[0].outcome()
+    with pytest.raises(Closed, match="once 'migrate' was closed"):
+        waiting[1].outcome()
+    gate.go.set()
+    running.outcome()
+
+
+def test_bad_names_and_numbers_are_refused_before_any_io():
+    with pytest.raises(InvalidKey):
+        Once(None, "a//b")
+    with pytest.raises(ValueError, match="max_starts"):
+        Once(None, "a", max_starts=0)
