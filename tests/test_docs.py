@@ -7,6 +7,7 @@ Each page gets a directory of its own and its blocks are run in order.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import latchwork
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -168,6 +171,30 @@ def test_the_store_snippet_of_the_readme_runs_on_the_backend_its_comment_names(k
     assert done.returncode == 0, done.stderr
     assert "b'hello'" in done.stdout
     assert "['web-1']" in done.stdout
+
+
+def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url(etcd35, tmp_path):
+    page = REPOSITORY / "docs" / "tutorial-crawler.md"
+    for block in BLOCKS[page]:
+        if block.how.startswith("file="):
+            run_block(block, tmp_path)
+    assert_ran(BLOCKS[page][0], run_command([sys.executable, "make_library.py"], tmp_path))
+    url = etcd35.url("crawler")
+    program = Path(sys.executable).with_name("latchwork")
+    nodes = []
+    try:
+        for name in ("n1", "n2"):
+            command = [program, "run", "crawler:job", "--node-id", name, "--session-ttl-s", "2", "--lock-ttl-s", "2"]
+            nodes.append(subprocess.Popen(command, cwd=tmp_path, env={**environment(), "LATCHWORK_URL": url}))
+        with latchwork.connect(url) as store, store.mirror("counts") as counts:
+            counts.wait_until(lambda found: len(found) == 12, timeout_s=30)
+            counts.wait_until(lambda found: {json.loads(e.value)["by"] for e in found.values()} == {"n1", "n2"}, 30)
+            words = sum(sum(json.loads(entry.value)["words"].values()) for entry in counts.values())
+        assert words == sum(len(book.read_text().split()) for book in tmp_path.glob("library/*/*.txt"))
+    finally:
+        for node in nodes:
+            node.terminate()
+        assert [node.wait(20) for node in nodes] == [0, 0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
