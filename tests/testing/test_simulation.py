@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -250,6 +251,20 @@ def test_going_round_in_circles_is_told():
     with pytest.raises(TooLong, match="100 turns"), Simulation(max_turns=100):
         while True:
             time.sleep(1)
+
+
+def test_a_thread_that_waits_for_something_real_is_told(monkeypatch):
+    monkeypatch.setattr("latchwork.testing._sim_turns._STUCK_AFTER_S", 0.2)
+    monkeypatch.setattr("latchwork.testing.simulation._UNWIND_TIMEOUT_S", 0.2)
+    read, write = os.pipe()
+    try:
+        with pytest.raises(SimulationError, match="thread reader does something") as caught, Simulation() as sim:
+            sim.spawn(lambda: os.read(read, 1), name="reader").join()
+        assert "os.read" in str(caught.value)
+    finally:
+        os.write(write, b"x")
+        os.close(write)
+    os.close(read)
 
 
 def test_an_observer_sees_every_turn_and_ends_the_run_by_raising():

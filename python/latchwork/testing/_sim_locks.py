@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latchwork.testing.simulation import Simulation
+    from latchwork.testing._sim_turns import Turns
 
 _FOREIGN_PAUSE_S = 0.001
 
@@ -43,7 +43,7 @@ class SimLock:
 
     __slots__ = ("__weakref__", "_sim", "holder", "is_locked")
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Turns) -> None:
         self._sim = sim
         self.is_locked = False
         self.holder: Any = None
@@ -92,7 +92,7 @@ class SimLock:
 class SimRLock:
     """A lock that its owner may take again."""
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Turns) -> None:
         self._lock = SimLock(sim)
         self._owner: int | None = None
         self._count = 0
@@ -139,7 +139,7 @@ class SimRLock:
 
 
 @contextmanager
-def installed(sim: Simulation) -> Iterator[None]:
+def installed(sim: Turns) -> Iterator[None]:
     """Put the stand-ins in place while the simulation runs."""
     replaced = [(where, name, getattr(where, name)) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
@@ -151,7 +151,7 @@ def installed(sim: Simulation) -> Iterator[None]:
             setattr(where, name, original)
 
 
-def _stand_ins(sim: Simulation) -> list[tuple[Any, str, object]]:
+def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     def lock() -> object:
         return SimLock(sim) if sim.me() is not None else real_lock()
 
@@ -197,7 +197,7 @@ def _stand_ins(sim: Simulation) -> list[tuple[Any, str, object]]:
     ]
 
 
-def _thread_stand_ins(sim: Simulation) -> list[tuple[Any, str, object]]:
+def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     def start(thread: threading.Thread) -> None:
         if sim.me() is None:
             real_start(thread)
