@@ -12,6 +12,7 @@ import latchwork
 from history.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, History, Seen
 from history.checker import judge
 from history.client import KEYS, Recorder
+from latchwork.errors import LatchworkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,9 +143,13 @@ class Run:
             more, wrong = client.finish()
             calls += more
             problems += wrong
-        last = _Kept()
-        self._read_all(store, last)
         summary.problems += problems
+        last = _Kept()
+        try:
+            self._read_all(store, last)
+        except LatchworkError as error:
+            summary.problems.append(f"no answer after the last fault was over: {error}; {stage.condition()}")
+            last.calls.clear()
         summary.calls += len(calls)
         summary.answers.update(call.outcome for call in calls)
         history = History(KEYS, self._start, self._after, calls + last.calls)
