@@ -218,7 +218,13 @@ class Reader:
 
     def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
         """Names of the znodes directly below, our own left out, unsorted."""
-        reply: Reply = yield connection.call(GET_CHILDREN, wire.path_and_flag(self._layout.path(key)), deadline)
+        return (yield from self._names(key, self._ask_names(connection, key, deadline)))
+
+    def _ask_names(self, connection: Connection, key: str, deadline: float) -> Call:
+        return connection.call(GET_CHILDREN, wire.path_and_flag(self._layout.path(key)), deadline)
+
+    def _names(self, key: str, asked: Call) -> Steps[list[str]]:
+        reply: Reply = yield asked
         if reply.error != OK:
             self._refuse(reply.error, "list", key)
             return []
@@ -263,10 +269,34 @@ class Reader:
             at += step
         return entries
 
+    def ask_first(self, connection: Connection, prefix: str, deadline: float) -> tuple[Call, Call]:
+        """Send what ``whole`` reads in any case: the names below a prefix, and the key there."""
+        own = connection.call(MULTI_READ, wire.multi([wire.read_data(self._layout.path(prefix))]), deadline)
+        return self._ask_names(connection, prefix, deadline), own
+
+    def whole(
+        self, connection: Connection, prefix: str, asked: tuple[Call, Call], deadline: float, gens: list[int]
+    ) -> Steps[list[Entry]]:
+        """Every key below the prefix, then the one at it, without a barrier of its own; see ``ask_first``."""
+        names, own = asked
+        level = self.below(prefix, (yield from self._names(prefix, names)))
+        entries = yield from self._subtree(connection, level, deadline, gens)
+        reply: Reply = yield own
+        if prefix:
+            found = wire.parse_multi_read(reply.body)
+            at_prefix = yield from self._entries(connection, [prefix], found, gens, deadline)
+            entries += [entry for entry in at_prefix if entry is not None]
+        return entries
+
     def subtree(self, connection: Connection, prefix: str, deadline: float, gens: list[int]) -> Steps[list[Entry]]:
         """Every key below the prefix, sorted; level by level, without a barrier of its own."""
-        entries: list[Entry] = []
         level = self.below(prefix, (yield from self.names(connection, prefix, deadline)))
+        return (yield from self._subtree(connection, level, deadline, gens))
+
+    def _subtree(
+        self, connection: Connection, level: list[str], deadline: float, gens: list[int]
+    ) -> Steps[list[Entry]]:
+        entries: list[Entry] = []
         while level:
             found = yield from self.read_keys(connection, level, gens, deadline)
             entries.extend(entry for entry in found if entry is not None)

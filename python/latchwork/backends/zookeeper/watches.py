@@ -192,17 +192,15 @@ class WatchHub:
         connection, reader = self._connection, self._reader
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         gens = reader.gens()
+        confirmed = connection.confirm(deadline)
+        first = reader.ask_first(connection, watch.prefix, deadline)  # all at once: answers come in the order of asking
         reply = yield added
         if reply.error != wire.OK:
             raise LatchworkError(
                 f"the server refused a recursive watch with error {reply.error}; it needs 3.6 or newer"
             )
-        confirmed = connection.confirm(deadline)
         yield confirmed
-        entries = yield from reader.subtree(connection, watch.prefix, deadline, gens)
-        if watch.prefix:
-            own = yield from reader.read_keys(connection, [watch.prefix], gens, deadline)
-            entries += [entry for entry in own if entry is not None]
+        entries = yield from reader.whole(connection, watch.prefix, first, deadline, gens)
         with self._lock:
             if watch.loads != load:
                 return
