@@ -168,6 +168,8 @@ class Model:
         self.writes = Writes()
         #: Of all actors; there from `setup` on.
         self.names: list[str] = []
+        #: Whether any actor is frozen at some time: then what it has checked may be over when it goes on.
+        self.freezes = False
 
     @classmethod
     def actions(cls) -> list[str]:
@@ -209,6 +211,7 @@ def run(model_class: type[Model], plan: Plan, sim: Simulation | None = None) -> 
 
 def _play(sim: Simulation, model: Model, plan: Plan, url: str, plain: latchwork.Store) -> None:
     model.claims.are_judged = not plan.expires_sessions
+    model.freezes = any(trouble.kind == "freeze" for trouble in plan.troubles)
     model.names = list("abcdefgh"[: len(plan.actors)])
     model.setup(plain)
     lags = [*plan.lags, *[None] * len(plan.actors)]

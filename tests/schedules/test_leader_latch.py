@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import latchwork
 from latchwork.primitives import LeaderLatch
+from latchwork.testing.faults import FaultyStore
+from latchwork.testing.simulation import Simulation
 from schedules.harness import PATIENCE_S, Model, action, check
 
 
@@ -38,3 +41,20 @@ class LeaderLatchModel(Model):
 
 def test_leader_latch_keeps_its_rules_under_random_schedules():
     check(LeaderLatchModel)
+
+
+def test_a_leader_whose_ticket_is_deleted_joins_again_though_its_server_lags_behind():
+    with (
+        Simulation(max_turns=20_000) as sim,
+        latchwork.connect("memory://lag") as operator,
+        FaultyStore(latchwork.connect("memory://lag"), lag_s=5.0) as lagging,
+        LeaderLatch(lagging, "leader", node_id="a") as latch,
+    ):
+        first = latch.wait(10)
+        sim.sleep(10)
+        before = len(lagging.calls)
+        operator.delete(operator.list("leader")[0].key)
+        sim.sleep(1)
+        assert latch.wait(10).token > first.token
+        assert sim.elapsed_s < 15
+        assert len(lagging.calls) - before < 30

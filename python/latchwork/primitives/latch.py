@@ -328,7 +328,8 @@ class LeaderLatch:
                     if await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
-                        until_over(Ticket.of(place.ticket), everyone, waiter, forever)
+                        if until_over(Ticket.of(place.ticket), everyone, waiter, forever):
+                            raise self._queue.gone(place)
             finally:
                 cancel()
 

@@ -191,8 +191,7 @@ class TicketQueue:
             tickets = self.tickets(stale_ok=stale_ok)
             if any(ticket.key == place.ticket.key for ticket in tickets):
                 return tickets
-        self.refuse_lost(place)
-        raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+        raise self.gone(place)
 
     def are_gone(self, place: Place, ahead: Sequence[Ticket]) -> bool:
         """Whether tickets that were seen ahead of ours are gone: one request, of a state that has ours, as above."""
@@ -201,6 +200,15 @@ class TicketQueue:
             return bool(first) and first[0].key == place.ticket.key
         ours, *others = self.store.get_many([place.ticket.key, *(ticket.key for ticket in ahead)], stale_ok=True)
         return ours is not None and not any(others)
+
+    def gone(self, place: Place) -> LockLost:
+        """What to raise when our ticket is gone.
+
+        Raises:
+            SessionLost: rather that, when our session has ended.
+        """
+        self.refuse_lost(place)
+        return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
 
     def refuse_lost(self, place: Place) -> None:
         """Let pass while our session lives.

@@ -184,10 +184,11 @@ class Simulation(Turns):
         while others := [task for task in self._tasks if task is not self._root]:  # last words may start more
             task = others[0]
             task.unwinds = True
-            threads.append(task.thread)
             self._current = task
             task.gate.release()
-            if not self._root.gate.acquire(timeout=_UNWIND_TIMEOUT_S):  # it does something real, and is given up
+            if self._root.gate.acquire(timeout=_UNWIND_TIMEOUT_S):
+                threads.append(task.thread)
+            else:  # it does something real, and is given up
                 self._tasks.remove(task)
         self._by_ident.clear()
         self._stack.close()
