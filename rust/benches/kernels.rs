@@ -1,11 +1,13 @@
 //! Runs one kernel so many times: to be timed, or to have its instructions counted by `scripts/count_instructions`.
 //!
+//! Kernels: best, weighted, top3, and fmix64, a plain loop. Levels: portable, baseline, avx2, avx512.
+//!
 //! `kernels KERNEL LEVEL WORKERS KEYS [REPEATS]` prints billions of pairs per second, the best of the repeats.
 
 use std::time::Instant;
 
 use _core::hash::fmix64;
-use _core::kernel::{best, Level, Table};
+use _core::kernel::{best, top, weighted, Level, Table};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -35,8 +37,13 @@ fn runner<'a>(kernel: &str, level: &str, hashes: &'a [u64], keys: &'a [u64]) -> 
     }
     let level = *Level::available().iter().find(|l| l.name() == level).expect("this processor has the level");
     let plain = Table::new(hashes, &[]);
+    let weights: Vec<f64> = (0..hashes.len()).map(|n| 1.0 + (n * n % 997) as f64 / 500.0).collect();
+    let unequal = Table::new(hashes, &weights);
+    let mut three = vec![0; keys.len() * hashes.len().min(3)];
     match kernel {
         "best" => Box::new(move || best(level, &plain, keys, &mut owners, &mut scores)),
+        "weighted" => Box::new(move || weighted(level, (&unequal, &weights), keys, &mut owners, &mut scores)),
+        "top3" => Box::new(move || top(level, &plain, keys, 3, &mut three)),
         _ => panic!("unknown kernel '{kernel}'"),
     }
 }

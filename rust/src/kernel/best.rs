@@ -1,7 +1,7 @@
 //! The best worker for each key, all weights being equal.
 
 use super::lanes::{Lanes, Level, Task};
-use super::sweep::{spread, Bounds, Score, BATCH, KEYS};
+use super::sweep::{spread, Bounds, Score, BATCH};
 use super::table::Table;
 use crate::score::fast_score;
 
@@ -25,11 +25,21 @@ impl Task for Best<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let mut bounds = Bounds::new(lanes);
+        match L::KEYS {
+            1 => self.side_by_side::<L, 1>(lanes),
+            _ => self.side_by_side::<L, 4>(lanes),
+        }
+    }
+}
+
+impl Best<'_> {
+    #[inline(always)]
+    fn side_by_side<L: Lanes, const K: usize>(self, lanes: L) {
+        let mut bounds = Bounds::<L, K>::new(lanes);
         let batches = self.keys.chunks(BATCH).zip(self.owners.chunks_mut(BATCH));
         for ((keys, owners), scores) in batches.zip(self.scores.chunks_mut(BATCH)) {
             for (start, tile) in self.table.tiles() {
-                let groups = keys.chunks(KEYS).zip(owners.chunks_mut(KEYS)).zip(scores.chunks_mut(KEYS));
+                let groups = keys.chunks(K).zip(owners.chunks_mut(K)).zip(scores.chunks_mut(K));
                 for ((keys, owners), scores) in groups {
                     let spread = spread(lanes, keys);
                     bounds.sweep(lanes, Score, tile, &spread, keys.len());

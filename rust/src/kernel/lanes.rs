@@ -24,6 +24,8 @@ pub trait Lanes: Copy {
     type V: Copy;
     /// How many numbers it has: 4, 8 or 16.
     const N: usize;
+    /// How many keys are best measured side by side: 1 or 4, as registers allow.
+    const KEYS: usize;
     /// Which bits of what `raise` gives are right; the others may be too great.
     const KNOWN: u32;
 
@@ -33,12 +35,17 @@ pub trait Lanes: Copy {
     fn load(self, from: &[u32]) -> Self::V;
     /// Writes a vector to the first `N` places of a slice; panics if there are fewer.
     fn store(self, vector: Self::V, to: &mut [u32]);
-    /// `(low ^ key.0) * LOW_FACTOR + (high ^ key.1) * HIGH_FACTOR`, in the lane order of [`Lanes::below`].
+    /// `(low ^ key.0) * LOW_FACTOR + (high ^ key.1) * HIGH_FACTOR`, in the order of lanes that [`Lanes::in_order`] knows.
     fn score(self, key: (Self::V, Self::V), low: Self::V, high: Self::V) -> Self::V;
     /// Raises bounds to the scores: lane by lane at least both as signed numbers, and their maximum in the bits of `KNOWN`.
     fn raise(self, bounds: Self::V, scores: Self::V) -> Self::V;
-    /// Bit `i` says whether the measure of the `i`th worker of the vector is below `floor`, as signed numbers.
+    /// Bit `i` says whether the measure in lane `i` is below `floor`, as signed numbers.
     fn below(self, measures: Self::V, floor: Self::V) -> u32;
+    /// From lanes, of vectors that follow each other, to workers: `score` may leave them in another order.
+    #[inline(always)]
+    fn in_order(self, mask: u64) -> u64 {
+        mask
+    }
     /// Whether all bounds are below `floor`, as signed numbers.
     fn all_below(self, bounds: Self::V, floor: Self::V) -> bool;
     /// From scores to merits: `!bits((float(!score as unsigned >> 1) * rates)`, the scores being biased by 2^31.
@@ -129,6 +136,7 @@ pub struct Portable;
 impl Lanes for Portable {
     type V = [u32; 4];
     const N: usize = 4;
+    const KEYS: usize = 4;
     const KNOWN: u32 = u32::MAX;
 
     #[inline(always)]
@@ -234,6 +242,7 @@ mod x86 {
     impl Lanes for Sse2 {
         type V = __m128i;
         const N: usize = 4;
+        const KEYS: usize = 1;
         const KNOWN: u32 = 0xffff_0000;
 
         #[inline(always)]
@@ -272,10 +281,13 @@ mod x86 {
 
         #[inline(always)]
         fn below(self, measures: Self::V, floor: Self::V) -> u32 {
-            unsafe {
-                let ordered = _mm_shuffle_epi32::<0xd8>(_mm_cmpgt_epi32(floor, measures));
-                _mm_movemask_ps(_mm_castsi128_ps(ordered)) as u32
-            }
+            unsafe { _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpgt_epi32(floor, measures))) as u32 }
+        }
+
+        #[inline(always)]
+        fn in_order(self, mask: u64) -> u64 {
+            let (second, third) = (mask & (0x2222 * 0x1_0001_0001_0001), mask & (0x4444 * 0x1_0001_0001_0001));
+            (mask ^ second ^ third) | second << 1 | third >> 1
         }
 
         #[inline(always)]
@@ -297,6 +309,7 @@ mod x86 {
     impl Lanes for Avx2 {
         type V = __m256i;
         const N: usize = 8;
+        const KEYS: usize = 4;
         const KNOWN: u32 = u32::MAX;
 
         #[inline(always)]
@@ -354,6 +367,7 @@ mod x86 {
     impl Lanes for Avx512 {
         type V = __m512i;
         const N: usize = 16;
+        const KEYS: usize = 4;
         const KNOWN: u32 = u32::MAX;
 
         #[inline(always)]

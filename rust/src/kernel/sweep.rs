@@ -8,22 +8,18 @@
 use super::lanes::Lanes;
 use super::table::{Row, TILE, WIDEST};
 
-/// Keys that are measured side by side: what 16 registers hold.
-pub(super) const KEYS: usize = 4;
 /// Keys that go through one tile of workers before the next tile.
 pub(super) const BATCH: usize = 256;
-/// Rows in a block of a small table, so that no tile has more than `MOST_BLOCKS`.
-const LEAST_BLOCK: usize = 2;
-const MOST_BLOCKS: usize = TILE / LEAST_BLOCK;
-/// From so many rows on, blocks have twice as many.
-const MANY_ROWS: usize = 32;
+/// Rows in a block: as many workers as a mask has bits.
+const BLOCK: usize = 4;
+const MOST_BLOCKS: usize = TILE / BLOCK;
 /// No measure is below it.
 pub(super) const LEAST: u32 = 1 << 31;
 
 /// A key's halves, each in all lanes.
 pub(super) type Spread<L> = (<L as Lanes>::V, <L as Lanes>::V);
 
-/// What is bounded: greater is better, as signed numbers, in the lane order of `Lanes::mask`.
+/// What is bounded: greater is better, as signed numbers, in the order of lanes of `Lanes::score`.
 pub(super) trait Measure: Copy {
     /// The measures of the workers from lane `at` on.
     fn of<L: Lanes>(self, lanes: L, key: Spread<L>, row: &Row, at: usize) -> L::V;
@@ -52,43 +48,42 @@ impl Measure for Merit {
 }
 
 /// The bounds that a pass leaves, per block of workers.
-pub(super) struct Bounds<L: Lanes> {
-    rows_per_block: usize,
+/// It is for `K` keys side by side, as many as registers hold.
+pub(super) struct Bounds<L: Lanes, const K: usize> {
     blocks: usize,
-    of_block: [[L::V; KEYS]; MOST_BLOCKS],
+    of_block: [[L::V; K]; MOST_BLOCKS],
 }
 
-impl<L: Lanes> Bounds<L> {
+impl<L: Lanes, const K: usize> Bounds<L, K> {
     #[inline(always)]
     pub fn new(lanes: L) -> Self {
-        Self { rows_per_block: 0, blocks: 0, of_block: [[lanes.splat(LEAST); KEYS]; MOST_BLOCKS] }
+        Self { blocks: 0, of_block: [[lanes.splat(LEAST); K]; MOST_BLOCKS] }
     }
 
     /// The pass over a tile for the first `live` keys: all, or one. O(workers of the tile).
     #[inline(always)]
-    pub fn sweep<M: Measure>(&mut self, lanes: L, measure: M, tile: &[Row], keys: &[Spread<L>; KEYS], live: usize) {
-        self.rows_per_block = if tile.len() < MANY_ROWS { LEAST_BLOCK } else { 2 * LEAST_BLOCK };
-        self.blocks = tile.len().div_ceil(self.rows_per_block);
+    pub fn sweep<M: Measure>(&mut self, lanes: L, measure: M, tile: &[Row], keys: &[Spread<L>; K], live: usize) {
+        self.blocks = tile.len().div_ceil(BLOCK);
         if live == 1 {
             self.side_by_side::<M, 1>(lanes, measure, tile, keys);
         } else {
-            self.side_by_side::<M, KEYS>(lanes, measure, tile, keys);
+            self.side_by_side::<M, K>(lanes, measure, tile, keys);
         }
     }
 
     #[inline(always)]
-    fn side_by_side<M: Measure, const K: usize>(
+    fn side_by_side<M: Measure, const LIVE: usize>(
         &mut self,
         lanes: L,
         measure: M,
         tile: &[Row],
-        keys: &[Spread<L>; KEYS],
+        keys: &[Spread<L>; K],
     ) {
-        for (block, rows) in self.of_block.iter_mut().zip(tile.chunks(self.rows_per_block)) {
-            let mut bounds = [lanes.splat(LEAST); KEYS];
+        for (block, rows) in self.of_block.iter_mut().zip(tile.chunks(BLOCK)) {
+            let mut bounds = [lanes.splat(LEAST); K];
             for row in rows {
                 for part in 0..WIDEST / L::N {
-                    for k in 0..K {
+                    for k in 0..LIVE {
                         bounds[k] = lanes.raise(bounds[k], measure.of(lanes, keys[k], row, part * L::N));
                     }
                 }
@@ -109,12 +104,12 @@ impl<L: Lanes> Bounds<L> {
         mut visit: impl FnMut(usize),
     ) {
         let floor = lanes.splat(floor);
-        let blocks = self.of_block.iter().zip(tile.chunks(self.rows_per_block)).enumerate();
-        for (number, (bounds, rows)) in blocks {
+        for (number, bounds) in self.of_block[..self.blocks].iter().enumerate() {
             if lanes.all_below(bounds[k], floor) {
                 continue;
             }
-            let first = start + number * self.rows_per_block * WIDEST;
+            let rows = &tile[number * BLOCK..tile.len().min((number + 1) * BLOCK)];
+            let first = start + number * BLOCK * WIDEST;
             let mut below = 0u64;
             for (number, row) in rows.iter().enumerate() {
                 for part in 0..WIDEST / L::N {
@@ -122,7 +117,7 @@ impl<L: Lanes> Bounds<L> {
                     below |= u64::from(mask) << ((number * WIDEST + part * L::N) % 64);
                 }
             }
-            let mut reaching = !below & (u64::MAX >> ((64 - rows.len() * WIDEST) % 64));
+            let mut reaching = !lanes.in_order(below) & (u64::MAX >> ((64 - rows.len() * WIDEST) % 64));
             while reaching != 0 {
                 visit(first + reaching.trailing_zeros() as usize);
                 reaching &= reaching - 1;
@@ -158,7 +153,7 @@ impl<L: Lanes> Bounds<L> {
 
     /// A floor that at least `k` workers of the tile reach, or None if there may be fewer; `lots` is scratch space.
     #[inline(always)]
-    pub fn kth(&self, lanes: L, key: usize, k: usize, rows: usize, lots: &mut Vec<u32>) -> Option<u32> {
+    pub fn kth(&self, lanes: L, key: usize, k: usize, lots: &mut Vec<u32>) -> Option<u32> {
         if k <= L::N {
             let mut lanes = self.lanes(lanes, key);
             for place in 0..k {
@@ -170,9 +165,8 @@ impl<L: Lanes> Bounds<L> {
             }
             return Some(lanes[k - 1]);
         }
-        let blocks = rows.div_ceil(self.rows_per_block);
         lots.clear();
-        for block in &self.of_block[..blocks] {
+        for block in &self.of_block[..self.blocks] {
             let mut all = [LEAST; WIDEST];
             lanes.store(block[key], &mut all);
             lots.extend(all[..L::N].iter().map(|lane| lane & L::KNOWN ^ LEAST));
@@ -187,11 +181,11 @@ impl<L: Lanes> Bounds<L> {
 
 /// The next keys of a batch, spread; a short group repeats its first.
 #[inline(always)]
-pub(super) fn spread<L: Lanes>(lanes: L, keys: &[u64]) -> [Spread<L>; KEYS] {
-    let mut group = [keys[0]; KEYS];
+pub(super) fn spread<L: Lanes, const K: usize>(lanes: L, keys: &[u64]) -> [Spread<L>; K] {
+    let mut group = [keys[0]; K];
     group[..keys.len()].copy_from_slice(keys);
-    let mut result = [(lanes.splat(0), lanes.splat(0)); KEYS];
-    for k in 0..KEYS {
+    let mut result = [(lanes.splat(0), lanes.splat(0)); K];
+    for k in 0..K {
         result[k] = (lanes.splat(group[k] as u32), lanes.splat((group[k] >> 32) as u32));
     }
     result

@@ -5,7 +5,7 @@
 //! that value are valued too. Since winners have small z, where the bound is close, there are few.
 
 use super::lanes::{Lanes, Level, Task};
-use super::sweep::{spread, Bounds, Merit, BATCH, KEYS, LEAST};
+use super::sweep::{spread, Bounds, Merit, BATCH, LEAST};
 use super::table::Table;
 use crate::score::{exponential, fast_score};
 
@@ -50,13 +50,23 @@ impl Task for Weighted<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let mut bounds = Bounds::new(lanes);
+        match L::KEYS {
+            1 => self.side_by_side::<L, 1>(lanes),
+            _ => self.side_by_side::<L, 4>(lanes),
+        }
+    }
+}
+
+impl Weighted<'_> {
+    #[inline(always)]
+    fn side_by_side<L: Lanes, const K: usize>(self, lanes: L) {
+        let mut bounds = Bounds::<L, K>::new(lanes);
         let nobody = Top { value: -1.0, score: 0, worker: u32::MAX };
         for at in (0..self.keys.len()).step_by(BATCH) {
             let keys = &self.keys[at..self.keys.len().min(at + BATCH)];
             let mut tops = [nobody; BATCH];
             for (start, tile) in self.table.tiles() {
-                for (keys, tops) in keys.chunks(KEYS).zip(tops.chunks_mut(KEYS)) {
+                for (keys, tops) in keys.chunks(K).zip(tops.chunks_mut(K)) {
                     let spread = spread(lanes, keys);
                     bounds.sweep(lanes, Merit, tile, &spread, keys.len());
                     for k in 0..keys.len() {
