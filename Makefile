@@ -46,6 +46,8 @@ help:
 	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
 	@echo '  make bench-handover    time hand-overs of locks and latches, beside kazoo and etcd3'
 	@echo '  make bench-store       time the store beside the raw clients of every backend (20 minutes)'
+	@echo '  make bench-instructions  count what the kernels execute, and compare with the file'
+	@echo '  make check-core        run the unsafe module under valgrind and the address sanitizer'
 	@echo '  make wheel             build an abi3 wheel for Python 3.10+ into dist/'
 	@echo '  make clean             remove .venv and everything built'
 	@echo
@@ -116,6 +118,11 @@ bench-handover: build
 bench-store: build
 	sh scripts/install_test_servers
 	$(BIN)/python benches/bench_store.py $(ARGS)
+bench-instructions:
+	scripts/count_instructions $(ARGS)
+
+check-core:
+	scripts/check_core
 
 wheel: build
 	$(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist
