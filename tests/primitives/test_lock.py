@@ -368,20 +368,24 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
     lock, connect, store, monkeypatch, eventually
 ):
     cut_store = connect()
-    create, listing, cut = cut_store.create, cut_store.list, threading.Event()
+    create, cut = cut_store.create, threading.Event()
 
     def losing(key, value, **options):
         create(key, value, **options)
         cut.set()
         raise OutcomeUnknown("cut")
 
-    def unreachable(*args, **options):
-        if cut.is_set():
-            raise Unavailable("cut")
-        return listing(*args, **options)
+    def unless_cut(call):
+        def guarded(*args, **options):
+            if cut.is_set():
+                raise Unavailable("cut")
+            return call(*args, **options)
+
+        return guarded
 
     monkeypatch.setattr(cut_store, "create", losing)
-    monkeypatch.setattr(cut_store, "list", unreachable)
+    monkeypatch.setattr(cut_store, "list", unless_cut(cut_store.list))
+    monkeypatch.setattr(cut_store, "delete", unless_cut(cut_store.delete))
     with pytest.raises((OutcomeUnknown, Unavailable)):
         lock(store=cut_store).acquire(0.0)
     assert len(store.list("orders")) == 1  # nobody waits behind it, and it would be the holder

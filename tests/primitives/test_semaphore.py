@@ -185,6 +185,24 @@ def test_a_size_that_shrinks_between_look_and_write_gives_no_lease(semaphore, co
     assert mine.waiters() == []
 
 
+def test_who_slept_until_its_ticket_was_gone_gets_no_lease(semaphore, connect, store, monkeypatch):
+    slow = connect()
+    mine, other = semaphore(1, store=slow), semaphore(1)
+    commit = slow.commit
+
+    def sleeping(checks, ops):
+        monkeypatch.setattr(slow, "commit", commit)
+        (ticket,) = other.waiters()
+        store.delete(ticket.key)  # as when its session ends meanwhile
+        other.acquire(5.0)
+        return commit(checks, ops)
+
+    monkeypatch.setattr(slow, "commit", sleeping)
+    with pytest.raises(LockLost, match="somebody deleted it"):
+        mine.acquire(5.0)
+    assert len(other.holders()) == 1
+
+
 @pytest.mark.parametrize("when", ["applied", "never applied"])
 def test_a_lease_with_a_lost_answer_is_taken_once(semaphore, connect, monkeypatch, when):
     store = connect()
