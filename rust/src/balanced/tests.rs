@@ -107,3 +107,57 @@ fn a_hundred_workers_and_jobs_in_upheaval_are_levelled() {
     }
     assert!(loads.load.iter().max().unwrap() - loads.load.iter().min().unwrap() <= 1);
 }
+
+/// Prices prove that no chain of seats lowers the sum: see `level`.
+fn check_prices(graph: &graph::Graph, loads: &Loads, price: &[i64]) {
+    let priced = |worker: u32| price[worker as usize] != level::NO_PRICE;
+    for seat in 0..graph.worker.len() {
+        let (worker, others) = (graph.worker[seat], graph.of_job(graph.job[seat]));
+        if graph.taken[seat] {
+            assert!(priced(worker) && loads.giving(worker) <= price[worker as usize]);
+            for free in others.filter(|free| !graph.taken[*free]) {
+                let other = graph.worker[free];
+                assert!(priced(other) && price[other as usize] >= price[worker as usize]);
+                assert!(loads.taking(other) >= price[other as usize]);
+            }
+        }
+    }
+}
+
+#[test]
+fn prices_prove_the_least_sum_of_squares_on_large_problems_of_every_shape() {
+    let mut random = Random::new(12);
+    for round in 0..60u32 {
+        let (workers, jobs) = (100, 150);
+        let able = |random: &mut Random, job: u32| -> Vec<u32> {
+            match round % 4 {
+                0 => (0..workers).filter(|_| random.below(10) < 7).collect(),
+                1 => (0..2 + job * (workers - 2) / jobs).collect(),
+                2 => (job * (workers - 3) / jobs..).take(3).collect(),
+                _ => {
+                    let (a, b) = (random.below(workers as usize) as u32, random.below(10) as u32);
+                    if a == b {
+                        vec![a]
+                    } else {
+                        vec![a.min(b), a.max(b)]
+                    }
+                }
+            }
+        };
+        let demand = |random: &mut Random, job: u32| {
+            let (items, able) = (random.below(60) as u32, able(random, job));
+            let held = able.iter().map(|_| random.below(3) as u32).collect();
+            let weight = |worker: &u32| if round % 8 > 3 { 1.0 + f64::from(worker % 3) } else { 1.0 };
+            Demand { items, weights: able.iter().map(weight).collect(), able, held }
+        };
+        let demands: Vec<Demand> = (0..jobs).map(|job| demand(&mut random, job)).collect();
+        let shares: Vec<Share> = demands.iter().map(Share::of).collect();
+        let (seated, mut loads) = start::seats(workers as usize, &demands, &shares);
+        let mut graph = graph::Graph::new(workers as usize, &demands, &shares, &seated);
+        let price = level::level(&mut graph, &mut loads);
+        check_prices(&graph, &loads, &price);
+        let least = loads.cost();
+        gains::gain(&mut graph, &mut loads, &price);
+        assert_eq!(loads.cost(), least, "round {round}: gains must not cost balance");
+    }
+}
