@@ -21,6 +21,8 @@ from python_spread import evenly_spread_jobs
 
 from latchwork.assignment import Board
 
+SHAPES = ("all able", "70 % able", "5 % able", "nested")
+
 
 def least(repeats, works):
     """Seconds per name: works take turns, each a pair of what to prepare (not timed) and what to time."""
@@ -94,12 +96,21 @@ def spread_rows(workers, items, repeats):
     return rows
 
 
-def balanced_rows(workers, items, repeats, able_share):
-    """Balanced and OR-Tools on the same problem: from nothing, and after one worker left."""
-    ids = [f"worker-{n:05}" for n in range(workers)]
+def who_can_run(jobs, ids, shape):
+    """Job ids by worker: all, a random part, or nested, where each job can be run by one worker more than the last."""
     rng = random.Random(2)
+    order = list(jobs)
+    if shape == "nested":
+        return {worker: order[n * len(order) // len(ids) :] for n, worker in enumerate(ids)}
+    share = {"all able": 1.0, "70 % able": 0.7, "5 % able": 0.05}[shape]
+    return {worker: [job for job in order if rng.random() < share] for worker in ids}
+
+
+def balanced_rows(workers, items, repeats, shape):
+    """Balanced and OR-Tools on the same problem: from nothing, and after one worker left or joined."""
+    ids = [f"worker-{n:05}" for n in range(workers)]
     jobs = make_jobs(min(1000, items // 2), items)
-    can_run = {worker: [job for job in jobs if rng.random() < able_share] for worker in ids}
+    can_run = who_can_run(jobs, ids, shape)
 
     def cold():
         board = Board("balanced")
@@ -115,10 +126,15 @@ def balanced_rows(workers, items, repeats, able_share):
         board.leave(ids[workers // 2])
         return board
 
-    return [
-        balanced_row(f"{able_share:.0%} able, {case}", make, jobs, can_run, repeats)
-        for case, make in [("cold", cold), ("one left", left)]
-    ]
+    def joined():
+        board = cold()
+        board.leave(ids[workers // 2])
+        board.place()
+        board.join(ids[workers // 2], jobs=can_run[ids[workers // 2]])
+        return board
+
+    cases = [("cold", cold), ("one left", left), ("one joined", joined)]
+    return [balanced_row(f"{shape}, {case}", make, jobs, can_run, repeats) for case, make in cases]
 
 
 def balanced_row(case, make, jobs, can_run, repeats):
@@ -218,7 +234,7 @@ def main():
     size = (options.workers, options.items, options.repeats)
     rows = {"evenly_spread": spread_rows(*size), "balanced": []}
     if importlib.util.find_spec("ortools"):
-        rows["balanced"] = [row for able in (1.0, 0.7) for row in balanced_rows(*size, able)]
+        rows["balanced"] = [row for shape in SHAPES for row in balanced_rows(*size, shape)]
     if options.json:
         print(json.dumps(rows, indent=2))
         return
