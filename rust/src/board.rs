@@ -10,7 +10,8 @@ use crate::budget;
 use crate::input::{check_weights, InputError, NOBODY};
 use crate::names::Names;
 use crate::place::{self, Move};
-use crate::quota::Demand;
+use crate::quota::{Bare, Demand, Share};
+use crate::spread;
 use crate::strategy::Strategy;
 
 /// Which jobs a worker can run: all of them, those that come later too, or those named.
@@ -196,13 +197,10 @@ impl Board {
     /// at in jobs where something moves, and there little.
     pub fn place(&mut self, limit: Option<usize>) -> Delta {
         let order: Vec<u32> = self.number.values().copied().collect();
-        let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(&order, &self.workers)).collect();
-        let sizes = self.strategy.sizes(order.len(), &demands);
-        let mut all: Vec<Vec<Move>> = Vec::with_capacity(demands.len());
-        for ((items, demand), sizes) in self.jobs.values_mut().zip(&demands).zip(&sizes) {
-            let able: Vec<u32> = demand.able.iter().map(|rank| order[*rank as usize]).collect();
-            all.push(items.settle(&able, sizes));
-        }
+        let mut all = match self.strategy {
+            Strategy::EvenlySpread => self.spread(&order),
+            _ => self.balance(&order),
+        };
         let deferred = limit.map_or(0, |limit| self.hold_back(&mut all, limit));
         let changes = |((job, items), moves): ((&String, &Items), _)| Changes {
             job: job.clone(),
@@ -211,6 +209,30 @@ impl Board {
         };
         let jobs = self.jobs.iter().zip(all).map(changes).filter(|change| !change.moves.is_empty()).collect();
         Delta { jobs, deferred, workers: self.names() }
+    }
+
+    fn balance(&mut self, order: &[u32]) -> Vec<Vec<Move>> {
+        let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(order, &self.workers)).collect();
+        let sizes = self.strategy.sizes(order.len(), &demands);
+        let each = self.jobs.values_mut().zip(&demands).zip(&sizes);
+        each.map(|((items, demand), sizes)| items.settle(order, demand, sizes)).collect()
+    }
+
+    /// One job after the other, so that what is known of it stays in the processor's cache.
+    fn spread(&mut self, order: &[u32]) -> Vec<Vec<Move>> {
+        let mut bare = Bare::new(order.len());
+        for items in self.jobs.values() {
+            let demand = items.demand(order, &self.workers);
+            bare.add(&demand, &Share::of(&demand));
+        }
+        let (mut loads, workers) = (bare.loads(), &self.workers);
+        let place = |items: &mut Items| {
+            let demand = items.demand(order, workers);
+            let share = Share::of(&demand);
+            let seated = spread::seat_next(&demand, &share, &mut loads);
+            items.settle(order, &demand, &share.sizes(&seated))
+        };
+        self.jobs.values_mut().map(place).collect()
     }
 
     /// Takes back the moves that are not among the best; returns how many those are.
@@ -284,14 +306,15 @@ impl Items {
         Demand { items: self.owners.len() as u32, able, weights, held }
     }
 
-    /// Gives each able worker, listed in name order, as many items as `sizes` says.
-    fn settle(&mut self, able: &[u32], sizes: &[u32]) -> Vec<Move> {
-        if able.is_empty() {
+    /// Gives each able worker as many items as `sizes` says.
+    fn settle(&mut self, order: &[u32], demand: &Demand, sizes: &[u32]) -> Vec<Move> {
+        if sizes.is_empty() {
             return self.drop_all();
         }
+        let able: Vec<u32> = demand.able.iter().map(|rank| order[*rank as usize]).collect();
         let mut by_number = vec![0; self.held.len()];
         able.iter().zip(sizes).for_each(|(number, size)| by_number[*number as usize] = *size);
-        let moves = place::settle(&mut self.owners, &self.held, &by_number, able);
+        let moves = place::settle(&mut self.owners, &self.held, &by_number, &able);
         self.held = by_number;
         moves
     }

@@ -163,14 +163,9 @@ const GREATEST_RATE: f64 = 268_435_456.0; // 2^28: with fewer than 2^33 items, c
 impl Loads {
     /// Loads of the whole shares alone, before any seat is given. O(sum of able workers).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
-        let (mut load, mut weight) = (vec![0; workers], vec![0.0f64; workers]);
-        for (job, share) in jobs.iter().zip(shares) {
-            for (at, &worker) in job.able.iter().enumerate() {
-                load[worker as usize] += u64::from(share.quota.floor[at]);
-                weight[worker as usize] = weight[worker as usize].max(job.weights[at]);
-            }
-        }
-        Self { load, rate: rates(&weight) }
+        let mut bare = Bare::new(workers);
+        jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, share));
+        bare.loads()
     }
 
     /// Workers of these weights that hold nothing. O(workers).
@@ -192,6 +187,36 @@ impl Loads {
     pub fn cost(&self) -> i128 {
         let each = |(l, r): (&u64, &i64)| i128::from(*l) * i128::from(*l) * i128::from(*r);
         self.load.iter().zip(&self.rate).map(each).sum()
+    }
+}
+
+/// Loads in the making, job by job.
+#[derive(Debug)]
+pub struct Bare {
+    load: Vec<u64>,
+    weight: Vec<f64>,
+}
+
+impl Bare {
+    /// Workers that no job is known of.
+    pub fn new(workers: usize) -> Self {
+        Self { load: vec![0; workers], weight: vec![0.0; workers] }
+    }
+
+    /// Adds the whole shares of a job.
+    pub fn add(&mut self, job: &Demand, share: &Share) {
+        for ((&worker, floor), &weight) in job.able.iter().zip(&share.quota.floor).zip(&job.weights) {
+            let at = worker as usize;
+            self.load[at] += u64::from(*floor);
+            if weight > self.weight[at] {
+                self.weight[at] = weight;
+            }
+        }
+    }
+
+    /// The loads, before any seat is given.
+    pub fn loads(self) -> Loads {
+        Loads { rate: rates(&self.weight), load: self.load }
     }
 }
 

@@ -8,8 +8,15 @@ use crate::quota::{Demand, Loads, Share};
 /// Who gets the seats of each job, by position in `able`. O(sum of able workers, each job sorted).
 pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
     let mut loads = Loads::new(workers, jobs, shares);
-    let seat = |(job, share)| seat_job(job, share, &mut loads, |_, _| true);
+    let seat = |(job, share)| seat_next(job, share, &mut loads);
     jobs.iter().zip(shares).map(seat).collect()
+}
+
+/// Gives the seats of the next job in name order, and adds them to the loads.
+///
+/// So jobs can be looked at one at a time, if `loads` begins with the whole shares of all of them.
+pub fn seat_next(job: &Demand, share: &Share, loads: &mut Loads) -> Vec<bool> {
+    seat_job(job, share, loads, |_, _| true)
 }
 
 /// Gives the seats of one job: first to those with a gain for whom `keeps` holds, then by cost, then by name.
