@@ -7,7 +7,7 @@ index: what lies below ``a`` is everything from ``a/`` up to, not including, ``a
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
 from latchwork.backends.base import VersionKey
@@ -33,10 +33,6 @@ WITH RECURSIVE visited (key) AS (
   FROM visited AS v WHERE v.key IS NOT NULL)
 """
 _VISITED_KEYS = _NAMES + "SELECT key FROM visited WHERE key IS NOT NULL"  # noqa: S608
-_DIRECTLY_BELOW = (
-    _NAMES + f"SELECT {_COLUMNS} FROM visited CROSS JOIN entries AS e ON e.root = :root AND e.key = visited.key"  # noqa: S608
-    " WHERE visited.key IS NOT NULL AND instr(substr(visited.key, :rest), '/') = 0"
-)
 _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND key < ? ORDER BY key"  # noqa: S608
 
 
@@ -128,10 +124,24 @@ def changed_since(conn: sqlite3.Connection, root: str, token: int, prefixes: Seq
 
 
 def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
-    rest = len(prefix) + 2 if prefix else 1
+    """One scan as long as keys are direct children; at a deeper key a new one begins behind that child's subtree."""
+    skip = len(prefix) + 1 if prefix else 0
     for low, high in _ranges(prefix, start_after):
-        for row in conn.execute(_DIRECTLY_BELOW, {"root": root, "low": low, "high": high, "rest": rest}):
-            yield _entry(row)
+        at: str | None = low
+        while at is not None:
+            at = yield from _children_until_deeper(conn.execute(_SUBTREE, (root, at, high)), skip)
+
+
+def _children_until_deeper(
+    rows: Iterable[tuple[str, bytes, int, int, str | None]], skip: int
+) -> Generator[Entry, None, str | None]:
+    """Yields entries, and returns where to go on."""
+    for row in rows:
+        slash = row[0].find("/", skip)
+        if slash >= 0:
+            return row[0][:slash] + "0"
+        yield _entry(row)
+    return None
 
 
 def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:

@@ -282,10 +282,7 @@ class DeleteTree:
         """The plan for these ranges."""
         return Plan(
             [],
-            [
-                pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end)).SerializeToString()
-                for start, end in spans
-            ],
+            [wire.delete(start, end) for start, end in spans],
             lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
             lambda revision: [
                 pb.RequestOp(

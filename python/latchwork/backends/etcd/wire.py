@@ -2,13 +2,14 @@
 
 Building message objects is most of what a write costs in Python; putting their bytes together costs a tenth. Only what
 every write sends is here, and only requests: answers are decoded by the generated classes. A request may be given to
-the connection as bytes or as a message. tests/backends/etcd/test_wire.py reads all of it back with those classes.
+the connection as bytes or as a message. Compares and operations carry their length in front, so that a transaction
+joins them. tests/backends/etcd/test_wire.py reads all of it back with those classes.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 _SMALL = tuple(bytes([n]) for n in range(128))
 
@@ -23,50 +24,59 @@ class Target(bytes, enum.Enum):
 
 def compare(target: Target, key: bytes, operand: int, *, end: bytes = b"", greater: bool = False) -> bytes:
     """A ``Compare``: equal to the operand, or greater; of every key in a range when there is an end."""
-    kind, introduced = target[:2], target[2:]
-    span = b"\x1a%b%b" % (_size(key), key)
     until = b"\x82\x04%b%b" % (_size(end), end) if end else b""
-    return b"%b%b%b%b%b%b" % (b"\x08\x01" if greater else b"", kind, span, introduced, _number(operand), until)
+    result = b"\x08\x01" if greater else b""
+    kind, introduced = target[:2], target[2:]
+    return _sized(b"%b%b\x1a%b%b%b%b%b" % (result, kind, _size(key), key, introduced, _number(operand), until))
 
 
 def put(key: bytes, value: bytes, *, lease: int = 0, ignore_lease: bool = False) -> bytes:
     """A ``RequestOp`` that puts."""
     bound = b"\x18" + _number(lease) if lease else b""
     kept = b"\x30\x01" if ignore_lease else b""
-    return _framed(b"\x12", b"\x0a%b%b\x12%b%b%b%b" % (_size(key), key, _size(value), value, bound, kept))
+    return _tagged(b"\x12", b"\x0a%b%b\x12%b%b%b%b" % (_size(key), key, _size(value), value, bound, kept))
 
 
-def delete(key: bytes) -> bytes:
-    """A ``RequestOp`` that deletes one key."""
-    return _framed(b"\x1a", b"\x0a%b%b" % (_size(key), key))
+def delete(key: bytes, end: bytes = b"") -> bytes:
+    """A ``RequestOp`` that deletes one key, or a range."""
+    until = b"\x12%b%b" % (_size(end), end) if end else b""
+    return _tagged(b"\x1a", b"\x0a%b%b%b" % (_size(key), key, until))
 
 
 def peek(key: bytes, end: bytes = b"") -> bytes:
     """A ``RequestOp`` that reads one key without its value: the first of a range."""
     until = b"\x12%b%b" % (_size(end), end) if end else b""
-    return _framed(b"\x0a", b"\x0a%b%b%b\x18\x01\x40\x01" % (_size(key), key, until))
+    return _tagged(b"\x0a", b"\x0a%b%b%b\x18\x01\x40\x01" % (_size(key), key, until))
 
 
 def read(key: bytes) -> bytes:
     """A ``RequestOp`` that reads one key."""
-    return _framed(b"\x0a", b"\x0a%b%b" % (_size(key), key))
+    return _tagged(b"\x0a", b"\x0a%b%b" % (_size(key), key))
 
 
 def nested(transaction: bytes) -> bytes:
     """A ``RequestOp`` that is a transaction."""
-    return _framed(b"\x22", transaction)
+    return _tagged(b"\x22", transaction)
 
 
-def txn(compares: Iterable[bytes] = (), success: Iterable[bytes] = (), failure: Iterable[bytes] = ()) -> bytes:
-    """A ``TxnRequest``."""
-    parts = [part for body in compares for part in (b"\x0a", _size(body), body)]
-    parts += [part for body in success for part in (b"\x12", _size(body), body)]
-    parts += [part for body in failure for part in (b"\x1a", _size(body), body)]
-    return b"".join(parts)
+def txn(compares: Sequence[bytes] = (), success: Sequence[bytes] = (), failure: Sequence[bytes] = ()) -> bytes:
+    """A ``TxnRequest`` of what the functions above made. Alone among them it has no length in front."""
+    return b"".join(
+        (
+            b"\x0a" + b"\x0a".join(compares) if compares else b"",
+            b"\x12" + b"\x12".join(success) if success else b"",
+            b"\x1a" + b"\x1a".join(failure) if failure else b"",
+        )
+    )
 
 
-def _framed(tag: bytes, body: bytes) -> bytes:
-    return tag + _size(body) + body
+def _tagged(tag: bytes, body: bytes) -> bytes:
+    """The operation of this kind, its length in front."""
+    return _sized(b"%b%b%b" % (tag, _size(body), body))
+
+
+def _sized(body: bytes) -> bytes:
+    return _size(body) + body
 
 
 def _size(data: bytes) -> bytes:
