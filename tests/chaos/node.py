@@ -8,11 +8,13 @@ frozen process got anything through after somebody else had taken over.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
 import queue
 import random
+import signal
 import sys
 import threading
 import time
@@ -122,7 +124,15 @@ def heartbeat(log):
         last = here
 
 
+def end_with_our_parent():
+    """Have the system kill this process when the one that started it dies, also while it is frozen."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(url, node_id, path):
+    end_with_our_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     log = Log(path, node_id)
     threading.Thread(target=heartbeat, args=(log,), daemon=True).start()
