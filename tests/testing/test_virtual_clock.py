@@ -31,7 +31,7 @@ def start():
     threads = []
 
     def begin(fn):
-        thread = threading.Thread(target=fn, name="latchwork-test")
+        thread = threading.Thread(target=fn)
         threads.append(thread)
         thread.start()
         return thread

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import thread as pools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,9 +28,14 @@ _PREFIX = "latchwork"
 _LEAST_WAIT_S = 1e-9
 #: Real time between two looks at the threads, and how many looks in a row must find them at rest.
 _LOOK_EVERY_S = 0.001
-_LOOKS = 3
-#: Files in whose functions a thread that is at rest is found: those of locks and conditions, and of idle pools.
-_RESTING = {threading.__file__, pools.__file__}
+_LOOKS = 4
+#: Functions in which a thread that is at rest is found: waits for conditions and threads, and idle pools.
+_RESTING = {
+    (threading.__file__, "wait"),
+    (threading.__file__, "join"),
+    (threading.__file__, "_wait_for_tstate_lock"),
+    (pools.__file__, "_worker"),
+}
 
 
 @dataclass(eq=False)
@@ -38,7 +44,6 @@ class _Sleeper:
 
     condition: threading.Condition
     deadline: float | None
-    event: threading.Event | None
 
 
 class VirtualClock:
@@ -56,6 +61,7 @@ class VirtualClock:
         self._lock = threading.Lock()
         self._now = _START_S
         self._sleepers: list[_Sleeper] = []
+        self._known: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # whoever has waited by it
 
     def __repr__(self) -> str:
         return f"<VirtualClock {self._now:.3f}s, {self.waiting} waiting>"
@@ -92,7 +98,7 @@ class VirtualClock:
         self.settle()
 
     def settle(self) -> bool:
-        """Wait, in real time, until latchwork's threads and all who wait by this clock are at rest; False if not."""
+        """Wait, in real time, until latchwork's threads and all who waited by this clock are at rest; False if not."""
         deadline = time.monotonic() + self._settle_s
         at_rest = 0
         while at_rest < _LOOKS:
@@ -110,7 +116,7 @@ class VirtualClock:
             while not event.is_set():
                 if deadline is not None and self._now >= deadline:
                     return False
-                self._sleep(_Sleeper(condition, deadline, event))
+                self._sleep(_Sleeper(condition, deadline))
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
@@ -118,7 +124,7 @@ class VirtualClock:
         deadline = self._deadline(timeout_s)
         if deadline is not None and self._now >= deadline:
             return False
-        self._sleep(_Sleeper(condition, deadline, None))
+        self._sleep(_Sleeper(condition, deadline))
         return deadline is None or self._now < deadline
 
     def _deadline(self, timeout_s: float | None) -> float | None:
@@ -134,6 +140,7 @@ class VirtualClock:
     def _sleep(self, sleeper: _Sleeper) -> None:
         with self._lock:
             self._sleepers.append(sleeper)
+            self._known.add(threading.current_thread())
         try:
             sleeper.condition.wait()
         finally:
@@ -150,18 +157,22 @@ class VirtualClock:
 
     def _is_quiet(self) -> bool:
         with self._lock:
-            late = [
-                each
-                for each in self._sleepers
-                if (each.event is not None and each.event.is_set())
-                or (each.deadline is not None and each.deadline <= self._now)
-            ]
-        if late:
-            return False
+            if any(self._is_woken(each) for each in self._sleepers):
+                return False
         frames = sys._current_frames()  # noqa: SLF001 - the only way to see what a thread is doing
-        own = [thread for thread in threading.enumerate() if thread.name.startswith(_PREFIX)]
-        return all(_rests(frames.get(thread.ident or 0)) for thread in own if thread is not threading.current_thread())
+        with self._lock:
+            known = set(self._known)
+        others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+        followed = [each for each in others if each in known or each.name.startswith(_PREFIX)]
+        return all(_rests(frames.get(each.ident or 0)) for each in followed)
+
+    def _is_woken(self, sleeper: _Sleeper) -> bool:
+        """Whether its wait is over, though its thread may not have got round to going on. The lock is held."""
+        if sleeper.deadline is not None and sleeper.deadline <= self._now:
+            return True
+        here = sum(each.condition is sleeper.condition for each in self._sleepers)
+        return here > len(sleeper.condition._waiters)  # type: ignore[attr-defined]  # noqa: SLF001 - notify() shortens it
 
 
 def _rests(frame: FrameType | None) -> bool:
-    return frame is None or frame.f_code.co_filename in _RESTING
+    return frame is None or (frame.f_code.co_filename, frame.f_code.co_name) in _RESTING
