@@ -153,11 +153,12 @@ def test_a_runner_that_lost_its_session_gets_the_outcome_of_the_next(once, conne
     assert once().outcome() == b"by the next"
 
 
-def test_a_runner_that_lost_its_session_before_anybody_recorded_an_outcome_is_told(once, connect):
-    store = connect(session_ttl_s=TTL_S)
+def test_a_runner_that_lost_its_session_before_anybody_recorded_an_outcome_is_told(once, connect, eventually):
+    store, onlooker = connect(session_ttl_s=TTL_S), once()
 
     def slow(_work):
         store.session.notice_gone()
+        eventually(lambda: onlooker.runner() is None)
         return b"late"
 
     with pytest.raises(LockLost, match="our session ended before the outcome was recorded"):

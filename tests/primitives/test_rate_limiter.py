@@ -19,7 +19,7 @@ def limiter(connect):
     made = []
 
     def make(permits=2, interval_s=0.5, name="mail", *, slack_s=2.0, store=None, **options):
-        store = store or connect(session_ttl_s=TTL_S)
+        store = store or connect()
         one = RateLimiter(store, name, permits=permits, interval_s=interval_s, slack_s=slack_s, **options)
         made.append(one)
         return one

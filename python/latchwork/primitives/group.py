@@ -6,7 +6,7 @@ View:  written by whoever sees that the members are not those of the newest view
        that the views are as it read them before it read the members. The oldest member does it at once, the others
        stand in one after the other.
 
-docs/design/0009 has the races.
+docs/design/0011 has the races.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Keys:  <name>/board             the open phase, who is expected, how the last ph
 
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
 its arrivals only become more, so whoever has seen enough of them may open it, again on condition that the board is
-unchanged. docs/design/0009 has the races.
+unchanged. docs/design/0011 has the races.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Order:  by the number that an item gets in the transaction that puts it.
 Claim:  a session-bound key beside the item. The item is removed by who acknowledges it; when the taker dies, its claim
         vanishes, and the item is where it was.
 
-docs/design/0009 has the races, and why a new item wakes one taker.
+docs/design/0011 has the races, and why a new item wakes one taker.
 """
 
 from __future__ import annotations

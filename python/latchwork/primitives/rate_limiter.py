@@ -7,7 +7,7 @@ Rule:  who takes permits knows, by its own clock, that the permits as many befor
        if the answer comes within the slack.
 
 From this follows what is promised: a permit is used, at the latest, the slack after it was written, and the one that
-follows it by the limit is written, at the earliest, the interval and the slack after that. docs/design/0009.
+follows it by the limit is written, at the earliest, the interval and the slack after that. docs/design/0011.
 """
 
 from __future__ import annotations
