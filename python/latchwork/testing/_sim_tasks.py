@@ -89,6 +89,7 @@ class Task:
     is_killed: bool = False
     unwinds: bool = False
     done: SimLock | None = None
+    follows: threading.Thread | None = None  # whoever ended right before its turn
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from latchwork.testing._sim_locks import SimLock
+from latchwork.testing._sim_locks import SimLock, join_for_good
 from latchwork.testing._sim_order import Order
 from latchwork.testing._sim_tasks import (
     Busy,
@@ -113,6 +113,7 @@ class Turns:
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
+        _see_off(task)
         try:
             if not task.unwinds:
                 run()
@@ -195,6 +196,7 @@ class Turns:
         target = self._root if self._ending else self._next()
         self._note(task, target, "ended")
         self._current = target
+        target.follows = task.thread
         target.gate.release()
 
     def _next(self) -> Task:
@@ -229,6 +231,7 @@ class Turns:
             self._current = target
             target.gate.release()
             self._await_turn(task)
+            _see_off(task)
         if task.unwinds:
             raise Unwind
         if task is self._root and self._failure is not None and not self._ending:
@@ -283,3 +286,10 @@ class Turns:
             if not task.is_done
         ]
         return "; ".join(lines)
+
+
+def _see_off(task: Task) -> None:
+    """Wait for the real end of the thread before: what it lets go of at its very end must be gone, in every run."""
+    ended, task.follows = task.follows, None
+    if ended is not None:
+        join_for_good(ended)
