@@ -10,7 +10,7 @@ use crate::budget;
 use crate::input::{check_weights, InputError, NOBODY};
 use crate::names::Names;
 use crate::place::{self, Move};
-use crate::quota::{Bare, Demand, Share};
+use crate::quota::{Bare, Demand, Quota, Share};
 use crate::spread;
 use crate::strategy::Strategy;
 
@@ -197,9 +197,10 @@ impl Board {
     /// at in jobs where something moves, and there little.
     pub fn place(&mut self, limit: Option<usize>) -> Delta {
         let order: Vec<u32> = self.number.values().copied().collect();
+        let weights: Vec<f64> = order.iter().map(|number| self.workers[*number as usize].weight).collect();
         let mut all = match self.strategy {
-            Strategy::EvenlySpread => self.spread(&order),
-            _ => self.balance(&order),
+            Strategy::EvenlySpread => self.spread(&order, &weights),
+            _ => self.balance(&order, &weights),
         };
         let deferred = limit.map_or(0, |limit| self.hold_back(&mut all, limit));
         let changes = |((job, items), moves): ((&String, &Items), _)| Changes {
@@ -211,23 +212,23 @@ impl Board {
         Delta { jobs, deferred, workers: self.names() }
     }
 
-    fn balance(&mut self, order: &[u32]) -> Vec<Vec<Move>> {
-        let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(order, &self.workers)).collect();
+    fn balance(&mut self, order: &[u32], weights: &[f64]) -> Vec<Vec<Move>> {
+        let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(order, weights)).collect();
         let sizes = self.strategy.sizes(order.len(), &demands);
         let each = self.jobs.values_mut().zip(&demands).zip(&sizes);
         each.map(|((items, demand), sizes)| items.settle(order, demand, sizes)).collect()
     }
 
     /// One job after the other, so that what is known of it stays in the processor's cache.
-    fn spread(&mut self, order: &[u32]) -> Vec<Vec<Move>> {
+    fn spread(&mut self, order: &[u32], weights: &[f64]) -> Vec<Vec<Move>> {
         let mut bare = Bare::new(order.len());
         for items in self.jobs.values() {
-            let demand = items.demand(order, &self.workers);
-            bare.add(&demand, &Share::of(&demand));
+            let demand = items.demand_of_none(order, weights);
+            bare.add(&demand, &Quota::new(demand.items, &demand.weights));
         }
-        let (mut loads, workers) = (bare.loads(), &self.workers);
+        let mut loads = bare.loads();
         let place = |items: &mut Items| {
-            let demand = items.demand(order, workers);
+            let demand = items.demand(order, weights);
             let share = Share::of(&demand);
             let seated = spread::seat_next(&demand, &share, &mut loads);
             items.settle(order, &demand, &share.sizes(&seated))
@@ -297,13 +298,21 @@ impl Board {
 }
 
 impl Items {
-    fn demand(&self, order: &[u32], workers: &[Worker]) -> Demand {
-        let able = (0..).zip(order).filter(|(_, number)| self.able[**number as usize]);
-        let able: Vec<u32> = able.map(|(rank, _)| rank).collect();
-        let number = |rank: &u32| order[*rank as usize] as usize;
-        let weights = able.iter().map(|rank| workers[number(rank)].weight).collect();
-        let held = able.iter().map(|rank| self.held[number(rank)]).collect();
-        Demand { items: self.owners.len() as u32, able, weights, held }
+    fn demand(&self, order: &[u32], weights: &[f64]) -> Demand {
+        let mut demand = self.demand_of_none(order, weights);
+        demand.held = demand.able.iter().map(|rank| self.held[order[*rank as usize] as usize]).collect();
+        demand
+    }
+
+    /// The demand, but for what was held.
+    fn demand_of_none(&self, order: &[u32], weights: &[f64]) -> Demand {
+        let mut able = Vec::with_capacity(order.len());
+        able.extend((0..).zip(order).filter(|(_, number)| self.able[**number as usize]).map(|(rank, _)| rank));
+        let weights = match able.len() == order.len() {
+            true => weights.to_vec(),
+            false => able.iter().map(|rank: &u32| weights[*rank as usize]).collect(),
+        };
+        Demand { items: self.owners.len() as u32, able, weights, held: Vec::new() }
     }
 
     /// Gives each able worker as many items as `sizes` says.

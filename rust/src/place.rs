@@ -58,6 +58,9 @@ fn loose(owners: &[u32], held: &[u32], sizes: &[u32]) -> Vec<Move> {
     let over: Vec<bool> = held.iter().zip(sizes).map(|(held, size)| held > size).collect();
     let beyond = held.iter().zip(sizes).map(|(held, size)| held.saturating_sub(*size) as usize).sum::<usize>();
     let orphans = owners.len() - held.iter().map(|held| *held as usize).sum::<usize>();
+    if beyond == 0 && orphans == owners.len() {
+        return (0..owners.len() as u32).map(|item| Move { item, from: NOBODY, to: NOBODY }).collect();
+    }
     let mut moves = Vec::with_capacity(beyond + orphans);
     if beyond + orphans == 0 {
         return moves;

@@ -164,7 +164,7 @@ impl Loads {
     /// Loads of the whole shares alone, before any seat is given. O(sum of able workers).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
         let mut bare = Bare::new(workers);
-        jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, share));
+        jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, &share.quota));
         bare.loads()
     }
 
@@ -204,8 +204,8 @@ impl Bare {
     }
 
     /// Adds the whole shares of a job.
-    pub fn add(&mut self, job: &Demand, share: &Share) {
-        for ((&worker, floor), &weight) in job.able.iter().zip(&share.quota.floor).zip(&job.weights) {
+    pub fn add(&mut self, job: &Demand, quota: &Quota) {
+        for ((&worker, floor), &weight) in job.able.iter().zip(&quota.floor).zip(&job.weights) {
             let at = worker as usize;
             self.load[at] += u64::from(*floor);
             if weight > self.weight[at] {

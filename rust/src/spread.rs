@@ -33,7 +33,10 @@ pub(crate) fn seat_job(
         let cost = loads.taking(worker) as u128;
         u128::from(later) << 127 | cost << 64 | u128::from(!gain) << 32 | u128::from(at)
     };
-    let mut ranked: Vec<u128> = share.candidates().map(rank).collect();
+    let mut ranked: Vec<u128> = Vec::with_capacity(share.gain.len());
+    for at in share.candidates() {
+        ranked.push(rank(at));
+    }
     let seats = share.quota.seats as usize;
     if seats < ranked.len() && seats > 0 {
         ranked.select_nth_unstable(seats);
