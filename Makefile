@@ -30,7 +30,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-schedules lint format bench-assignment bench-balancing bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-history check-schedules lint format bench-assignment bench-balancing bench-hashing chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -45,6 +45,7 @@ help:
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
 	@echo '  make bench-balancing   time the even strategies, beside pure Python and a flow solver'
+	@echo '  make bench-hashing     time rendezvous hashing beside numpy, Python, uhashring and tooz'
 	@echo '  make bench-handover    time hand-overs of locks and latches, beside kazoo and etcd3'
 	@echo '  make bench-store       time the store beside the raw clients of every backend (20 minutes)'
 	@echo '  make bench-instructions  count what the kernels execute, and compare with the file'
@@ -115,6 +116,10 @@ bench-assignment: build
 bench-balancing: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
 	$(BIN)/python benches/bench_balancing.py $(ARGS)
+
+bench-hashing: build
+	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
+	$(BIN)/python benches/bench_hashing.py $(ARGS)
 
 bench-handover: build
 	sh scripts/install_test_servers

@@ -1,0 +1,226 @@
+"""Rendezvous hashing beside its peers: text in, owners out; and what an assignment kept in Rust costs to change.
+
+    python benches/bench_hashing.py                        prints the tables
+    python benches/bench_hashing.py --json > hashing.json  the same for programs
+    python benches/bench_hashing.py --plot docs/images     time against items and workers, as SVG
+
+All candidates take turns and the least of the repeats counts. Slow peers place fewer items, and their rate is what is
+compared. Peers that are not installed are left out: `requirements.txt` here has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+
+from latchwork._core import ItemSet, RendezvousHasher
+from latchwork.assignment import bench
+
+#: Items that a slow peer places at most, for so many workers.
+PEER_PAIRS = 20_000_000
+RING_ITEMS = 20_000
+
+
+def numpy_hrw(workers):
+    """The same scheme with numpy: hash every text once, mix all pairs of a block at a time, take the greatest."""
+    import mmh3
+    import numpy as np
+
+    ids = np.array([mmh3.hash64(worker, 7, signed=False)[0] for worker in workers], dtype=np.uint64)
+    names = np.array(workers, dtype=object)
+
+    def assign(keys):
+        hashes = np.array([mmh3.hash64(key, 3, signed=False)[0] for key in keys], dtype=np.uint64)
+        block = max(1, 2_000_000 // len(ids))
+        best = np.empty(len(keys), dtype=np.intp)
+        for at in range(0, len(keys), block):
+            pairs = hashes[at : at + block, None] ^ ids[None, :]
+            pairs *= np.uint64(0x9E3779B97F4A7C15)
+            pairs ^= pairs >> np.uint64(32)
+            best[at : at + block] = pairs.argmax(axis=1)
+        return names[best].tolist()
+
+    return assign
+
+
+def python_hrw(workers):
+    """The best in Python: one call of a C hash for each pair."""
+    import xxhash
+
+    digest = xxhash.xxh3_64_intdigest
+    encoded = {worker.encode(): worker for worker in workers}
+
+    def owner(key):
+        return encoded[max(encoded, key=lambda worker: digest(key + worker))]
+
+    return lambda keys: [owner(key.encode()) for key in keys]
+
+
+def uhashring_ring(workers):
+    """A consistent-hashing ring in Python."""
+    from uhashring import HashRing
+
+    ring = HashRing(nodes=list(workers))
+    return lambda keys: [ring.get_node(key) for key in keys]
+
+
+def tooz_ring(workers):
+    """The ring that OpenStack's services use."""
+    from tooz.hashring import HashRing
+
+    ring = HashRing(list(workers))
+    return lambda keys: [next(iter(ring.get_nodes(key.encode()))) for key in keys]
+
+
+#: Name, module that must be there, maker, most items, and the least factor over it at 1000 and 100 workers.
+PEERS = [
+    ("numpy", "numpy", numpy_hrw, lambda workers: PEER_PAIRS // workers, {1000: 15, 100: 10}),
+    ("python, xxhash", "xxhash", python_hrw, lambda workers: max(200, 300_000 // workers), {1000: 700, 100: 250}),
+    ("uhashring", "uhashring", uhashring_ring, lambda _: RING_ITEMS, {1000: 14, 100: 35}),
+    ("tooz HashRing", "tooz", tooz_ring, lambda _: RING_ITEMS, {1000: 120, 100: 100}),
+]
+
+
+def batches(workers, items, repeats):
+    """Text in, owners out: rows with items, seconds, items_per_s, and for peers our factor over them and its goal."""
+    ids, keys = bench.names(workers, items)
+    hasher = RendezvousHasher(ids)
+    candidates = [bench.Candidate("latchwork", items, lambda: hasher.assign(keys))]
+    for name, module, make, most, _ in PEERS:
+        if importlib.util.find_spec(module):
+            work, fewer = make(ids), keys[: min(items, most(workers))]
+            candidates.append(bench.Candidate(name, len(fewer), lambda work=work, fewer=fewer: work(fewer)))
+    rows = bench.measure(candidates, repeats)
+    goals = {name: goal for name, _, _, _, goal in PEERS}
+    for row in rows[1:]:
+        row["factor"] = rows[0]["items_per_s"] / row["items_per_s"]
+        row["goal"] = goals[row["name"]].get(workers)
+    return rows
+
+
+def least(repeats, work, prepare=lambda: None):
+    """The least seconds of `work(prepare())`; preparing is not timed."""
+    best = float("inf")
+    for _ in range(repeats):
+        ready = prepare()
+        started = time.perf_counter()
+        work(ready)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def stateful(workers, items, repeats):
+    """What an assignment kept in Rust costs: rows with seconds, the ratio to a plain assign, and its goal."""
+    ids, keys = bench.names(workers, items)
+    hasher, kept = RendezvousHasher(ids), ItemSet(keys)
+    weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
+    gone = ids[workers // 2]
+
+    def assignment():
+        return hasher.assign(kept, threads=1)
+
+    def without():
+        made = assignment()
+        made.leave(gone)
+        return made
+
+    if without().to_dict() != RendezvousHasher([each for each in ids if each != gone]).assign(kept).to_dict():
+        raise SystemExit("an incremental change and a fresh assignment disagree; run tests/assignment first")
+    works = {
+        "plain assign, one thread": (lambda _: assignment(), None, None),
+        "a worker joins": (lambda made: made.join(gone), without, 1 / 80),
+        "a worker leaves": (lambda made: made.leave(gone), assignment, 1 / 80),
+        "the best 3": (lambda _: hasher.owners(kept, 3), None, 2.6),
+        "weighted": (lambda _: weighted.assign(kept, threads=1), None, 2.8),
+        "evenly": (lambda _: hasher.assign_evenly(kept, threads=1), None, 1.2),
+        "items in: hash and intern": (lambda _: ItemSet(keys), None, None),
+        "owners out as u32": (lambda made: made.indices, assignment, None),
+    }
+    seconds = dict.fromkeys(works, float("inf"))
+    for _ in range(repeats):
+        for name, (work, prepare, _) in works.items():
+            seconds[name] = min(seconds[name], least(1, work, prepare or (lambda: None)))
+    plain = seconds["plain assign, one thread"]
+    return [
+        {"name": name, "seconds": each, "ratio": each / plain, "goal": works[name][2]} for name, each in seconds.items()
+    ]
+
+
+def plot(folder):
+    """Time against items and against workers, next to the peers."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    series = {
+        "items": ([1_000, 10_000, 100_000, 1_000_000], lambda size: (1000, size), "items, on 1,000 workers"),
+        "workers": ([10, 100, 1_000, 4_000], lambda size: (size, 100_000), "workers, for 100,000 items"),
+    }
+    for what, (sizes, shape, label) in series.items():
+        lines = {}
+        for size in sizes:
+            workers, items = shape(size)
+            for row in batches(workers, items, 3):
+                lines.setdefault(row["name"], []).append(items / row["items_per_s"])
+            print(f"  {what}: {size:,}", file=sys.stderr)
+        figure, axes = plt.subplots(figsize=(6.4, 4.0))
+        for name, seconds in lines.items():
+            axes.loglog(sizes, seconds, marker="o", label=name)
+        axes.set_xlabel(label)
+        axes.set_ylabel("seconds, text in and owners out")
+        axes.grid(visible=True, which="major", alpha=0.3)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(folder / f"assign-{what}.svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def table(title, rows):
+    """Rows as text."""
+    lines = [title]
+    for row in rows:
+        parts = [f"  {row['name']:28}", f"{row['seconds']:>10.4f} s"]
+        if "items_per_s" in row:
+            parts.append(f"{row['items']:>10,} items {row['items_per_s']:>14,.0f}/s")
+        if "factor" in row:
+            parts.append(f"{row['factor']:>10.1f} x")
+        if "ratio" in row:
+            parts.append(f"{row['ratio']:>9.4f} of a plain assign")
+        if row.get("goal"):
+            good = row["factor"] >= row["goal"] if "factor" in row else row["ratio"] <= row["goal"]
+            parts.append(f"goal {row['goal']:.4g}: {'met' if good else 'missed'}")
+        lines.append(" ".join(parts))
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000, help="items of the batches (default: 100000)")
+    parser.add_argument("--kept", type=int, default=1_000_000, help="items kept in Rust (default: 1000000)")
+    parser.add_argument("--repeats", type=int, default=5, help="the least of so many counts (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw time against items and workers instead")
+    options = parser.parse_args()
+    if options.plot:
+        plot(options.plot)
+        return
+    found = {"machine": bench.machine(), "batches": {}, "kept": {}}
+    for workers in (1000, 100):
+        found["batches"][workers] = batches(workers, options.items, options.repeats)
+    found["kept"][1000] = stateful(1000, options.kept, options.repeats)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for workers, rows in found["batches"].items():
+        print(table(f"text in, owners out: {options.items:,} items, {workers:,} workers", rows), end="\n\n")
+    print(table(f"kept in Rust: {options.kept:,} items, 1,000 workers", found["kept"][1000]))
+
+
+if __name__ == "__main__":
+    main()
