@@ -30,7 +30,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-schedules lint format bench-assignment bench-balancing bench-hashing chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-history check-schedules lint format check-core bench-instructions bench-assignment bench-balancing bench-hashing chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
