@@ -104,10 +104,14 @@ impl<L: Lanes, const K: usize> Bounds<L, K> {
         mut visit: impl FnMut(usize),
     ) {
         let floor = lanes.splat(floor);
+        // Without branches: which blocks it will be, nobody can predict.
+        let mut hits = 0u32;
         for (number, bounds) in self.of_block[..self.blocks].iter().enumerate() {
-            if lanes.all_below(bounds[k], floor) {
-                continue;
-            }
+            hits |= u32::from(!lanes.all_below(bounds[k], floor)) << number;
+        }
+        while hits != 0 {
+            let number = hits.trailing_zeros() as usize;
+            hits &= hits - 1;
             let rows = &tile[number * BLOCK..tile.len().min((number + 1) * BLOCK)];
             let first = start + number * BLOCK * WIDEST;
             let mut below = 0u64;
@@ -158,9 +162,8 @@ impl<L: Lanes, const K: usize> Bounds<L, K> {
             let mut lanes = self.lanes(lanes, key);
             for place in 0..k {
                 for other in place + 1..L::N {
-                    if lanes[other] as i32 > lanes[place] as i32 {
-                        lanes.swap(place, other);
-                    }
+                    let (one, two) = (lanes[place] as i32, lanes[other] as i32);
+                    (lanes[place], lanes[other]) = (one.max(two) as u32, one.min(two) as u32);
                 }
             }
             return Some(lanes[k - 1]);

@@ -103,6 +103,9 @@ impl Weighted<'_> {
     #[inline(always)]
     fn consider(&self, key: u64, worker: usize, top: &mut Top) {
         let worker = worker.min(self.table.len() - 1);
+        if worker as u32 == top.worker {
+            return;
+        }
         let score = fast_score(key, self.table.hash(worker));
         let value = self.weights[worker] / exponential(score);
         let first = (worker as u32) < top.worker;
