@@ -9,50 +9,79 @@ pub const MOST_ITEMS: usize = u32::MAX as usize - 1;
 
 /// The first position of an item that stands at an earlier position too. O(items), fewer than 2^32.
 ///
-/// `same(a, b)` compares the texts at two positions; it is asked only where hashes are equal.
+/// `same(a, b)` compares the texts at two positions; it is asked only where hashes are equal. An item that finds its bit
+/// of a filter set is a suspect; there are few, and only what shares a hash with them is looked at again.
 pub fn first_repeated(hashes: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Option<u32> {
-    let mask = (hashes.len() * 2).next_power_of_two() - 1;
-    // Half a hash and a position; the slot comes from the other half.
-    let mut slots = vec![u64::MAX; mask + 1];
+    let mut filter = Filter::new(hashes.len());
+    let mut suspects = Vec::new();
     for (at, &hash) in hashes.iter().enumerate() {
-        let mut slot = hash as usize & mask;
-        while slots[slot] != u64::MAX {
-            let position = slots[slot] as u32;
-            let equal = slots[slot] >> 32 == hash >> 32 && hashes[position as usize] == hash;
-            if equal && same(position, at as u32) {
-                return Some(at as u32);
-            }
-            slot = (slot + 1) & mask;
+        if filter.insert(hash) {
+            suspects.push((hash, at as u32));
         }
-        slots[slot] = hash >> 32 << 32 | at as u64;
     }
-    None
+    let mut first = None;
+    matches(hashes, suspects, |at, suspect| {
+        if at < suspect && first.is_none_or(|first| suspect < first) && same(at, suspect) {
+            first = Some(suspect);
+        }
+    });
+    first
 }
 
 /// Where the wanted items stand, `NOBODY` for those that are not there. O(items + wanted log wanted).
 ///
 /// Items are unique, and so are the wanted ones. `same(position, wanted)` compares texts where hashes are equal.
 pub fn locate(hashes: &[u64], wanted: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Vec<u32> {
-    let mut order: Vec<(u64, u32)> = wanted.iter().copied().zip(0..).collect();
-    order.sort_unstable();
-    // One bit in sixteen is set at most, so that few of the others are searched for.
-    let mask = (wanted.len() * 16).next_power_of_two().max(64) - 1;
-    let mut filter = vec![0u64; (mask + 1) / 64];
-    for hash in wanted {
-        filter[(*hash as usize & mask) / 64] |= 1 << (hash % 64);
-    }
     let mut positions = vec![NOBODY; wanted.len()];
-    for (at, hash) in hashes.iter().enumerate() {
-        if filter[(*hash as usize & mask) / 64] >> (hash % 64) & 1 == 1 {
-            let from = order.partition_point(|(other, _)| other < hash);
-            for &(_, number) in order[from..].iter().take_while(|(other, _)| other == hash) {
-                if same(at as u32, number) {
-                    positions[number as usize] = at as u32;
-                }
-            }
+    matches(hashes, wanted.iter().copied().zip(0..).collect(), |at, number| {
+        if same(at, number) {
+            positions[number as usize] = at;
+        }
+    });
+    positions
+}
+
+/// Calls `visit` with each position and the number of each wanted item of the same hash.
+fn matches(hashes: &[u64], mut wanted: Vec<(u64, u32)>, mut visit: impl FnMut(u32, u32)) {
+    if wanted.is_empty() {
+        return;
+    }
+    wanted.sort_unstable();
+    let mut filter = Filter::new(wanted.len());
+    wanted.iter().for_each(|&(hash, _)| {
+        filter.insert(hash);
+    });
+    for (at, &hash) in hashes.iter().enumerate().filter(|(_, hash)| filter.has(**hash)) {
+        let from = wanted.partition_point(|(other, _)| *other < hash);
+        for &(_, number) in wanted[from..].iter().take_while(|(other, _)| *other == hash) {
+            visit(at as u32, number);
         }
     }
-    positions
+}
+
+/// A set of hashes that sometimes has what was never inserted: one bit in sixteen is set at most.
+struct Filter {
+    bits: Vec<u64>,
+    mask: usize,
+}
+
+impl Filter {
+    fn new(hashes: usize) -> Self {
+        let count = (hashes * 16).next_power_of_two().max(64);
+        Self { bits: vec![0; count / 64], mask: count - 1 }
+    }
+
+    fn has(&self, hash: u64) -> bool {
+        self.bits[(hash as usize & self.mask) / 64] >> (hash % 64) & 1 == 1
+    }
+
+    /// Whether it seems to have been there before.
+    fn insert(&mut self, hash: u64) -> bool {
+        let word = &mut self.bits[(hash as usize & self.mask) / 64];
+        let before = *word >> (hash % 64) & 1 == 1;
+        *word |= 1 << (hash % 64);
+        before
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 
 import assignment_reference as reference
@@ -309,6 +311,21 @@ def test_a_str_subclass_that_calls_back_while_a_dict_is_made_does_not_wait_for_e
     assignment = RendezvousHasher([Nosy("w")]).assign(ItemSet([Nosy("x"), Nosy("y")]))
     assert assignment.to_dict() == {"x": "w", "y": "w"}
     assert assignment.by_worker() == {"w": ["x", "y"]}
+
+
+def test_a_set_and_its_assignment_take_no_more_than_24_bytes_per_item():
+    program = """
+import psutil
+from latchwork.assignment import ItemSet, RendezvousHasher
+hasher, items = RendezvousHasher(["a", "b", "c"]), [str(n) for n in range(2_000_000)]
+resident = psutil.Process().memory_info
+hasher.assign(ItemSet(items))  # what the allocator keeps for itself is kept from here on
+before = resident().rss
+held = [hasher.assign(ItemSet(items)) for _ in range(4)]
+print((resident().rss - before) / 4 / len(items))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert 23.5 < float(ran.stdout) < 24.5
 
 
 def test_random_churn_at_scale_stays_equal_to_a_fresh_assignment():

@@ -25,6 +25,9 @@ impl Task for Best<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
+        if self.table.len() <= FEW {
+            return self.one_by_one();
+        }
         match L::KEYS {
             1 => self.side_by_side::<L, 1>(lanes),
             _ => self.side_by_side::<L, 4>(lanes),
@@ -32,7 +35,24 @@ impl Task for Best<'_> {
     }
 }
 
+/// Up to so many workers a plain loop is faster than vectors that are mostly padding.
+const FEW: usize = 8;
+
 impl Best<'_> {
+    /// The plain loop.
+    #[inline(always)]
+    fn one_by_one(self) {
+        let count = self.table.len();
+        let workers: [u64; FEW] = std::array::from_fn(|at| self.table.hash(at.min(count - 1)));
+        for ((key, owner), top) in self.keys.iter().zip(self.owners).zip(self.scores) {
+            (*owner, *top) = (0, fast_score(*key, workers[0]));
+            for (at, worker) in workers[..count].iter().enumerate().skip(1) {
+                let score = fast_score(*key, *worker);
+                (*owner, *top) = if score > *top { (at as u32, score) } else { (*owner, *top) };
+            }
+        }
+    }
+
     #[inline(always)]
     fn side_by_side<L: Lanes, const K: usize>(self, lanes: L) {
         let mut bounds = Bounds::<L, K>::new(lanes);

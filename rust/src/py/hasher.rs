@@ -117,7 +117,7 @@ impl RendezvousHasher {
 
 impl RendezvousHasher {
     fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
-        let mut hashes = Vec::new();
+        let mut hashes = Vec::with_capacity(keys.len().unwrap_or(0));
         each_text("key", keys, |_, text| {
             hashes.push(fast_key(text.as_bytes()));
             Ok(())

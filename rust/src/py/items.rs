@@ -24,7 +24,9 @@ pub struct Items {
 impl Items {
     /// Reads and hashes items; `most` is the greatest number allowed.
     pub fn read(values: &Bound<'_, PyAny>, prefix: &str, most: usize) -> PyResult<Self> {
-        let (mut names, mut hashes, mut key) = (Vec::new(), Vec::new(), prefix.to_owned());
+        let likely = values.len().unwrap_or(0).min(most);
+        let (mut names, mut hashes) = (Vec::with_capacity(likely), Vec::with_capacity(likely));
+        let mut key = prefix.to_owned();
         each_text("item", values, |name, text| {
             if names.len() == most {
                 let what = format!("more than {most} items were given, {text:?} first; use several item sets");
