@@ -241,14 +241,17 @@ def _arrange(sim: Simulation, trouble: Trouble, actor: Actor) -> None:
         store = actor.opened
         if store is None or actor.is_done or actor.is_killed:
             return
-        if trouble.kind == "expire":
-            store.expire_sessions()
-        elif trouble.kind == "cut_watches":
-            store.cut_watches(silent_s=trouble.seconds)
-        else:
-            store.cut_off()
+        with sim.node(actor.name):  # what this starts dies with the actor
+            if trouble.kind == "expire":
+                store.expire_sessions()
+            elif trouble.kind == "cut_watches":
+                store.cut_watches(silent_s=trouble.seconds)
+            else:
+                store.cut_off()
+        if trouble.kind == "cut_off":
             sim.sleep(trouble.seconds)
-            store.reconnect()
+            if not actor.is_killed:
+                store.reconnect()
 
     if trouble.kind == "kill":
         sim.at(trouble.point, kill)
