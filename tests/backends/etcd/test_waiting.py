@@ -114,3 +114,17 @@ def test_write_that_an_interrupt_cut_short_is_settled_before_the_next_read(backe
     assert len(backend._writer.unsettled) == 1
     assert backend.get("k", stale_ok=False).result(5).value == b"1"
     assert not backend._writer.unsettled
+
+
+def test_next_page_of_a_list_is_on_its_way_before_the_one_before_is_decoded(backend):
+    names = [f"k/{n:03d}" for n in range(600)]
+    for at in range(0, 600, 100):
+        backend.commit([], [Put(name, b"v") for name in names[at : at + 100]]).result(5)
+    happened = []
+    send, decode = backend._link.send, backend._keys.entry
+    backend._link.send = lambda *args, **how: (happened.append("asked"), send(*args, **how))[1]
+    backend._keys.entry = lambda kv: (happened.append("decoded"), decode(kv))[1]
+    found = backend.waiting.list("k", recursive=False, limit=None, start_after=None).result(5)
+    assert [entry.key for entry in found] == names
+    assert happened[:2] == ["asked", "asked"]
+    assert happened.count("asked") == 2
