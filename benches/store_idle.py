@@ -6,13 +6,13 @@ import subprocess
 import sys
 import time
 
-CHANGES = 100
+CHANGES = 60
 _WRITER = """
 import sys, time
 import latchwork
 with latchwork.connect(sys.argv[1]) as store:
     for n in range(int(sys.argv[2])):
-        time.sleep(0.02 + 0.3 * (n * 0.618 % 1) ** 2)
+        time.sleep(0.1 + 0.2 * (n * 0.618 % 1) ** 2)
         store.put("stamp", str(store.clock.now()).encode())
 """
 
@@ -26,5 +26,5 @@ def cpu_share(seconds):
 
 
 def write_elsewhere(url):
-    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, at uneven intervals."""
+    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, at uneven intervals that keep them apart."""
     subprocess.run([sys.executable, "-c", _WRITER, url, str(CHANGES)], check=True)

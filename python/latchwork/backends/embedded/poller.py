@@ -1,7 +1,7 @@
 """One thread per open store that finds what changed, feeds the watches and removes expired sessions.
 
 Own commits wake it at once. Commits of other processes show in the file's data version, which it reads about every
-25 ms, faster for a moment after the root changed: hand-overs between processes come in bursts. A poll that finds
+35 ms, faster for a moment after the root changed: hand-overs between processes come in bursts. A poll that finds
 nothing reads a number from shared memory and touches no disk.
 """
 
@@ -19,7 +19,7 @@ from latchwork.errors import LatchworkError
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.025
+_POLL_S = 0.035
 _POLL_UNWATCHED_S = 0.1
 _POLL_BUSY_S = 0.003
 _BUSY_FOR_S = 0.2
