@@ -26,5 +26,5 @@ def cpu_share(seconds):
 
 
 def write_elsewhere(url):
-    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, at uneven intervals that keep them apart."""
+    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, so far apart that none are merged."""
     subprocess.run([sys.executable, "-c", _WRITER, url, str(CHANGES)], check=True)
