@@ -14,7 +14,6 @@ import argparse
 import importlib.util
 import json
 import sys
-import time
 from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
@@ -102,52 +101,18 @@ def batches(workers, items, repeats):
     return rows
 
 
-def least(repeats, work, prepare=lambda: None):
-    """The least seconds of `work(prepare())`; preparing is not timed."""
-    best = float("inf")
-    for _ in range(repeats):
-        ready = prepare()
-        started = time.perf_counter()
-        work(ready)
-        best = min(best, time.perf_counter() - started)
-    return best
+#: Of what is kept in Rust, the greatest ratio to a plain assign.
+KEPT_GOALS = {"a worker joins": 1 / 80, "a worker leaves": 1 / 80, "the best 3": 2.6, "weighted": 2.8, "evenly": 1.2}
 
 
 def stateful(workers, items, repeats):
-    """What an assignment kept in Rust costs: rows with seconds, the ratio to a plain assign, and its goal."""
-    ids, keys = bench.names(workers, items)
-    hasher, kept = RendezvousHasher(ids), ItemSet(keys)
-    weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
-    gone = ids[workers // 2]
-
-    def assignment():
-        return hasher.assign(kept, threads=1)
-
-    def without():
-        made = assignment()
-        made.leave(gone)
-        return made
-
-    if without().to_dict() != RendezvousHasher([each for each in ids if each != gone]).assign(kept).to_dict():
+    """What an assignment kept in Rust costs, with goals; a change is compared with a fresh assignment first."""
+    ids, keys = bench.names(workers, min(items, 10_000))
+    made = RendezvousHasher(ids).assign(ItemSet(keys))
+    made.leave(ids[workers // 2])
+    if list(made.to_dict().values()) != RendezvousHasher(made.workers).assign(keys):
         raise SystemExit("an incremental change and a fresh assignment disagree; run tests/assignment first")
-    works = {
-        "plain assign, one thread": (lambda _: assignment(), None, None),
-        "a worker joins": (lambda made: made.join(gone), without, 1 / 80),
-        "a worker leaves": (lambda made: made.leave(gone), assignment, 1 / 80),
-        "the best 3": (lambda _: hasher.owners(kept, 3), None, 2.6),
-        "weighted": (lambda _: weighted.assign(kept, threads=1), None, 2.8),
-        "evenly": (lambda _: hasher.assign_evenly(kept, threads=1), None, 1.2),
-        "items in: hash and intern": (lambda _: ItemSet(keys), None, None),
-        "owners out as u32": (lambda made: made.indices, assignment, None),
-    }
-    seconds = dict.fromkeys(works, float("inf"))
-    for _ in range(repeats):
-        for name, (work, prepare, _) in works.items():
-            seconds[name] = min(seconds[name], least(1, work, prepare or (lambda: None)))
-    plain = seconds["plain assign, one thread"]
-    return [
-        {"name": name, "seconds": each, "ratio": each / plain, "goal": works[name][2]} for name, each in seconds.items()
-    ]
+    return [{**row, "goal": KEPT_GOALS.get(row["name"])} for row in bench.kept(workers, items, repeats)]
 
 
 def plot(folder):

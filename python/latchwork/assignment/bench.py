@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from latchwork._core import RendezvousHasher
+from latchwork._core import Assignment, ItemSet, RendezvousHasher
 from latchwork.assignment.model import JobProblem, Problem
 from latchwork.assignment.strategies import strategy_by_name
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _COMPAT_PAIRS = 20_000_000
 _PYTHON_PAIRS = 500_000
 _JOBS = 10
+_PLAIN = "plain assign, one thread"
 _STRATEGIES = ("rendezvous", "evenly-rendezvous", "evenly-spread", "balanced")
 
 
@@ -35,18 +36,26 @@ class Candidate:
     work: Callable[[], object]
 
 
-def measure(candidates: list[Candidate], repeats: int) -> list[dict[str, Any]]:
+def _silent(_what: str) -> None:
+    pass
+
+
+def measure(
+    candidates: list[Candidate], repeats: int, progress: Callable[[str], None] = _silent
+) -> list[dict[str, Any]]:
     """Time candidates, taking turns.
 
     Args:
         candidates: at least one, of distinct names.
         repeats: how often each is run; the least time counts.
+        progress: called with the name of each before it is run, each time.
     Returns:
         Per candidate, in the order given: name, items, seconds and items_per_s.
     """
     least = dict.fromkeys((candidate.name for candidate in candidates), float("inf"))
     for _ in range(repeats):
         for candidate in candidates:
+            progress(candidate.name)
             started = time.perf_counter()
             candidate.work()
             least[candidate.name] = min(least[candidate.name], time.perf_counter() - started)
@@ -89,7 +98,64 @@ def share(pairs: int, workers: int) -> int:
     return max(10, pairs // workers)
 
 
-def run(workers: int, items: int, repeats: int = 3, peers: Iterable[Candidate] = ()) -> dict[str, Any]:
+def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None] = _silent) -> list[dict[str, Any]]:
+    """Time what an assignment that stays in Rust costs to make and to change, on one thread.
+
+    Returns:
+        Per operation, in order: name, items, seconds, and ratio: the seconds over those of a plain assign.
+    """
+    ids, keys = names(workers, items)
+    hasher, kept_items = RendezvousHasher(ids), ItemSet(keys)
+    weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
+    gone = ids[workers // 2]
+
+    def assignment() -> Assignment:
+        return hasher.assign(kept_items, threads=1)
+
+    def without() -> Assignment:
+        made = assignment()
+        made.leave(gone)
+        return made
+
+    def nothing() -> None:
+        return None
+
+    works: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+        _PLAIN: (nothing, lambda _: assignment()),
+        "a worker joins": (without, lambda made: made.join(gone)),
+        "a worker leaves": (assignment, lambda made: made.leave(gone)),
+        "the best 3": (nothing, lambda _: hasher.owners(kept_items, min(3, workers))),
+        "weighted": (nothing, lambda _: weighted.assign(kept_items, threads=1)),
+        "evenly": (nothing, lambda _: hasher.assign_evenly(kept_items, threads=1)),
+        "items in: hash and intern": (nothing, lambda _: ItemSet(keys)),
+        "owners out as u32": (assignment, lambda made: made.indices),
+    }
+    least = dict.fromkeys(works, float("inf"))
+    for _ in range(repeats):
+        for name, (prepare, work) in works.items():
+            progress(name)
+            ready = prepare()
+            started = time.perf_counter()
+            work(ready)
+            least[name] = min(least[name], time.perf_counter() - started)
+    return [
+        {"name": name, "items": items, "seconds": seconds, "ratio": seconds / least[_PLAIN]}
+        for name, seconds in least.items()
+    ]
+
+
+def steps(repeats: int) -> int:
+    """Return how often ``run`` reports progress."""
+    return repeats * (3 + 8 + 2 * len(_STRATEGIES))
+
+
+def run(
+    workers: int,
+    items: int,
+    repeats: int = 3,
+    peers: Iterable[Candidate] = (),
+    progress: Callable[[str], None] = _silent,
+) -> dict[str, Any]:
     """Time everything at one size.
 
     Args:
@@ -97,9 +163,10 @@ def run(workers: int, items: int, repeats: int = 3, peers: Iterable[Candidate] =
         items: number of items, at least 1.
         repeats: how often each candidate is run, at least 1; the least time counts.
         peers: more hashers to compare, timed in turn with ours.
+        progress: called with what is timed next.
     Returns:
-        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `strategies`: those for
-        all strategies from nothing and after one worker left, each with `moves`.
+        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `kept`: those of `kept`;
+        `strategies`: those for all strategies from nothing and after one worker left, each with `moves`.
     Raises:
         ValueError: a number is too small.
     """
@@ -111,8 +178,9 @@ def run(workers: int, items: int, repeats: int = 3, peers: Iterable[Candidate] =
         "items": items,
         "repeats": repeats,
         "machine": machine(),
-        "hashing": measure([*hashing_candidates(workers, items), *peers], repeats),
-        "strategies": [*_strategies(workers, items, repeats)],
+        "hashing": measure([*hashing_candidates(workers, items), *peers], repeats, progress),
+        "kept": kept(workers, items, repeats, progress),
+        "strategies": [*_strategies(workers, items, repeats, progress)],
     }
 
 
@@ -136,10 +204,10 @@ def after_leaving(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> 
     return Problem(tuple(JobProblem(job.job, job.items, able, owners[job.job]) for job in problem.jobs))
 
 
-def _strategies(workers: int, items: int, repeats: int) -> list[dict[str, Any]]:
+def _strategies(workers: int, items: int, repeats: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     cold = cold_problem(workers, items)
     left = after_leaving(cold, strategy_by_name("balanced").assign(cold).owners)
-    rows = measure([*strategy_candidates(cold), *strategy_candidates(left, ", one worker left")], repeats)
+    rows = measure([*strategy_candidates(cold), *strategy_candidates(left, ", one worker left")], repeats, progress)
     for row in rows:
         name, _, when = row["name"].partition(",")
         row["moves"] = _moves(name, cold, left=bool(when))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from latchwork.assignment import bench
@@ -42,7 +44,11 @@ def assign(
 
     Nothing is stored and no server is needed.
     """
-    figures = bench.run(workers, items, repeats)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        task = shown.add_task("starting", total=bench.steps(repeats))
+        figures = bench.run(
+            workers, items, repeats, progress=lambda what: shown.update(task, advance=1, description=what)
+        )
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
         return
@@ -51,16 +57,18 @@ def assign(
         f"{items:,} items, {workers:,} workers, the best of {repeats}; {', '.join(figures['machine'].values())}"
     )
     console.print(_table("the owner of each key", figures["hashing"]))
+    console.print(_table("kept in Rust, one thread", figures["kept"]))
     console.print(_table("strategies, 10 jobs", figures["strategies"]))
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    with_moves = any("moves" in row for row in rows)
+    more = [name for name in ("moves", "ratio") if any(name in row for row in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("what")
-    for name in ("items", "seconds", "items/s", *(["moves"] if with_moves else [])):
+    for name in ("items", "seconds", "items/s", *more):
         table.add_column(name, justify="right")
     for row in rows:
-        moves = [f"{row['moves']:,}"] if with_moves else []
-        table.add_row(row["name"], f"{row['items']:,}", f"{row['seconds']:.4f}", f"{row['items_per_s']:,.0f}", *moves)
+        rate = row["items"] / row["seconds"]
+        others = [f"{row[name]:,}" if name == "moves" else f"{row[name]:.4f}" for name in more]
+        table.add_row(row["name"], f"{row['items']:,}", f"{row['seconds']:.4f}", f"{rate:,.0f}", *others)
     return table
