@@ -11,93 +11,25 @@ compared. Peers that are not installed are left out: `requirements.txt` here has
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
 from latchwork.assignment import bench
-
-#: Items that a slow peer places at most, for so many workers.
-PEER_PAIRS = 20_000_000
-RING_ITEMS = 20_000
-
-
-def numpy_hrw(workers):
-    """The same scheme with numpy: hash every text once, mix all pairs of a block at a time, take the greatest."""
-    import mmh3
-    import numpy as np
-
-    ids = np.array([mmh3.hash64(worker, 7, signed=False)[0] for worker in workers], dtype=np.uint64)
-    names = np.array(workers, dtype=object)
-
-    def assign(keys):
-        hashes = np.array([mmh3.hash64(key, 3, signed=False)[0] for key in keys], dtype=np.uint64)
-        block = max(1, 2_000_000 // len(ids))
-        best = np.empty(len(keys), dtype=np.intp)
-        for at in range(0, len(keys), block):
-            pairs = hashes[at : at + block, None] ^ ids[None, :]
-            pairs *= np.uint64(0x9E3779B97F4A7C15)
-            pairs ^= pairs >> np.uint64(32)
-            best[at : at + block] = pairs.argmax(axis=1)
-        return names[best].tolist()
-
-    return assign
-
-
-def python_hrw(workers):
-    """The best in Python: one call of a C hash for each pair."""
-    import xxhash
-
-    digest = xxhash.xxh3_64_intdigest
-    encoded = {worker.encode(): worker for worker in workers}
-
-    def owner(key):
-        return encoded[max(encoded, key=lambda worker: digest(key + worker))]
-
-    return lambda keys: [owner(key.encode()) for key in keys]
-
-
-def uhashring_ring(workers):
-    """A consistent-hashing ring in Python."""
-    from uhashring import HashRing
-
-    ring = HashRing(nodes=list(workers))
-    return lambda keys: [ring.get_node(key) for key in keys]
-
-
-def tooz_ring(workers):
-    """The ring that OpenStack's services use."""
-    from tooz.hashring import HashRing
-
-    ring = HashRing(list(workers))
-    return lambda keys: [next(iter(ring.get_nodes(key.encode()))) for key in keys]
-
-
-#: Name, module that must be there, maker, most items, and the least factor over it at 1000 and 100 workers.
-PEERS = [
-    ("numpy", "numpy", numpy_hrw, lambda workers: PEER_PAIRS // workers, {1000: 15, 100: 10}),
-    ("python, xxhash", "xxhash", python_hrw, lambda workers: max(200, 300_000 // workers), {1000: 700, 100: 250}),
-    ("uhashring", "uhashring", uhashring_ring, lambda _: RING_ITEMS, {1000: 14, 100: 35}),
-    ("tooz HashRing", "tooz", tooz_ring, lambda _: RING_ITEMS, {1000: 120, 100: 100}),
-]
+from latchwork.assignment.peers import PEERS
 
 
 def batches(workers, items, repeats):
     """Text in, owners out: rows with items, seconds, items_per_s, and for peers our factor over them and its goal."""
     ids, keys = bench.names(workers, items)
     hasher = RendezvousHasher(ids)
-    candidates = [bench.Candidate("latchwork", items, lambda: hasher.assign(keys))]
-    for name, module, make, most, _ in PEERS:
-        if importlib.util.find_spec(module):
-            work, fewer = make(ids), keys[: min(items, most(workers))]
-            candidates.append(bench.Candidate(name, len(fewer), lambda work=work, fewer=fewer: work(fewer)))
+    candidates = [bench.Candidate("latchwork", items, lambda: hasher.assign(keys)), *bench.peers(workers, items)]
     rows = bench.measure(candidates, repeats)
-    goals = {name: goal for name, _, _, _, goal in PEERS}
+    goals = {peer.name: peer.goals.get(workers) for peer in PEERS}
     for row in rows[1:]:
         row["factor"] = rows[0]["items_per_s"] / row["items_per_s"]
-        row["goal"] = goals[row["name"]].get(workers)
+        row["goal"] = goals[row["name"]]
     return rows
 
 

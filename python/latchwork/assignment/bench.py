@@ -10,10 +10,12 @@ import hashlib
 import platform
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from latchwork._core import Assignment, ItemSet, RendezvousHasher
 from latchwork.assignment.model import JobProblem, Problem
+from latchwork.assignment.peers import installed
 from latchwork.assignment.strategies import strategy_by_name
 
 if TYPE_CHECKING:
@@ -82,6 +84,16 @@ def hashing_candidates(workers: int, items: int) -> list[Candidate]:
     ]
 
 
+def peers(workers: int, items: int) -> list[Candidate]:
+    """Return the peers that are installed, each with as many of the items as give a rate."""
+    ids, keys = names(workers, items)
+    found = []
+    for peer in installed():
+        work, fewer = peer.make(ids), keys[: min(items, peer.most_items(workers))]
+        found.append(Candidate(peer.name, len(fewer), partial(work, fewer)))
+    return found
+
+
 def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
     """Return each strategy on the same problem."""
     items = sum(len(job.items) for job in problem.jobs)
@@ -144,9 +156,9 @@ def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None]
     ]
 
 
-def steps(repeats: int) -> int:
-    """Return how often ``run`` reports progress."""
-    return repeats * (3 + 8 + 2 * len(_STRATEGIES))
+def steps(repeats: int, peers: int = 0) -> int:
+    """Return how often ``run`` reports progress, with so many peers."""
+    return repeats * (3 + peers + 8 + 2 * len(_STRATEGIES))
 
 
 def run(

@@ -37,17 +37,22 @@ def assign(
     workers: Annotated[int, typer.Option(min=2, help="Workers to share the items out to.")] = 100,
     items: Annotated[int, typer.Option(min=1, help="Work items to place.")] = 100_000,
     repeats: Annotated[int, typer.Option(min=1, help="Times to measure each; the fastest counts.")] = 3,
+    peers: Annotated[
+        bool, typer.Option(help="Compare with numpy, xxhash, uhashring and tooz, those that are installed.")
+    ] = True,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Time hashing and balancing: how long it takes to place items on workers.
 
-    Nothing is stored and no server is needed.
+    Nothing is stored and no server is needed. The least of the repeats counts; slow peers place fewer of the items, and
+    the rate is what is compared.
     """
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        task = shown.add_task("starting", total=bench.steps(repeats))
+        others = bench.peers(workers, items) if peers else []
+        task = shown.add_task("starting", total=bench.steps(repeats, len(others)))
         figures = bench.run(
-            workers, items, repeats, progress=lambda what: shown.update(task, advance=1, description=what)
+            workers, items, repeats, others, progress=lambda what: shown.update(task, advance=1, description=what)
         )
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
