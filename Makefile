@@ -30,7 +30,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-schedules lint format check-core bench-instructions bench-assignment bench-balancing bench-hashing chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-history check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -43,9 +43,8 @@ help:
 	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
-	@echo '  make bench-assignment  time hashing and balancing, beside pure Python'
+	@echo '  make bench-assignment  time hashing and balancing, beside their peers'
 	@echo '  make bench-balancing   time the even strategies, beside pure Python and a flow solver'
-	@echo '  make bench-hashing     time rendezvous hashing beside numpy, Python, uhashring and tooz'
 	@echo '  make bench-handover    time hand-overs of locks and latches, beside kazoo and etcd3'
 	@echo '  make bench-store       time the store beside the raw clients of every backend (20 minutes)'
 	@echo '  make bench-instructions  count what the kernels execute, and compare with the file'
@@ -111,15 +110,18 @@ chaos: build
 	$(BIN)/python tests/chaos/run_chaos.py --backend $(BACKEND) --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 bench-assignment: build
-	$(BIN)/python benches/bench_assignment.py $(ARGS)
+	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
+	$(BIN)/python benches/bench_hashing.py
+	$(BIN)/python benches/bench_balancing.py
+	$(BIN)/latchwork bench assign --workers 1000 --items 1000000 $(ARGS)
 
 bench-balancing: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
 	$(BIN)/python benches/bench_balancing.py $(ARGS)
 
-bench-hashing: build
+plot-assignment: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
-	$(BIN)/python benches/bench_hashing.py $(ARGS)
+	$(BIN)/python benches/bench_hashing.py --plot docs/images
 
 bench-handover: build
 	sh scripts/install_test_servers
