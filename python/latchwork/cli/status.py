@@ -52,16 +52,16 @@ def status(
     Reads only, and may be called at any time. The parts are read one after the other: while items move, an item may
     show up at its old node and its new one. Exit code 3 when there is no cluster under the URL's root.
     """
+    most = None if everything else _FEW
     with open_store(url) as store:
+        if watch:
+            _watch(store, interval_s, as_json=as_json, most=most)
         state = inspect(store)
         if state is None:
             raise NoCluster(
                 f"no cluster under /{parse_url(wanted_url(url)).root} of {store.url}; start a node with latchwork run"
             )
-        most = None if everything else _FEW
-        if watch:
-            _watch(store, interval_s, as_json=as_json, most=most)
-        elif as_json:
+        if as_json:
             typer.echo(json.dumps(to_json(state), indent=2))
         else:
             Console(highlight=False, soft_wrap=True).print(*_parts(state, most), sep="\n")
