@@ -37,8 +37,8 @@ class Node:
     progress: CronProgress
 
     def holds(self, *items):
-        taken = self.keeper.try_acquire_many([f"report/{item}" for item in items])
-        return {item: ItemHold((lock := taken[f"report/{item}"]).fence.token, lock.owner.id) for item in items}
+        locks = {item: self.keeper.acquire(f"report/{item}", timeout_s=10.0) for item in items}
+        return {item: ItemHold(lock.fence.token, lock.owner.id) for item, lock in locks.items()}
 
     def release(self, *items):
         self.keeper.release([f"report/{item}" for item in items])
