@@ -54,11 +54,19 @@ pub fn fmix64(mut k: u64) -> u64 {
     k ^ (k >> 33)
 }
 
-/// Up to eight bytes as a little-endian word, zero-filled.
+/// Up to eight bytes as a little-endian word, zero-filled. Reads that overlap take the place of a copy of any length.
+#[inline(always)]
 fn word(bytes: &[u8]) -> u64 {
-    let mut full = [0u8; 8];
-    full[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(full)
+    let at = |place: usize| u64::from(bytes[place]) << (8 * place);
+    let four = |place: usize| {
+        let four = [bytes[place], bytes[place + 1], bytes[place + 2], bytes[place + 3]];
+        u64::from(u32::from_le_bytes(four)) << (8 * place)
+    };
+    match bytes.len() {
+        0 => 0,
+        len @ 1..=3 => at(0) | at(len / 2) | at(len - 1),
+        len => four(0) | four(len - 4),
+    }
 }
 
 #[cfg(test)]

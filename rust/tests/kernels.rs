@@ -29,7 +29,7 @@ proptest! {
     #[test]
     fn any_workers_and_keys_have_the_owners_of_the_definition(
         workers in vec((hash(), weight()), 1..200),
-        keys in vec(hash(), 1..12),
+        keys in vec(hash(), 1..40),
         k in 1..40usize,
     ) {
         let (workers, weights): (Vec<u64>, Vec<f64>) = workers.into_iter().unzip();

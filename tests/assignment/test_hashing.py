@@ -165,6 +165,25 @@ def test_keys_that_are_no_text_are_refused():
         hasher.owner("\udfff")
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("threads", [None, 1, 3])
+@pytest.mark.parametrize(
+    "keys",
+    [[], [""], ["", ""], ["a\0b", "c"], ["\0"], ["é", "日本", "🦀", "x"], [f"{n}" * (n % 40) for n in range(5000)]],
+)
+def test_keys_of_any_text_are_assigned_in_any_kind_of_iterable(keys, threads, mode):
+    hasher = RendezvousHasher(["a", "b", "c"], mode=mode)
+    expected = [hasher.owner(key) for key in keys]
+    for passed in (keys, tuple(keys), iter(keys), type("Keys", (list,), {})(keys), dict(enumerate(keys)).values()):
+        assert hasher.assign(passed, threads=threads) == expected
+
+
+@pytest.mark.parametrize("keys", [["a"] * 100 + ["\ud800"], [f"x{n}" for n in range(200)] + [7]])
+def test_a_bad_key_among_many_is_named(keys):
+    with pytest.raises((ValueError, TypeError), match=r"key ..ud800' holds a lone surrogate|key 7 is a int"):
+        RendezvousHasher(["a", "b"]).assign(keys)
+
+
 def test_other_threads_run_while_keys_are_assigned():
     hasher = RendezvousHasher([f"w{n}" for n in range(1000)], mode="compat")
     keys = [str(n) for n in range(15_000)]

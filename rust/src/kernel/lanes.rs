@@ -46,8 +46,15 @@ pub trait Lanes: Copy {
     fn in_order(self, mask: u64) -> u64 {
         mask
     }
+    /// The lane where `score` leaves what came in at lane `at`.
+    #[inline(always)]
+    fn lane_of(self, at: usize) -> usize {
+        at
+    }
     /// Whether all bounds are below `floor`, as signed numbers.
     fn all_below(self, bounds: Self::V, floor: Self::V) -> bool;
+    /// Where `scores` beat `bests`, as signed numbers, they and `worker` take the place of `bests` and `owners`.
+    fn keep(self, bests: &mut Self::V, owners: &mut Self::V, scores: Self::V, worker: Self::V);
     /// From scores to merits: `!bits((float(!score as unsigned >> 1) * rates)`, the scores being biased by 2^31.
     fn merit(self, scores: Self::V, rates: Self::V) -> Self::V;
 }
@@ -182,6 +189,15 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn keep(self, bests: &mut Self::V, owners: &mut Self::V, scores: Self::V, worker: Self::V) {
+        for i in 0..4 {
+            if scores[i] as i32 > bests[i] as i32 {
+                (bests[i], owners[i]) = (scores[i], worker[i]);
+            }
+        }
+    }
+
+    #[inline(always)]
     fn merit(self, scores: Self::V, rates: Self::V) -> Self::V {
         std::array::from_fn(|i| {
             let short = (scores[i] ^ 0x7fff_ffff) >> 1;
@@ -291,8 +307,22 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn lane_of(self, at: usize) -> usize {
+            [0, 2, 1, 3][at]
+        }
+
+        #[inline(always)]
         fn all_below(self, bounds: Self::V, floor: Self::V) -> bool {
             unsafe { _mm_movemask_epi8(_mm_cmpgt_epi32(floor, bounds)) == 0xffff }
+        }
+
+        #[inline(always)]
+        fn keep(self, bests: &mut Self::V, owners: &mut Self::V, scores: Self::V, worker: Self::V) {
+            unsafe {
+                let better = _mm_cmpgt_epi32(scores, *bests);
+                let choose = |old, new| _mm_or_si128(_mm_andnot_si128(better, old), _mm_and_si128(better, new));
+                (*bests, *owners) = (choose(*bests, scores), choose(*owners, worker));
+            }
         }
 
         #[inline(always)]
@@ -352,6 +382,15 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn keep(self, bests: &mut Self::V, owners: &mut Self::V, scores: Self::V, worker: Self::V) {
+            unsafe {
+                let better = _mm256_cmpgt_epi32(scores, *bests);
+                *bests = _mm256_max_epi32(*bests, scores);
+                *owners = _mm256_blendv_epi8(*owners, worker, better);
+            }
+        }
+
+        #[inline(always)]
         fn merit(self, scores: Self::V, rates: Self::V) -> Self::V {
             unsafe {
                 let short = _mm256_srli_epi32::<1>(_mm256_xor_si256(scores, self.splat(0x7fff_ffff)));
@@ -407,6 +446,15 @@ mod x86 {
         #[inline(always)]
         fn all_below(self, bounds: Self::V, floor: Self::V) -> bool {
             self.below(bounds, floor) == 0xffff
+        }
+
+        #[inline(always)]
+        fn keep(self, bests: &mut Self::V, owners: &mut Self::V, scores: Self::V, worker: Self::V) {
+            unsafe {
+                let better = _mm512_cmpgt_epi32_mask(scores, *bests);
+                *bests = _mm512_max_epi32(*bests, scores);
+                *owners = _mm512_mask_mov_epi32(*owners, better, worker);
+            }
         }
 
         #[inline(always)]

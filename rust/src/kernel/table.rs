@@ -64,6 +64,11 @@ impl Table {
         u64::from(row.high[lane]) << 32 | u64::from(row.low[lane] ^ (1 << 31))
     }
 
+    /// All rows; lanes from the count on repeat the last worker.
+    pub(super) fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
     /// All rows, in tiles, each with the number of its first worker.
     pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, &[Row])> {
         (0..).step_by(TILE * WIDEST).zip(self.rows.chunks(TILE))

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::text::{each_text, utf8};
+use super::text::{each_string, utf8};
 use crate::assignment::close_up;
 use crate::input::NOBODY;
 use crate::items::{first_repeated, locate, MOST_ITEMS};
@@ -27,13 +27,14 @@ impl Items {
         let likely = values.len().unwrap_or(0).min(most);
         let (mut names, mut hashes) = (Vec::with_capacity(likely), Vec::with_capacity(likely));
         let mut key = prefix.to_owned();
-        each_text("item", values, |name, text| {
+        each_string("item", values, |name| {
+            let text = utf8("item", &name)?;
             if names.len() == most {
                 let what = format!("more than {most} items were given, {text:?} first; use several item sets");
                 return Err(PyValueError::new_err(what));
             }
             hashes.push(hashed(&mut key, prefix.len(), text));
-            names.push(name.clone().unbind());
+            names.push(name.unbind());
             Ok(())
         })?;
         names.shrink_to_fit();

@@ -2,7 +2,10 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyList, PyString, PyTuple};
+
+/// What stands between joined strings.
+const BREAK: &str = "\0";
 
 /// The UTF-8 form of a str; lone surrogates have none. `what` names the value in the error.
 pub fn utf8<'a>(what: &str, string: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
@@ -20,23 +23,32 @@ pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Boun
     values.try_iter()?.map(|value| string(what, value?)).collect()
 }
 
-/// Visits each string of an iterable with its text, borrowed. Lists and tuples are read where they lie.
-pub fn each_text<'py>(
+/// Visits each string of an iterable. Lists are read where they lie.
+pub fn each_string<'py>(
     what: &str,
     values: &Bound<'py, PyAny>,
-    mut visit: impl FnMut(&Bound<'py, PyString>, &str) -> PyResult<()>,
+    mut visit: impl FnMut(Bound<'py, PyString>) -> PyResult<()>,
 ) -> PyResult<()> {
     if values.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
     }
-    let mut take = |value: Bound<'py, PyAny>| {
-        let string = string(what, value)?;
-        visit(&string, utf8(what, &string)?)
-    };
     if let Ok(list) = values.cast::<PyList>() {
-        return list.iter().try_for_each(take);
+        return list.iter().try_for_each(|value| visit(string(what, value)?));
     }
-    values.try_iter()?.try_for_each(|value| take(value?))
+    values.try_iter()?.try_for_each(|value| visit(string(what, value?)?))
+}
+
+/// The strings of a list or tuple in one, with [`BREAK`] between them, and how many they are: Python does that faster than
+/// anybody else can visit them. None if it cannot, whatever the reason: visit them, and the reason shows.
+pub fn joined<'py>(values: &Bound<'py, PyAny>) -> Option<(Bound<'py, PyString>, usize)> {
+    if !(values.is_exact_instance_of::<PyList>() || values.is_exact_instance_of::<PyTuple>()) {
+        return None;
+    }
+    let joined = PyString::new(values.py(), BREAK).call_method1("join", (values,)).ok()?;
+    let joined = joined.cast_into::<PyString>().ok()?;
+    let breaks = joined.to_str().ok()?.bytes().filter(|byte| *byte == 0).count();
+    let count = values.len().ok()?;
+    (breaks + 1 == count).then_some((joined, count))
 }
 
 /// A value as a str.
