@@ -138,7 +138,9 @@ impl RendezvousHasher {
     fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<Vec<u32>>> {
         if let Some((text, count)) = joined(keys) {
             let text = text.to_str()?.as_bytes();
-            return Ok(py.detach(|| self.rendezvous.owners_in(text, count, threads)));
+            if let Some(owners) = py.detach(|| self.rendezvous.owners_in(text, count, threads)) {
+                return Ok(owners);
+            }
         }
         let mut hashes = Vec::with_capacity(keys.len().unwrap_or(0));
         each_string("key", keys, |key| {

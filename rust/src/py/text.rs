@@ -46,9 +46,8 @@ pub fn joined<'py>(values: &Bound<'py, PyAny>) -> Option<(Bound<'py, PyString>, 
     }
     let joined = PyString::new(values.py(), BREAK).call_method1("join", (values,)).ok()?;
     let joined = joined.cast_into::<PyString>().ok()?;
-    let breaks = joined.to_str().ok()?.bytes().filter(|byte| *byte == 0).count();
     let count = values.len().ok()?;
-    (breaks + 1 == count).then_some((joined, count))
+    (count > 0 && joined.to_str().is_ok()).then_some((joined, count))
 }
 
 /// A value as a str.
