@@ -30,7 +30,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-history check-mutants check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -39,6 +39,7 @@ help:
 	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
 	@echo '  make check-history     100,000 calls under faults on every backend judged, long model tests (40 minutes)'
+	@echo '  make check-mutants     plant a defect for each invariant of each primitive; tests must catch it (5 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
 	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
@@ -101,6 +102,9 @@ format: build
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	cargo fmt
+
+check-mutants: build
+	$(BIN)/python tests/mutants/check_mutants.py --workers $(WORKERS) $(ARGS)
 
 check-schedules: build
 	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
@@ -133,6 +134,46 @@ def test_somebody_else_opens_it_when_the_last_to_arrive_dies_before(barrier, in_
     eventually(lambda: a.arrived() == ["a"])
     store.put("phase/arrived/b", json.dumps({"phase": 0}).encode())
     assert waiting.outcome() == 0
+
+
+def test_an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next(
+    barrier, connect, monkeypatch, in_thread, eventually
+):
+    store = connect()
+    a, b = barrier("a", 2, store=store), barrier("b", 2)
+    commit = store.commit
+
+    def after_the_end(checks, ops):
+        monkeypatch.setattr(store, "commit", commit)
+        b.abort("too early")
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", after_the_end)
+    arriving = in_thread(lambda: a.wait(30.0))
+    eventually(lambda: (b.generation(), b.arrived()) == (1, ["a"]))
+    assert [b.wait(30.0), arriving.outcome()] == [1, 1]
+
+
+def test_two_that_end_a_generation_at_the_same_time_end_it_once(barrier, connect, monkeypatch, in_thread, eventually):
+    store, has_passed = connect(), threading.Event()
+    a, b = barrier("a", 2, store=store), barrier("b", 2)
+    commit = store.commit
+
+    def late(checks, ops):
+        if any(op.key == "phase/board" for op in ops):
+            monkeypatch.setattr(store, "commit", commit)
+            has_passed.wait(30.0)
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", late)
+    waiting = in_thread(lambda: b.wait(60.0))
+    eventually(lambda: a.arrived() == ["b"])
+    last = in_thread(lambda: a.wait(60.0))  # the last to come opens it, and is held up as it does
+    assert waiting.outcome(30.0) == 0
+    b.abort("the next one, too")
+    has_passed.set()
+    assert last.outcome(30.0) == 0
+    assert b.generation() == 2
 
 
 def test_a_timeout_that_finds_everybody_there_opens_it(barrier, store, eventually):

@@ -106,6 +106,18 @@ def test_one_that_has_left_enters_the_next_round_only(barrier, in_thread, eventu
     assert [b.enter(30.0), early.outcome()] == [1, 1]
 
 
+def test_one_that_has_no_part_in_a_round_waits_for_the_next(barrier, in_thread, eventually):
+    a, b, c = barrier("a"), barrier("b"), barrier("c")
+    entering = in_thread(lambda: a.enter(30.0))
+    b.enter(30.0)
+    entering.outcome()
+    early = in_thread(lambda: c.enter(60.0))
+    leaving = in_thread(lambda: a.leave(30.0))
+    eventually(lambda: b.members() == ["b"])
+    assert [b.leave(30.0), leaving.outcome()] == [0, 0]
+    assert [b.enter(30.0), early.outcome()] == [1, 1]
+
+
 def test_work_that_fails_ends_the_round_for_the_others(barrier, in_thread, eventually):
     a, b = barrier("a", timeout_s=30.0), barrier("b", timeout_s=30.0)
 

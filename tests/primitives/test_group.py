@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.errors import Closed, InvalidKey, LatchworkError, NodeIdInUse, SessionLost, WaitTimeout
 from latchwork.primitives import Group
-from latchwork.primitives.group_views import ViewLog
+from latchwork.primitives.group_views import View, ViewLog
 
 TTL_S = 1.0
 
@@ -201,6 +201,36 @@ def test_a_burst_of_members_needs_fewer_views_than_members_or_as_many(group):
     members = [group(f"m{number}") for number in range(6)]
     view = members[0].wait_until(lambda view: len(view.members) == 6, 20.0)
     assert view.number <= 6
+
+
+def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect, monkeypatch):
+    store, other = connect(), connect()
+    mine, theirs = Group(store, "web"), Group(other, "web")
+    commit = store.commit
+
+    def second(checks, ops):
+        other.put("web/members/b", b"{}")
+        theirs._propose()
+        return commit(checks, ops)
+
+    other.put("web/members/a", b"{}")
+    monkeypatch.setattr(store, "commit", second)
+    mine._propose()
+    log = ViewLog.of(other.get("web/views"))
+    assert (log.number, sorted(log.bodies)) == (1, ["a", "b"])
+    mine.close()
+    theirs.close()
+
+
+def test_a_log_tells_every_view_since_the_one_that_was_seen_last():
+    log = ViewLog()
+    for live in ({"a": {}}, {"a": {}, "b": {}}, {"b": {}}):
+        log = log.next(live)
+    assert [(change.view.number, change.view.ids) for change in log.since(View())] == [
+        (1, ["a"]),
+        (2, ["a", "b"]),
+        (3, ["b"]),
+    ]
 
 
 def test_who_is_far_behind_is_told_that_views_were_skipped():

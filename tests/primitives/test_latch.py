@@ -16,6 +16,7 @@ from latchwork.errors import (
     NotLeader,
     OutcomeUnknown,
     SessionLost,
+    Unavailable,
     WaitTimeout,
 )
 from latchwork.primitives import LeaderLatch
@@ -196,6 +197,79 @@ def test_revoked_listeners_end_before_the_next_candidate_leads(queue, eventually
     second.wait(5.0)
     eventually(lambda: len(order) == 2)
     assert order == ["first has stopped", "second leads"]
+
+
+def cut_watch(store, monkeypatch, then=lambda: None):
+    """Have the next watch of a store fail, as when the server goes; returns an event that tells that it did."""
+    watch, has_failed = store.watch, threading.Event()
+
+    def fail(_prefix):
+        monkeypatch.setattr(store, "watch", watch)
+        then()
+        has_failed.set()
+        raise Unavailable("cut")
+
+    monkeypatch.setattr(store, "watch", fail)
+    return has_failed
+
+
+def test_a_leader_that_looks_at_the_queue_again_is_not_elected_again(connect, candidates, monkeypatch, eventually):
+    store, told, looks = connect(session_ttl_s=30.0), [], []
+    latch = candidates("n1", store=store, start=False)
+    latch.on_elected(lambda: told.append("elected"))
+    latch.on_revoked(lambda: told.append("revoked"))
+    listing = store.list
+    has_failed = cut_watch(store, monkeypatch)
+    monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(1) or listing(*args, **options))
+    latch.start()
+    latch.wait(10.0)
+    assert has_failed.wait(20.0)
+    before = len(looks)
+    eventually(lambda: len(looks) > before)
+    latch.close()
+    assert told == ["elected", "revoked"]
+
+
+def test_a_session_that_ends_revokes_though_the_server_does_not_answer(connect, candidates, monkeypatch, eventually):
+    store, told, asked, answer = connect(session_ttl_s=30.0), [], threading.Event(), threading.Event()
+    listing = store.list
+
+    def hang(*args, **options):
+        asked.set()
+        answer.wait(30.0)
+        return listing(*args, **options)
+
+    latch = candidates("n1", store=store, start=False)
+    latch.on_revoked(lambda: told.append("revoked"))
+    cut_watch(store, monkeypatch, lambda: monkeypatch.setattr(store, "list", hang))
+    latch.start()
+    latch.wait(10.0)
+    assert asked.wait(20.0)
+    store.session.notice_gone()
+    eventually(lambda: told == ["revoked"])
+    assert not answer.is_set()
+    monkeypatch.setattr(store, "list", listing)
+    answer.set()
+
+
+def test_a_latch_that_leaves_leads_no_more_before_its_ticket_is_deleted(connect, candidates, monkeypatch, in_thread):
+    store, asked, answer = connect(session_ttl_s=30.0), threading.Event(), threading.Event()
+    latch = candidates("n1", store=store)
+    latch.wait(10.0)
+    deletion = store.delete
+
+    def hang(*args, **options):
+        asked.set()
+        answer.wait(30.0)
+        return deletion(*args, **options)
+
+    monkeypatch.setattr(store, "delete", hang)
+    leaving = in_thread(latch.leave)
+    assert asked.wait(20.0)
+    led, remaining_s = latch.is_leader, latch.remaining_s()
+    answer.set()
+    leaving.outcome()
+    assert (led, remaining_s) == (False, 0.0)
 
 
 def test_closing_from_a_listener_does_not_hang(queue, eventually):

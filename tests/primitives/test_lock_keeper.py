@@ -9,6 +9,7 @@ import pytest
 
 from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import LockKeeper, lock_states
+from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
@@ -47,6 +48,16 @@ def test_one_renewal_write_keeps_any_number_of_locks(store, keepers):
     assert renewed.key == owner.key
     assert renewed.version != owner.version
     assert all(lock.is_held for lock in held.values())
+
+
+def test_more_locks_need_no_more_renewals(connect, keepers):
+    with FaultyStore(connect()) as store, keepers(store=store) as keeper:
+        keeper.try_acquire_many([f"report/item-{number}" for number in range(250)])
+        before, begun = len(store.calls), time.monotonic()
+        time.sleep(TTL_S)
+        renewals = [call for call in store.calls[before:] if call.keys[0].startswith("owners/")]
+        most = (time.monotonic() - begun) / (TTL_S / 8) + 2
+    assert 0 < len(renewals) <= most
 
 
 def test_many_locks_are_taken_in_few_transactions(keepers, monkeypatch):
@@ -213,6 +224,26 @@ def test_losing_the_owner_is_told_once_and_the_keeper_goes_on(store, keepers, ev
         held["job/1"].release()
     assert again.is_held
     assert lost == [("job/1", "job/2")]
+
+
+def test_a_renewal_that_fails_is_told_with_the_time_that_is_left(connect, keepers, eventually):
+    told = []
+    with FaultyStore(connect()) as store, keepers(ttl_s=4.0, store=store) as keeper:
+        keeper.on_prolong_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
+        keeper.acquire("job/1", 10.0)
+        store.cut_off()
+        eventually(lambda: told, 20.0)
+        store.reconnect()
+    assert told[0][0] is Unavailable
+    assert 0.0 <= told[0][1] < 4.0
+
+
+def test_the_time_of_a_hold_counts_from_before_its_owner_was_sent(connect, keepers):
+    slow = Fault("slow_answer", op="create", key="owners/*", delay_s=1.0)
+    with FaultyStore(connect(), [slow]) as store, keepers(ttl_s=60.0, store=store) as keeper:
+        keeper.acquire("job/1", 30.0)
+        assert 0.0 < keeper.remaining_s() <= 59.0
+        assert store.faults
 
 
 def test_state_and_holders_tell_who_holds_without_taking(store, keepers):

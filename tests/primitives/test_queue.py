@@ -22,7 +22,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives import PriorityQueue, Queue
 from latchwork.primitives.queue_items import INLINE_BYTES
-from latchwork.types import Absent, Put
+from latchwork.types import Absent, Create, Put
 
 TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
@@ -372,6 +372,62 @@ def test_an_acknowledgement_with_a_lost_answer_is_done_once(queue, connect, monk
     claim.ack(ops=[Put("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)
     assert store.get("result")
+
+
+def test_an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once(queue, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine = queue(store=store)
+    mine.put(b"1")
+    claim = mine.take(10.0)
+    read = store.get
+
+    def unreachable(key):
+        monkeypatch.setattr(store, "get", read)
+        raise Unavailable("cut")
+
+    losing(store, monkeypatch, applied=True)
+    monkeypatch.setattr(store, "get", unreachable)
+    claim.ack(ops=[Create("result", b"")])
+    assert (mine.size(), claim.is_held) == (0, False)
+    assert store.get("result")
+
+
+def test_an_item_that_is_done_between_look_and_claim_is_not_taken_again(queue, connect, monkeypatch):
+    store, mine = connect(), queue()
+    mine.put(b"1")
+    listing = store.list
+
+    def done_meanwhile(*args, **options):
+        found = listing(*args, **options)
+        if mine.size():
+            mine.take(10.0).ack()
+        return found
+
+    other = queue(store=store)
+    monkeypatch.setattr(store, "list", done_meanwhile)
+    with pytest.raises(WaitTimeout):
+        other.take(0.0)
+    assert mine.size() == 0
+
+
+def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim(queue, connect, monkeypatch):
+    store, mine, claims = connect(), queue(max_attempts=1), []
+    mine.put(b"1")
+    children = store.children
+
+    def taken_meanwhile(prefix):
+        found = children(prefix)
+        if not claims:
+            claims.append(mine.take(10.0))
+        return found
+
+    other = queue(store=store, max_attempts=1)
+    monkeypatch.setattr(store, "children", taken_meanwhile)
+    with pytest.raises(WaitTimeout):
+        other.take(0.0)
+    assert other.dead_letters() == []
+    claims[0].ack()
+    assert mine.size() == 0
 
 
 def test_a_claim_that_nobody_got_to_know_of_is_given_back(queue, connect, monkeypatch, eventually):

@@ -180,6 +180,16 @@ def test_a_writer_whose_session_is_lost_makes_room(rwlock, connect, in_thread, e
     eventually(lambda: lost == ["write"])
 
 
+def test_a_downgrade_of_a_ticket_that_is_gone_is_refused_and_writes_nothing(rwlock, store):
+    mine = rwlock()
+    mine.write.acquire(5.0)
+    (ticket,) = store.list("orders")
+    store.delete(ticket.key)
+    with pytest.raises(LockLost, match="was lost before the downgrade"):
+        mine.downgrade()
+    assert store.list("orders") == []
+
+
 def test_work_of_a_downgraded_writer_goes_on(rwlock):
     mine = rwlock()
     with mine.write, mine.write.guard_work() as work:

@@ -5,6 +5,7 @@ Drawn evenly, not by hypothesis: of 200 plans that hypothesis drew two had a wri
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from latchwork.testing.faults import Fault, FaultKind
 from latchwork.testing.simulation import Simulation
 
 #: Seconds of real time for each of the two stages of making a failing schedule smaller.
-SHRINK_S = 15.0
+SHRINK_S = float(os.environ.get("LATCHWORK_SHRINK_S", "15"))
 
 _SECONDS = (0.1, 0.5, 1.0, 1.9, 2.0, 2.1, 2.5, 5.0)
 _CALL_KINDS: tuple[FaultKind, ...] = (

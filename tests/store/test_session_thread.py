@@ -95,6 +95,19 @@ def test_a_renewal_that_hangs_keeps_no_later_one_from_being_sent():
     session.close()
 
 
+def test_the_deadline_counts_from_the_send_though_the_answer_comes_late():
+    scripted = Scripted(ttl_s=60.0, answer="hang")
+    scripted.renew_every_s = 0.05
+    session = opened(scripted)
+    threading.Event().wait(0.5)
+    sent, future = scripted.hanging[0]
+    while SYSTEM_CLOCK.now() < sent + 0.5:
+        pass
+    future.set_result(sent)
+    assert 0.0 < session.remaining_s() <= 59.5
+    session.close()
+
+
 def test_an_answer_that_comes_after_the_deadline_does_not_bring_it_back():
     scripted = Scripted(answer="hang")
     session = opened(scripted)

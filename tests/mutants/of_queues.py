@@ -1,0 +1,112 @@
+"""Defects of ``Queue`` and ``PriorityQueue``."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, at
+
+DEFECTS = (
+    Defect(
+        "Queue",
+        "an item is acknowledged without the claim's fence",
+        "primitives/queue_claim.py",
+        "            self._store.commit([self.fence, *checks], ops)\n",
+        "            self._store.commit([*checks], ops)\n",
+        at("queue", "an_acknowledgement_after_an_outsider_took_the_claim_away_changes_nothing"),
+    ),
+    Defect(
+        "Queue",
+        "a claim is not bound to its session",
+        "primitives/queue_taking.py",
+        "Create(key, write_body(body), session)]",
+        "Create(key, write_body(body))]",
+        at("queue", "an_item_whose_takers_session_ends_comes_back_to_one_that_waits"),
+    ),
+    Defect(
+        "Queue",
+        "an item is claimed that may be gone",
+        "primitives/queue_taking.py",
+        "            claim = self._store.commit([At(entry)], ops).entries[1]\n",
+        "            claim = self._store.commit([], ops).entries[1]\n",
+        at("queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again"),
+    ),
+    Defect(
+        "Queue",
+        "attempts are not counted",
+        "primitives/queue_items.py",
+        "        return replace(self, attempts=self.attempts + 1)\n",
+        "        return replace(self, attempts=self.attempts)\n",
+        at("queue", "an_item_that_fails_too_often_becomes_a_dead_letter"),
+    ),
+    Defect(
+        "Queue",
+        "an item that kills its takers is given out for ever",
+        "primitives/queue_taking.py",
+        "        if item.attempts >= self._most:\n",
+        "        if item.attempts < 0:\n",
+        at("queue", "an_item_that_kills_its_takers_becomes_a_dead_letter"),
+    ),
+    Defect(
+        "Queue",
+        "an item is buried although somebody has claimed it",
+        "primitives/queue_taking.py",
+        "self._store.commit([At(entry), Absent(key)], [Delete(entry.key), letter])",
+        "self._store.commit([At(entry)], [Delete(entry.key), letter])",
+        at("queue", "an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim"),
+    ),
+    Defect(
+        "Queue",
+        "places are not counted as used",
+        "primitives/queue_putting.py",
+        "Room(self._capacity, free - count).to_bytes()",
+        "Room(self._capacity, free).to_bytes()",
+        at("queue", "many_putters_never_overfill_a_bounded_queue"),
+    ),
+    Defect(
+        "Queue",
+        "an acknowledgement with a lost answer is an error",
+        "primitives/queue_claim.py",
+        "            self._is_doubtful = True\n",
+        "            self._is_doubtful = False\n",
+        at("queue", "an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once"),
+    ),
+    Defect(
+        "Queue",
+        "a claim with a lost answer stays with nobody behind it",
+        "primitives/queue_taking.py",
+        "            if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):\n",
+        "            if not isinstance(error, LatchworkError):\n",
+        at("queue", "a_claim_that_nobody_got_to_know_of_is_given_back"),
+    ),
+    Defect(
+        "Queue",
+        "every taker that waits watches the items",
+        "primitives/queue_taking.py",
+        "        place = take_turn(self.queue, waiter, patience)\n",
+        "        place = take_turn(self.queue, waiter, patience, blocks=lambda _ticket: False)\n",
+        at("queue", "only_the_first_taker_that_waits_watches_the_items"),
+    ),
+    Defect(
+        "Queue",
+        "a claim is ours until we hear that it was given back",
+        "primitives/queue_claim.py",
+        "        self._is_ending = True  # once it is written another may take the item, before we hear that it was\n",
+        "",
+        ("schedules/test_queue.py::test_a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item",),
+    ),
+    Defect(
+        "PriorityQueue",
+        "the newest item of a priority is taken first",
+        "primitives/queue_items.py",
+        '    return f"{priority}-{number:012d}"\n',
+        '    return f"{priority}-{_MOST - number:012d}"\n',
+        at("queue", "priorities_come_first_and_then_arrival"),
+    ),
+    Defect(
+        "PriorityQueue",
+        "priorities are ignored",
+        "primitives/queue_items.py",
+        '    return f"{priority}-{number:012d}"\n',
+        '    return f"5-{number:012d}{priority}"\n',
+        at("queue", "priorities_come_first_and_then_arrival"),
+    ),
+)
