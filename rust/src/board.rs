@@ -222,7 +222,12 @@ impl Board {
     /// One job after the other, so that what is known of it stays in the processor's cache.
     fn spread(&mut self, order: &[u32], weights: &[f64]) -> Vec<Vec<Move>> {
         let mut bare = Bare::new(order.len());
+        let uniform = weights.windows(2).all(|pair| pair[0] == pair[1]);
         for items in self.jobs.values() {
+            if uniform && !order.is_empty() && order.iter().all(|number| items.able[*number as usize]) {
+                bare.add_evenly(items.owners.len() as u32 / order.len() as u32, weights[0]);
+                continue;
+            }
             let demand = items.demand_of_none(order, weights);
             bare.add(&demand, &Quota::new(demand.items, &demand.weights));
         }

@@ -214,6 +214,12 @@ impl Bare {
         }
     }
 
+    /// Adds the whole shares, of one size, of a job that all workers can run, all of one weight.
+    pub fn add_evenly(&mut self, floor: u32, weight: f64) {
+        self.load.iter_mut().for_each(|load| *load += u64::from(floor));
+        self.weight.iter_mut().for_each(|most| *most = most.max(weight));
+    }
+
     /// The loads, before any seat is given.
     pub fn loads(self) -> Loads {
         Loads { rate: rates(&self.weight), load: self.load }
