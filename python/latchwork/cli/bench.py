@@ -1,4 +1,4 @@
-"""`latchwork bench`: how fast this machine is."""
+"""`latchwork bench`: how fast this machine, and a cluster on a store, is."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from latchwork.assignment import bench
+from latchwork.cli import bench_cluster
 from latchwork.cli.options import Debug, Json, examples
 from latchwork.cli.outcome import reported
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(help="Measure this machine, and a store.", no_args_is_help=True, rich_markup_mode=None)
     group.command(
         name="assign",
         epilog=examples(
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
             "latchwork bench assign --items 50000 --json",
         ),
     )(assign)
+    group.command(name="cluster", epilog=bench_cluster.EPILOG)(bench_cluster.cluster)
     app.add_typer(group, name="bench")
 
 

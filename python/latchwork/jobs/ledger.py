@@ -41,6 +41,7 @@ class Ledger:
 
     Attributes:
         writes: transactions that flipped heads, since this ledger was made.
+        written_bytes: keys and values written, since this ledger was made.
     """
 
     def __init__(self, store: Store, tag: str) -> None:
@@ -50,6 +51,7 @@ class Ledger:
         self._guard: Entry | None = None
         self._available: dict[str, set[str]] = {}
         self.writes = 0
+        self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
         """Read everything, and delete the chunks that an earlier leader wrote and never named."""
@@ -132,17 +134,19 @@ class Ledger:
             if update is not None or (stored.head is not None and not change.after):
                 flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
-        write_chunks(self._store, updates, [fence])
+        self.written_bytes += write_chunks(self._store, updates, [fence])
         ops = [_flip_op(flip) for flip in flips]
         for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
             self._flip(flips[part], ops[part], fence)
-        delete_chunks(self._store, updates, [fence])
+        self.written_bytes += delete_chunks(self._store, updates, [fence])
 
     def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
         checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
         note = json.dumps({"leader": fence.token, "heads": len(flips)}).encode()
-        done = self._store.commit(checks, [Put(keys.GUARD_ASSIGNMENT, note), *ops])
+        whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
+        done = self._store.commit(checks, whole)
+        self.written_bytes += sum(map(op_bytes, whole))
         self._guard, *written = done.entries
         heads = {entry.key: entry for entry in written}
         self.writes += 1

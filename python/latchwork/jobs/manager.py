@@ -195,7 +195,7 @@ class Manager:
 
     def _rebalance(self, term: Term) -> bool:
         """One rebalance; False when it has to be tried again."""
-        began = self._clock.now()
+        began, written = self._clock.now(), term.written_bytes
         try:
             result = term.rebalance()
         except OwnershipLost:
@@ -203,20 +203,21 @@ class Manager:
         except LatchworkError as error:
             self._counters.failures += 1
             log.warning("rebalance failed and is tried again: %s", error)
-            self._tell(began, Rebalance(), error)
+            self._tell(began, Rebalance(), error, term.written_bytes - written)
             term.reload()
             return False
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
-        self._tell(began, result, next(iter(result.failed.values()), None))
+        self._tell(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
         if result.deferred and result.changes:
             self._note()  # the next step of what the budget holds back
         return not result.failed
 
-    def _tell(self, began: float, result: Rebalance, error: BaseException | None) -> None:
+    def _tell(self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int) -> None:
         took_s = self._clock.now() - began
         self._observers.tell(
-            "rebalanced", RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error)
+            "rebalanced",
+            RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error, written_bytes),
         )
 
 
@@ -246,6 +247,11 @@ class Term:
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._unplaced: Mapping[str, int] = {}
         self._versions: frozenset[str] = frozenset()
+
+    @property
+    def written_bytes(self) -> int:
+        """Keys and values of the assignment that were written in this term."""
+        return self._ledger.written_bytes
 
     def reload(self) -> None:
         """Trust nothing of what is known: something went wrong."""

@@ -51,6 +51,7 @@ class RebalanceInfo:
         shares: shares that were written; 0 when all was as it should be.
         moves: items that changed their node.
         error: why it has to be tried again; None when it went well.
+        written_bytes: keys and values that were written for it.
     """
 
     node: str
@@ -58,6 +59,7 @@ class RebalanceInfo:
     shares: int = 0
     moves: int = 0
     error: BaseException | None = None
+    written_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,22 +118,28 @@ def read(store: Store, key: str) -> Stored:
     raise Conflict(msg)
 
 
-def write_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> None:
-    """Write the new chunks of updates, given with the keys of their heads, each transaction under the checks."""
+def write_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
+    """Write the new chunks of updates, given with the keys of their heads, each transaction under the checks; bytes."""
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
-    commit_all(store, checks, ops)
+    return commit_all(store, checks, ops)
 
 
-def delete_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> None:
-    """Delete the chunks that updates dropped, after their heads were flipped."""
+def delete_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
+    """Delete the chunks that updates dropped, after their heads were flipped; how many bytes that is."""
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
-    commit_all(store, checks, ops)
+    return commit_all(store, checks, ops)
 
 
-def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> None:
-    """Commit any number of independent operations in as many transactions as it takes, each under the checks."""
-    for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
+def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
+    """Commit any number of independent operations in as many transactions as it takes, each under the checks.
+
+    Returns:
+        About how many bytes the operations have.
+    """
+    sizes = [op_bytes(op) for op in ops]
+    for part in batched(sizes, MOST_OPS, MOST_BYTES):
         store.commit(checks, ops[part])
+    return sum(sizes)
 
 
 def op_bytes(op: Op) -> int:

@@ -16,7 +16,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork.jobs import keys
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.cron_turns import CronTurns
 from latchwork.jobs.guard import RunGuard
@@ -24,17 +23,16 @@ from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
 from latchwork.jobs.job_state import JobState
 from latchwork.jobs.observer import NOBODY, Observers
-from latchwork.jobs.packed import BadHead, MissingChunk
-from latchwork.jobs.packed_store import Stored, from_entries, read
 from latchwork.jobs.progress import CronProgress
 from latchwork.jobs.reconcile import Actions, reconcile
 from latchwork.jobs.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
 from latchwork.jobs.schedule import Instant
+from latchwork.jobs.shares import Shares
 
 if TYPE_CHECKING:
     from latchwork.jobs.live_settings import LiveSettings
     from latchwork.primitives import HeldLock
-    from latchwork.store import Mirror, Store
+    from latchwork.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +74,7 @@ class Worker:
         self._mutex = threading.Lock()
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
-        self._mirror: Mirror | None = None
-        self._decoded: dict[str, tuple[object, Stored]] = {}
+        self._shares: Shares | None = None
         self._closing = threading.Event()
         self._close_by = 0.0
         self._closer: JobRun | None = None
@@ -92,8 +89,7 @@ class Worker:
 
     def start(self) -> None:
         """Follow the share from now on."""
-        self._mirror = self._store.mirror(keys.assigned(self._node_id))
-        self._mirror.on_change(lambda _batch: self._wake.set())
+        self._shares = Shares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._wake.set)
         self._guard.thread.start()
         self._thread.start()
@@ -153,8 +149,8 @@ class Worker:
             run.join(max(0.0, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
-        if self._mirror is not None:
-            self._mirror.close()
+        if self._shares is not None:
+            self._shares.close()
         return stuck
 
     def _close_locks(self, stuck: list[str]) -> None:
@@ -195,7 +191,7 @@ class Worker:
 
     def _step(self, closing: bool) -> float | None:
         """Bring every job closer to its share; seconds until it must be looked at again without an event."""
-        desired = {} if closing else self._desired()
+        desired = {} if closing or self._shares is None else self._shares.of(self._states)
         held = self.locks.held()
         planned = []
         for job_id, state in self._states.items():
@@ -292,29 +288,6 @@ class Worker:
 
     def _now(self) -> Instant:
         return Instant(self._clock.now(), time.time())
-
-    def _desired(self) -> dict[str, tuple[str, ...]]:
-        """The share as stored, of the jobs this node has."""
-        assert self._mirror is not None
-        found = {}
-        for job_id in self._states:
-            key = keys.assigned(self._node_id, job_id)
-            head = self._mirror.get(key)
-            if head is None:
-                self._decoded.pop(job_id, None)
-                continue
-            known = self._decoded.get(job_id)
-            if known is None or known[0] != head.version:
-                known = self._decoded[job_id] = (head.version, self._decode(key))
-            found[job_id] = known[1].packed.items
-        return found
-
-    def _decode(self, key: str) -> Stored:
-        assert self._mirror is not None
-        try:
-            return from_entries(key, self._mirror)
-        except (MissingChunk, BadHead):  # the mirror shows keys one by one, and may be behind: ask the store
-            return read(self._store, key)
 
     def _at_risk(self) -> bool:
         """True while locks are held that may run out before a run could stop."""

@@ -1,0 +1,86 @@
+"""The process with the manager: the real one, and what is wanted to know of it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from pathlib import Path
+from resource import getpagesize
+from typing import TYPE_CHECKING
+
+from latchwork.apps.cluster_bench.model import BenchOptions, Detected, Memory, Ready, Rebalanced
+from latchwork.apps.cluster_bench.workers import SESSION_TTL_S
+from latchwork.jobs import keys
+from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions
+from latchwork.jobs.members import Member
+from latchwork.jobs.observer import Observer, Observers, RebalanceInfo
+from latchwork.jobs.rebalance import Strategies
+from latchwork.store import connect
+
+if TYPE_CHECKING:
+    from latchwork.apps.cluster_bench.line import Line
+    from latchwork.store import Mirror
+
+
+class _Told(Observer):
+    def __init__(self, tell: Line) -> None:
+        self._tell = tell
+
+    def rebalanced(self, info: RebalanceInfo) -> None:
+        error = "" if info.error is None else f"{type(info.error).__name__}: {info.error}"
+        done = Rebalanced(time.monotonic(), info.seconds, info.shares, info.moves, info.written_bytes, error)
+        self._tell.send(done)
+
+
+def run(tell: Line, options: BenchOptions, namespace: str) -> None:
+    """The process: leads when it is told to, and answers until it is told to end."""
+    manager_options = ManagerOptions(
+        strategies=Strategies(options.strategy),
+        debounce_s=options.debounce_s,
+        debounce_max_s=10 * options.debounce_s,
+        cleanup_period_s=0.0,
+        sweep_period_s=0.0,
+        sweep=lambda: None,
+    )
+    now = [manager_options]
+    with connect(options.url) as root:
+        store = root.namespace(namespace)
+        session = store.open_session(SESSION_TTL_S)
+        me = Member.of_this_process("manager", since=time.time(), ttl_s=session.ttl_s, weight=1.0, labels={})
+        told = Observers([_Told(tell)])
+        manager = Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=told)
+        with store.mirror(keys.ALIVE) as alive:
+            _watch(alive, tell)
+            before = resident_bytes()
+            tell.send(Ready(time.monotonic()))
+            while (order := tell.recv()) is not None:
+                if order == "lead":
+                    manager.start()
+                    tell.send(Ready(time.monotonic()))
+                elif order == "memory":
+                    tell.send(Memory(before, resident_bytes()))
+                    tell.send(Ready(time.monotonic()))
+                else:
+                    now[0] = replace(manager_options, debounce_s=order, debounce_max_s=10 * order)
+                    manager.look()
+                    tell.send(Ready(time.monotonic()))
+        manager.close()
+
+
+def _watch(alive: Mirror, tell: Line) -> None:
+    seen = [-1]
+
+    def look(_batch: object) -> None:
+        living = len(alive)
+        if living != seen[0]:
+            seen[0] = living
+            tell.send(Detected(time.monotonic(), living))
+
+    alive.on_change(look)
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process; Linux only."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()

@@ -1,0 +1,58 @@
+"""A worker's share of the work items, as it is stored: followed by a watch, decoded when a head has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from latchwork.jobs import keys
+from latchwork.jobs.packed import BadHead, MissingChunk
+from latchwork.jobs.packed_store import from_entries, read
+
+if TYPE_CHECKING:
+    from latchwork.store import Mirror, Store
+
+
+class Shares:
+    """What one worker has, by job. One thread asks at a time; whoever made it closes it."""
+
+    def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
+        """Begin to follow, and wait for the first state.
+
+        Args:
+            store: of the cluster.
+            node_id: whose.
+            on_change: called when something may have changed, on a thread for callbacks; must not block.
+        Raises:
+            Unavailable: the first state did not come in time.
+        """
+        self._store = store
+        self._node_id = node_id
+        self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
+        self._mirror: Mirror = store.mirror(keys.assigned(node_id))
+        self._mirror.on_change(lambda _batch: on_change())
+
+    def of(self, jobs: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Job to sorted items, of those of the jobs that it has a share of; the same tuple while nothing changed."""
+        found = {}
+        for job in jobs:
+            key = keys.assigned(self._node_id, job)
+            head = self._mirror.get(key)
+            if head is None:
+                self._decoded.pop(job, None)
+                continue
+            known = self._decoded.get(job)
+            if known is None or known[0] != head.version:
+                known = self._decoded[job] = (head.version, self._items(key))
+            found[job] = known[1]
+        return found
+
+    def close(self) -> None:
+        """Follow it no longer. Twice is fine."""
+        self._mirror.close()
+
+    def _items(self, key: str) -> tuple[str, ...]:
+        try:
+            return from_entries(key, self._mirror).packed.items
+        except (MissingChunk, BadHead):  # the mirror shows keys one by one, and may be behind: ask the store
+            return read(self._store, key).packed.items
