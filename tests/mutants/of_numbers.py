@@ -17,7 +17,7 @@ DEFECTS = (
         "Counter",
         "a change does not check what it read",
         "primitives/cell.py",
-        "self._store.commit([now.check, *checks], ",
+        "self._store.commit([*checks, now.check], ",
         "self._store.commit([*checks], ",
         at("counter", "every_change_of_many_at_once_is_counted_once"),
     ),
@@ -36,6 +36,14 @@ DEFECTS = (
         "    return () if fence is None else (fence,)\n",
         "    return ()\n",
         at("counter", "under_a_fence_nothing_is_changed_once_it_is_broken"),
+    ),
+    Defect(
+        "Counter",
+        "a change under a broken fence is tried for as long as others change the number",
+        "primitives/cell.py",
+        "any(isinstance(one, Fence) for one in error.failed)",
+        "not error.failed",
+        at("counter", "a_broken_fence_refuses_at_once_however_often_others_change_it"),
     ),
     Defect(
         "Counter",

@@ -141,6 +141,23 @@ def test_under_a_fence_nothing_is_changed_once_it_is_broken(store, other):
     assert counter.value() == 1
 
 
+def test_a_broken_fence_refuses_at_once_however_often_others_change_it(connect, other, monkeypatch):
+    store, busy, tries = connect(), Counter(other, "hits"), []
+    with Lock(other, "guard") as fence:
+        pass
+    commit = store.commit
+
+    def after_others(checks, ops):
+        tries.append(ops)
+        busy.add()
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", after_others)
+    with pytest.raises(Conflict, match="fence with token"):
+        Counter(store, "hits").add(fence=fence, timeout_s=20.0)
+    assert len(tries) == 1
+
+
 def test_a_key_that_holds_something_else_is_refused(store):
     store.put("hits", b"hello")
     with pytest.raises(LatchworkError, match="'hits' holds something else"):

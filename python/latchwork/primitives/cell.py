@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.common import Home, Patience
-from latchwork.types import Absent, At, Check, Op, Put
+from latchwork.types import Absent, At, Check, Fence, Op, Put
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -153,7 +153,7 @@ class Cell:
 
     def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Change the number as it was read."""
-        self._store.commit([now.check, *checks], [Put(self._key, now.changed(after, nonce)), *ops])
+        self._store.commit([*checks, now.check], [Put(self._key, now.changed(after, nonce)), *ops])
 
     def __str__(self) -> str:
         return self._what
@@ -185,6 +185,8 @@ class _Change:
         try:
             self._cell.commit(now, after, self._nonce, self._checks, self._ops(now.value, after))
         except Conflict as error:
+            if self._unknown is None and any(isinstance(one, Fence) for one in error.failed):
+                raise  # an ownership that is over stays over, however often others change the number meanwhile
             self._refused = (now.version, error)
             return False
         except OutcomeUnknown as error:
