@@ -179,6 +179,17 @@ def test_releasing_what_is_not_held_is_an_error(lock):
         mine.release()
 
 
+def test_a_release_of_what_a_third_party_ended_on_the_server_says_so(lock, store):
+    mine = lock()
+    mine.acquire(5.0)
+    (ticket,) = store.list("orders")
+    store.delete(ticket.key)
+    with pytest.raises(LockLost, match="had run out before its release"):
+        mine.release()
+    mine.acquire(5.0)
+    mine.release()
+
+
 def test_another_thread_may_release_what_one_acquired(lock, in_thread):
     mine = lock()
     in_thread(lambda: mine.acquire(5.0)).outcome()

@@ -322,22 +322,24 @@ class SessionLock(ABC):
             hold.depth -= 1
             return
         was_held = hold.is_held
-        self._give_back(hold)
-        if not was_held:
+        was_there = self._give_back(hold)
+        if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
-    def _give_back(self, hold: Hold) -> None:
+    def _give_back(self, hold: Hold) -> bool:
+        """End it here and on the server; False if it was gone from there."""
         with self._lock:
             if hold.given_back.is_set():
-                return
+                return True
             hold.given_back.set()
             hold.depth = 0
             if hold in self._holds:
                 self._holds.remove(hold)
         hold.unlisten()
         hold.ownership.end()
-        self._queue.leave(hold.place)
+        was_there = self._queue.leave(hold.place)
         hold.waiter.close()  # last: the next one waits for the line above
+        return was_there
 
     def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners."""

@@ -224,17 +224,21 @@ class TicketQueue:
         with self._lock:
             self._strays.add(nonce)
 
-    def leave(self, place: Place) -> None:
-        """Give our place up."""
-        self.discard(place.session, (place.ticket.key,))
+    def leave(self, place: Place) -> bool:
+        """Give our place up; see ``discard``."""
+        return self.discard(place.session, (place.ticket.key,))
 
-    def discard(self, session: Session, keys: Iterable[str]) -> None:
-        """Delete keys of a session: now, or in the background until it works or the session has ended."""
+    def discard(self, session: Session, keys: Iterable[str]) -> bool:
+        """Delete keys of a session: now, or in the background until it works or the session has ended.
+
+        Returns:
+            False if one was not there: somebody else had ended it. True also when nobody knows yet.
+        """
         keys = tuple(keys)
         if session.remaining_s() <= 0.0:
-            return
+            return True
         try:
-            self._delete(keys)
+            return self._delete(keys)
         except FATAL as error:
             self._tell_left(keys, error)
         except LatchworkError as error:
@@ -243,6 +247,7 @@ class TicketQueue:
         except BaseException:
             self._clear_later(session, keys)
             raise
+        return True
 
     def clear(self, session: Session, keys: tuple[str, ...]) -> None:
         """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
@@ -279,13 +284,14 @@ class TicketQueue:
     def _find(self, nonce: str) -> Entry | None:
         return next((entry for entry in self.store.list(self._name) if Ticket.of(entry).nonce == nonce), None)
 
-    def _delete(self, keys: tuple[str, ...]) -> None:
-        for key in keys:
-            self.store.delete(key)
+    def _delete(self, keys: tuple[str, ...]) -> bool:
+        """Delete these keys, and tickets that are disowned; whether each of the keys was there."""
+        were_there = [self.store.delete(key) for key in keys]
         if self._strays:
             for ticket in self.tickets():
                 if ticket.nonce in self._strays:
                     self.store.delete(ticket.key)
+        return all(were_there)
 
     def _hunt(self, session: Session, nonce: str) -> None:
         """Follow the queue until a ticket that may yet come does, and delete it, for a while, while its session lives.

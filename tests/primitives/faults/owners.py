@@ -33,14 +33,21 @@ class Acquired:
     def __init__(self, thing, *, closes=None):
         self._thing = thing
         self._closes = closes or thing
+        self._has_owned = False
 
     def own(self):
-        return [self._thing.acquire(PATIENCE_S)]
+        if self._has_owned:
+            with contextlib.suppress(OwnershipLost):
+                self._thing.release()  # what was lost
+        fence = self._thing.acquire(PATIENCE_S)
+        self._has_owned = True
+        return [fence]
 
     def is_held(self):
         return self._thing.is_held
 
     def end(self):
+        self._has_owned = False
         self._thing.release()
 
     late = end
@@ -183,6 +190,7 @@ class Runner:
         self._thread = self._work = self._result = self._error = None
 
     def own(self):
+        self._finish.set()
         while not self._closed:
             self._began, self._finish, self._error = threading.Event(), threading.Event(), None
             self._thread = threading.Thread(target=self._run, daemon=True)

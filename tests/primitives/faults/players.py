@@ -202,10 +202,10 @@ class Counting(Looper):
     def flaws(self):
         return []
 
-    def close(self):
+    def stop(self):
         self._stop.set()
         self._lock.close()
-        super().close()
+        super().stop()
 
     def _own(self):
         try:

@@ -33,6 +33,8 @@ from primitives.faults.players import make
 ACTOR = Path(__file__).with_name("actor.py")
 SERVERS = ("zookeeper", "etcd34", "etcd35")
 BACKENDS = ("sqlite", *SERVERS)
+#: Of the player that nothing is meant to happen to, however busy the machine is.
+OTHERS_TTL_S = 30.0
 _CALL_TIMEOUT_S = 2.0
 _TROUBLE = (Unavailable, OutcomeUnknown)
 
@@ -94,9 +96,9 @@ class Stage:
 
     def __enter__(self):
         try:
-            url = self.scene.url(self._root, self.ttl_s, hurt=False)
+            url = self.scene.url(self._root, OTHERS_TTL_S, hurt=False)
             self.store = self._open.enter_context(latchwork.connect(url))
-            self.other = make(self.primitive, self.store, self._name, "other", self._file(), self.ttl_s)
+            self.other = make(self.primitive, self.store, self._name, "other", self._file(), OTHERS_TTL_S)
             self._open.callback(self.other.close)
             self.other.prepare()
             self.victim = self.another_victim()
