@@ -25,12 +25,14 @@ MINUTES ?= 2
 SEED    ?= 1
 # More arguments for `latchwork demo`, pytest or the benchmark.
 ARGS ?=
+# More arguments for `make check-primitive-faults`, which is a part of `make check-faults`.
+PRIMITIVE_ARGS ?=
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-mutants check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -40,6 +42,7 @@ help:
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
 	@echo '  make check-history     100,000 calls under faults on every backend judged, long model tests (40 minutes)'
 	@echo '  make check-mutants     plant a defect for each invariant of each primitive; tests must catch it (5 minutes)'
+	@echo '  make check-primitive-faults  every primitive through every fault on every server (25 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
 	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
@@ -105,6 +108,12 @@ format: build
 
 check-mutants: build
 	$(BIN)/python tests/mutants/check_mutants.py --workers $(WORKERS) $(ARGS)
+
+check-faults: check-primitive-faults
+
+check-primitive-faults: build
+	sh scripts/install_test_servers
+	$(BIN)/python tests/primitives/faults/check_faults.py $(PRIMITIVE_ARGS)
 
 check-schedules: build
 	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)
