@@ -125,6 +125,7 @@ chaos: build
 bench-assignment: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
 	$(BIN)/python benches/bench_hashing.py
+	$(BIN)/python benches/bench_border.py
 	$(BIN)/python benches/bench_balancing.py
 	$(BIN)/latchwork bench assign --workers 1000 --items 1000000 $(ARGS)
 

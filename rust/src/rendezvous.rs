@@ -6,17 +6,16 @@
 use std::cmp::Ordering;
 
 use crate::input::{check_weights, InputError, Job};
+use crate::joined::{self, processors, side_by_side};
 use crate::kernel::{self, Level, Table};
 use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, fast_worker};
 
 /// Starting a thread pays from so many pairs on, for each thread.
 const PAIRS_PER_THREAD: usize = 4_000_000;
-/// Hashing a short text takes as long as so many pairs.
-const PAIRS_PER_TEXT: usize = 60;
-/// So many bytes of text are cut, hashed and placed before the next ones: they stay in the cache.
-const PORTION: usize = 32_768;
 /// The same where every pair is hashed.
 const HASHED_PAIRS_PER_THREAD: usize = 200_000;
+/// Hashing a short text takes as long as so many pairs.
+const PAIRS_PER_TEXT: usize = 60;
 
 /// Which score is compared; see `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -261,40 +260,24 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     /// is not so many keys, because some have zero bytes of their own.
     pub fn owners_in(&self, text: &[u8], keys: usize, threads: usize) -> Option<Vec<Vec<u32>>> {
         let work = keys.saturating_mul(self.names.len() + PAIRS_PER_TEXT);
-        let sections = sections(text, self.threads(work, threads));
+        let sections = joined::sections(text, self.threads(work, threads));
         let likely = keys / sections.len() + 1;
         let parts = side_by_side(sections.into_iter().map(|section| move || self.owners_in_section(section, likely)));
         (parts.iter().map(Vec::len).sum::<usize>() == keys).then_some(parts)
     }
 
-    fn owners_in_section(&self, text: &[u8], likely: usize) -> Vec<u32> {
-        let (mut ends, mut hashes, mut scores) = (Vec::new(), Vec::new(), Vec::new());
-        let mut owners = Vec::with_capacity(likely);
-        let mut start = 0;
-        for (number, portion) in text.chunks(PORTION).enumerate() {
-            ends.clear();
-            zeros_in(portion, |at| ends.push(number * PORTION + at));
-            if number * PORTION + portion.len() == text.len() {
-                ends.push(text.len());
-            }
-            hashes.clear();
-            for &end in &ends {
-                hashes.push(fast_key(&text[start..end]));
-                start = end + 1;
-            }
+    fn owners_in_section(&self, section: &[u8], likely: usize) -> Vec<u32> {
+        let (mut owners, mut scores) = (Vec::with_capacity(likely), Vec::new());
+        joined::hashes_in(section, |hashes| {
             let done = owners.len();
             owners.resize(done + hashes.len(), 0);
             scores.resize(hashes.len(), 0);
-            self.fast_owners(&hashes, &mut owners[done..], &mut scores);
-        }
-        if text.is_empty() {
-            owners.push(self.owner(Key { text: "", hash: fast_key(b"") }, &mut Vec::new()) as u32);
-        }
+            self.fast_owners(hashes, &mut owners[done..], &mut scores);
+        });
         owners
     }
 
     fn threads(&self, pairs: usize, most: usize) -> usize {
-        let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let most = if most == 0 { processors() } else { most };
         let pays = match self.mode {
             Mode::Fast => PAIRS_PER_THREAD,
@@ -379,58 +362,6 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         ranked.sort_unstable_by(order);
         ranked.into_iter().map(|(_, worker)| worker).collect()
     }
-}
-
-/// Does all of the work, each in a thread, the last of it in this one; the results in order.
-fn side_by_side<T: Send, W: FnOnce() -> T + Send>(work: impl Iterator<Item = W>) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let mut work = work.peekable();
-        let (mut started, mut here) = (Vec::new(), None);
-        while let Some(next) = work.next() {
-            if work.peek().is_none() {
-                here = Some(next());
-                break;
-            }
-            let thread = std::thread::Builder::new().name(format!("latchwork-assign-{}", started.len()));
-            started.push(thread.spawn_scoped(scope, next).expect("the system starts a thread"));
-        }
-        let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join().expect("no assignment panics");
-        started.into_iter().map(join).chain(here).collect()
-    })
-}
-
-/// Calls `visit` with the place of each zero byte, in order.
-#[inline(always)]
-fn zeros_in(text: &[u8], mut visit: impl FnMut(usize)) {
-    let words = text.chunks_exact(8);
-    let tail = words.remainder();
-    for (number, word) in words.enumerate() {
-        let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-        // The high bit of each byte that is zero, and of no other.
-        let mut zeros = !((word & !HIGH_BITS).wrapping_add(!HIGH_BITS) | word | !HIGH_BITS);
-        while zeros != 0 {
-            visit(number * 8 + zeros.trailing_zeros() as usize / 8);
-            zeros &= zeros - 1;
-        }
-    }
-    let zeros = tail.iter().enumerate().filter(|(_, byte)| **byte == 0);
-    zeros.for_each(|(at, _)| visit(text.len() - tail.len() + at));
-}
-
-const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
-
-/// A text in so many sections of about one size, cut at zero bytes, which fall away; fewer if there are too few of them.
-fn sections(text: &[u8], count: usize) -> Vec<&[u8]> {
-    let (mut sections, mut rest) = (Vec::with_capacity(count), text);
-    for left in (2..=count).rev() {
-        let from = rest.len() / left;
-        if let Some(at) = rest[from..].iter().position(|byte| *byte == 0) {
-            sections.push(&rest[..from + at]);
-            rest = &rest[from + at + 1..];
-        }
-    }
-    sections.push(rest);
-    sections
 }
 
 /// Some workers of a rendezvous.
@@ -584,31 +515,18 @@ mod tests {
         let names = names(7);
         let hashing = rendezvous(&names, &[1.0; 7], Mode::Fast);
         let mut random = Random::new(5);
-        for count in [1, 2, 3, 10, 1000, PORTION / 10, PORTION] {
+        for count in [1, 2, 3, 10, 1000, 3000, 30_000] {
             let key = |_| "\u{7f}é\u{1}ab\u{1}".repeat(5).chars().take(random.below(30)).collect();
             let keys: Vec<String> = (0..count).map(key).collect();
             let text = keys.join("\0");
             let expected: Vec<u32> = keys.iter().map(|key| owner(&hashing, key) as u32).collect();
             for parts in [1, 2, 3, 64] {
-                let sections = sections(text.as_bytes(), parts);
+                let sections = joined::sections(text.as_bytes(), parts);
                 let found = side_by_side(sections.into_iter().map(|part| || hashing.owners_in_section(part, 0)));
                 assert_eq!(found.concat(), expected, "{count} keys, {parts} parts");
             }
             assert_eq!(hashing.owners_in(text.as_bytes(), count, 0).unwrap().concat(), expected);
             assert_eq!(hashing.owners_in(text.as_bytes(), count - 1, 0), None);
-        }
-    }
-
-    #[test]
-    fn zero_bytes_are_found_wherever_they_are_and_nothing_else() {
-        let text = [1, 0x80, 0xff, 0x7f, 1, 1, 2, 0x81, 1, 0x80, 1, 1, 0x7f, 1, 1, 1, 1, 1, 1, 1];
-        for first in 0..text.len() {
-            for second in first + 1..text.len() {
-                let (mut text, mut found) = (text, Vec::new());
-                (text[first], text[second]) = (0, 0);
-                zeros_in(&text, |at| found.push(at));
-                assert_eq!(found, [first, second]);
-            }
         }
     }
 
