@@ -1,0 +1,110 @@
+"""The long form: every fault on every backend it applies to, idle and under load, in some rounds, judged.
+
+    python tests/faults/check_faults.py [--backend zookeeper] [--fault "server killed"] [--rounds 2] [--json out.json]
+
+Prints a line a play, the violations below it, and a table at the end. Exit status 1 when there was a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from faults.judge import RECONNECT_S
+from faults.play import LOADS, Verdict, play
+from faults.stage import BACKENDS, ETCD
+from faults.trouble import FAULTS, Fault
+from latchwork.testing._binaries import find_etcd
+from latchwork.testing.servers import ServerMissing
+
+
+def main() -> int:
+    options = _options()
+    backends = [backend for backend in options.backend or BACKENDS if _is_there(backend)]
+    plays = [
+        (backend, fault, load)
+        for backend in backends
+        for fault in FAULTS
+        if backend in fault.backends and (not options.fault or fault.name in options.fault) and _is_possible(fault)
+        for load in options.load or LOADS
+        for _ in range(options.rounds)
+    ]
+    verdicts = []
+    for number, (backend, fault, load) in enumerate(plays, start=1):
+        verdicts.append(_give(backend, fault, load, options.reconnect_s))
+        _tell(f"[{number}/{len(plays)}]", verdicts[-1])
+    if options.json:
+        options.json.write_text(json.dumps([verdict.to_json() for verdict in verdicts], indent=1))
+    _table(verdicts)
+    return 1 if any(verdict.violations for verdict in verdicts) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", action="append", choices=BACKENDS)
+    parser.add_argument("--fault", action="append", choices=[fault.name for fault in FAULTS])
+    parser.add_argument("--load", action="append", choices=LOADS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--reconnect-s", type=float, default=RECONNECT_S, help="reconnection may take so long")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def _give(backend: str, fault: Fault, load: str, reconnect_s: float) -> Verdict:
+    began = time.monotonic()
+    try:
+        return play(backend, fault, load, reconnect_s=reconnect_s)
+    except Exception as error:
+        took_s = round(time.monotonic() - began, 1)
+        return Verdict(backend, fault.name, load, took_s, [f"the play broke off: {error!r}"], {})
+
+
+def _tell(count: str, verdict: Verdict) -> None:
+    told = " ".join(f"{name}={value:g}" for name, value in verdict.figures.items())
+    state = "ok  " if not verdict.violations else "BAD "
+    print(f"{count} {state} {verdict.backend}, {verdict.fault}, {verdict.load}: {verdict.took_s} s; {told}", flush=True)
+    for sentence in verdict.violations[:12]:
+        print(f"      {sentence}", flush=True)
+
+
+def _is_there(backend: str) -> bool:
+    try:
+        if backend in ETCD:
+            find_etcd(ETCD[backend])
+    except ServerMissing as error:
+        print(f"!!\n!! {backend} is NOT checked: {error}\n!!", flush=True)
+        return False
+    return True
+
+
+def _is_possible(fault: Fault) -> bool:
+    if fault.needs_root and os.geteuid() != 0:
+        print(f"!!\n!! {fault.name!r} is NOT checked: it needs root\n!!", flush=True)
+        return False
+    return True
+
+
+def _table(verdicts: list[Verdict]) -> None:
+    print("\n| backend | fault | plays | failed | reconnect s, worst | watch s, worst | unknown / calls |")
+    print("|---|---|---|---|---|---|---|")
+    rows: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        rows.setdefault((verdict.backend, verdict.fault), []).append(verdict)
+    for (backend, fault), group in rows.items():
+        sums = {name: sum(int(one.figures.get(name, 0)) for one in group) for name in ("unknown", "calls")}
+        worst = {name: max(one.figures.get(name, 0.0) for one in group) for name in ("reconnect_s", "watch_s")}
+        failed = sum(bool(one.violations) for one in group)
+        print(
+            f"| {backend} | {fault} | {len(group)} | {failed} | {worst['reconnect_s']:.2f} | {worst['watch_s']:.2f} "
+            f"| {sums['unknown']} / {sums['calls']} |"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""One play: a backend, a fault, clients that write or rest meanwhile; and the judge's verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from faults.judge import RECONNECT_S, figures, judge, reconnected, watched
+from faults.raw import wait_until
+from faults.stage import Stage
+from faults.trouble import Fault
+
+LOADS = ("idle", "busy")
+_BACK_S = 15.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one play; ``violations`` are sentences."""
+
+    backend: str
+    fault: str
+    load: str
+    took_s: float
+    violations: list[str]
+    figures: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def play(backend: str, fault: Fault, load: str, *, reconnect_s: float = RECONNECT_S) -> Verdict:
+    """Give it once. ``load`` says what the clients do meanwhile; afterwards they all write."""
+    began = time.monotonic()
+    with _directory(fault) as directory:
+        stage = Stage(backend, directory, members=fault.members, attach=fault.attach, victim=fault.victim)
+        with stage:
+            _perform(stage, fault, load)
+        violations = judge(stage.record, reconnect_s=reconnect_s)
+    took_s = round(time.monotonic() - began, 1)
+    return Verdict(backend, fault.name, load, took_s, violations, figures(stage.record))
+
+
+def _perform(stage: Stage, fault: Fault, load: str) -> None:
+    record = stage.record
+    record.began = time.monotonic()
+    if load == "busy":
+        _write(stage)
+        stage.rest(0.4)
+    fault.inflict(stage)
+    stage.await_reachable()
+    if load == "idle":
+        _write(stage)
+    wait_until(lambda: all(took is not None for took in (*reconnected(record).values(), *watched(record).values())), _BACK_S)
+    stage.rest(0.3)
+    stage.settle()
+
+
+def _write(stage: Stage) -> None:
+    for client in stage.living():
+        client.write_on()
+
+
+@contextlib.contextmanager
+def _directory(fault: Fault) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="latchwork-play-") as name:
+        if not fault.disk:
+            yield Path(name)
+            return
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", name], check=True)
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "-l", name], check=True)
