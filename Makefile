@@ -32,7 +32,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -40,6 +40,7 @@ help:
 	@echo '  make build             check what must be there, then install everything into .venv'
 	@echo '  make demo              build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test              build, get the test servers, run every test (takes minutes)'
+	@echo '  make check-faults      every fault on every backend and server version, idle and busy, judged (40 minutes)'
 	@echo '  make check-history     100,000 calls under faults on every backend judged, long model tests (40 minutes)'
 	@echo '  make check-mutants     plant a defect for each invariant of each primitive; tests must catch it (5 minutes)'
 	@echo '  make check-primitive-faults  every primitive through every fault on every server (25 minutes)'
@@ -86,6 +87,11 @@ test: build
 	sh scripts/install_test_servers
 	cargo test --quiet $(LOCKED) --no-default-features
 	WORKERS=$(WORKERS) sh scripts/run_tests $(ARGS)
+
+check-faults: build
+	sh scripts/install_test_servers
+	sh scripts/build_etcd36
+	$(BIN)/python tests/faults/check_faults.py $(ARGS)
 
 check-history: build
 	sh scripts/install_test_servers

@@ -1,11 +1,11 @@
 """One client of a play: a store with a watch, a mirror and a session, and a loop that writes; all of it goes on record.
 
-    alive/<client>          bound to its session; bound anew to the next one when that is lost
-    log/<client>-<number>   created once, never touched again: every watch has to report it
-    reg/<0..2>              overwritten by everybody, and read
-    pair/x, pair/y          written only together, by everybody
-    tmp/<client>            written and deleted
-    settle/<client>         written when the trouble is over, to settle what was unknown
+alive/<client>          bound to its session; bound anew to the next one when that is lost
+log/<client>-<number>   created once, never touched again: every watch has to report it
+reg/<0..2>              overwritten by everybody, and read
+pair/x, pair/y          written only together, by everybody
+tmp/<client>            written and deleted
+settle/<client>         written when the trouble is over, to settle what was unknown
 """
 
 from __future__ import annotations
@@ -262,4 +262,3 @@ class Client:
         call.outcome = outcome
         self._changed(call)
         return call
-

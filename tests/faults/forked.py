@@ -22,7 +22,7 @@ def main(url: str) -> None:
     if pid == 0:
         try:
             wrong = _in_the_child(store, session)
-        except BaseException as error:  # noqa: BLE001 - the parent tells
+        except BaseException as error:
             wrong = [f"the child raised {error!r}"]
         os.write(writing, json.dumps(wrong).encode())
         os._exit(0)

@@ -1,7 +1,7 @@
 """The judge: what the contract forbids, looked for in the record of a play. Pure.
 
-    violations = judge(record)      # sentences; empty: nothing wrong was found
-    figures(record)                 # how long reconnection took, how many answers were unknown
+violations = judge(record)      # sentences; empty: nothing wrong was found
+figures(record)                 # how long reconnection took, how many answers were unknown
 """
 
 from __future__ import annotations
@@ -301,5 +301,3 @@ def _error(fact: object, record: Record) -> str:
 
 def _told(call: Call) -> str:
     return f"{call.kind} {call.value or ','.join(call.keys)!r} of {call.client}"
-
-

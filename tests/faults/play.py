@@ -57,7 +57,7 @@ def _perform(stage: Stage, fault: Fault, load: str) -> None:
     stage.await_reachable()
     if load == "idle":
         _write(stage)
-    wait_until(lambda: all(took is not None for took in (*reconnected(record).values(), *watched(record).values())), _BACK_S)
+    wait_until(lambda: None not in {*reconnected(record).values(), *watched(record).values()}, _BACK_S)
     stage.rest(0.3)
     stage.settle()
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ _TESTS = Path(__file__).parent.parent
 class RemoteClient:
     """As ``Client``. One thread at a time."""
 
-    def __init__(self, name: str, url: str, ttl_s: float, record: Record) -> None:
+    def __init__(self, name: str, url: str, ttl_s: float, record: Record, sink: Callable[[Any], None]) -> None:
         self.name = name
-        self._record = record
+        self._record, self._sink = record, sink
         self._answers: queue.Queue[Any] = queue.Queue()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "faults.process", name, url, str(ttl_s)],
@@ -98,12 +99,12 @@ class RemoteClient:
                 number = data.pop("number", None)
                 fact = from_json(data)
                 if number is None:
-                    self._record.add(fact)
+                    self._sink(fact)
                 elif number in calls:
                     vars(calls[number]).update(dataclasses.asdict(fact), keys=fact.keys)
                 else:
                     calls[number] = fact
-                    self._record.add(fact)
+                    self._sink(fact)
 
 
 def main(name: str, url: str, ttl_s: str) -> None:

@@ -1,7 +1,7 @@
 """What happened in one play: calls, changes seen, sessions, and what is in the store at the end.
 
-All times are of the machine's monotonic clock, so that records of several processes can be compared. Values that clients
-write are unique: ``<client>:<number>``; of session-bound keys ``<client>:<number>:<session>``.
+All times are of the machine's monotonic clock, so that records of several processes can be compared. What clients write
+is unique: ``<client>:<number>``; of session-bound keys ``<client>:<number>:<session>``.
 """
 
 from __future__ import annotations

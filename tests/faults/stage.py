@@ -1,8 +1,8 @@
 """Where plays are given: a backend with its clients, the proxies between them, and a raw client beside them.
 
-    a   through proxies, one a member, which can be hurt
-    b   straight to the servers
-    v   where a fault needs one: in a process of its own
+a   through proxies, one a member, which can be hurt
+b   straight to the servers
+v   where a fault needs one: in a process of its own
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Stage:
         self.raw = self._raw()
         self._open.callback(self.raw.close)
         if self._victim:
-            remote = RemoteClient("v", self.url(direct=True), self.ttl_s, self.record)
+            remote = RemoteClient("v", self.url(direct=True), self.ttl_s, self.record, self._sink)
             self._open.callback(remote.close)
             self.clients.append(remote)
         for client in self.clients:

@@ -320,5 +320,3 @@ def _expect(stage: Stage, error: type[LatchworkError], what: str, *, value: byte
         stage.record.problems.append(f"{what} gave {type(other).__name__} ({other}), not {error.__name__}")
     if time.monotonic() - began > stage.record.call_timeout_s + 1.5:
         stage.record.problems.append(f"a write under {what} took {time.monotonic() - began:.1f} s")
-
-

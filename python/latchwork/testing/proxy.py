@@ -97,7 +97,7 @@ class Proxy:
         if self._closed:
             return
         self._closed = True
-        self._do(self._refuse)
+        self._do(self._finish)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STEP_TIMEOUT_S)
         self._reservation.release()
@@ -149,6 +149,14 @@ class Proxy:
             self._server = None
         self._cut()
         await asyncio.sleep(0)
+
+    async def _finish(self) -> None:
+        """Let every connection end by itself: to cancel what serves one is logged as an error."""
+        await self._refuse()
+        self._delay_s = dict.fromkeys(self._delay_s, 0.0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

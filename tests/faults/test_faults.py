@@ -1,0 +1,51 @@
+"""Each fault once, on one of the backends it applies to; `make check-faults` gives all of them, idle and under load."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from faults.play import play
+from faults.trouble import BY_NAME, FAULTS
+
+#: Tests share the machine with others: the long form holds reconnection to 1 s.
+RECONNECT_S = 4.0
+SAMPLE = [
+    ("zookeeper", "server killed", "busy"),
+    ("etcd34", "server stopped for half a TTL", "idle"),
+    ("zookeeper", "server stopped for three TTLs", "busy"),
+    ("sqlite", "client frozen past its TTL", "busy"),
+    ("etcd35", "client killed", "busy"),
+    ("zookeeper", "connections cut", "busy"),
+    ("etcd35", "requests lost, then cut", "busy"),
+    ("zookeeper", "answers lost, then cut", "busy"),
+    ("zookeeper", "black hole for half a TTL", "busy"),
+    ("etcd35", "black hole for three TTLs", "idle"),
+    ("etcd34", "writes land late", "busy"),
+    ("zookeeper", "session revoked from outside", "busy"),
+    ("etcd35", "compacted under watches", "busy"),
+    ("etcd34", "compacted behind a watch", "busy"),
+    ("zookeeper", "server absent at start", "idle"),
+    ("etcd35", "process forked", "idle"),
+    ("etcd35", "leader killed, three times", "busy"),
+    ("zookeeper", "deposed leader woken", "busy"),
+    ("etcd35", "leader cut off", "busy"),
+    ("etcd34", "follower cut off", "idle"),
+    ("zookeeper", "follower's link to its leader cut", "busy"),
+    ("sqlite", "stopped inside a write", "busy"),
+    ("sqlite", "disk full", "busy"),
+    ("sqlite", "file moved away and back", "busy"),
+]
+
+
+def test_the_sample_covers_every_fault():
+    assert {fault for _, fault, _ in SAMPLE} == {fault.name for fault in FAULTS}
+
+
+@pytest.mark.parametrize(("backend", "fault", "load"), SAMPLE, ids=lambda part: part.replace(" ", "-"))
+def test_the_contract_holds_through(backend, fault, load):
+    if BY_NAME[fault].needs_root and os.geteuid() != 0:
+        pytest.skip("needs root")
+    verdict = play(backend, BY_NAME[fault], load, reconnect_s=RECONNECT_S)
+    assert verdict.violations == []
