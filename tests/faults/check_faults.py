@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from faults.judge import RECONNECT_S
 from faults.play import LOADS, Verdict, play
+from faults.record import Patience
 from faults.stage import BACKENDS, ETCD
 from faults.trouble import FAULTS, Fault
 from latchwork.testing._binaries import find_etcd
@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fault", action="append", choices=[fault.name for fault in FAULTS])
     parser.add_argument("--load", action="append", choices=LOADS)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--reconnect-s", type=float, default=RECONNECT_S, help="reconnection may take so long")
+    parser.add_argument("--reconnect-s", type=float, default=Patience.reconnect_s, help="reconnection may take so long")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
 def _give(backend: str, fault: Fault, load: str, reconnect_s: float) -> Verdict:
     began = time.monotonic()
     try:
-        return play(backend, fault, load, reconnect_s=reconnect_s)
+        return play(backend, fault, load, patience=Patience(reconnect_s))
     except Exception as error:
         took_s = round(time.monotonic() - began, 1)
         return Verdict(backend, fault.name, load, took_s, [f"the play broke off: {error!r}"], {})

@@ -10,10 +10,8 @@ import time
 import latchwork
 from latchwork.errors import ForkedProcess, LatchworkError
 
-_IN_TIME_S = 1.0
 
-
-def main(url: str) -> None:
+def main(url: str, in_time_s: str) -> None:
     store = latchwork.connect(url)
     session = store.open_session(5.0)
     store.put("forked/alive", b"1", session=session)
@@ -21,7 +19,7 @@ def main(url: str) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            wrong = _in_the_child(store, session)
+            wrong = _in_the_child(store, session, float(in_time_s))
         except BaseException as error:
             wrong = [f"the child raised {error!r}"]
         os.write(writing, json.dumps(wrong).encode())
@@ -41,7 +39,7 @@ def main(url: str) -> None:
     print(json.dumps(wrong))
 
 
-def _in_the_child(store: latchwork.Store, session: latchwork.Session) -> list[str]:
+def _in_the_child(store: latchwork.Store, session: latchwork.Session, in_time_s: float) -> list[str]:
     wrong = []
     calls = {
         "get": lambda: store.get("forked/alive"),
@@ -62,14 +60,14 @@ def _in_the_child(store: latchwork.Store, session: latchwork.Session) -> list[st
             pass
         except Exception as error:
             wrong.append(f"{name} raised {error!r} in a forked child")
-        if time.monotonic() - began > _IN_TIME_S:
+        if time.monotonic() - began > in_time_s:
             wrong.append(f"{name} took {time.monotonic() - began:.1f} s in a forked child")
     began = time.monotonic()
     store.close()
-    if time.monotonic() - began > _IN_TIME_S:
+    if time.monotonic() - began > in_time_s:
         wrong.append("close hung in a forked child")
     return wrong
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

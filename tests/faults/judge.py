@@ -11,22 +11,12 @@ from collections.abc import Callable, Iterator
 
 from faults.record import OK, REFUSED, UNKNOWN, Call, Record, Seen, Settled
 
-#: A busy machine may return from a call so much later than it should.
-GRACE_S = 1.5
-#: One mark may be made so much later than what it tells, for want of a processor.
-SLACK_S = 0.05
-RECONNECT_S = 1.0
 #: ``tmp`` writes what is deleted again.
 WRITES = {"create", "put", "commit", "bind", "tmp", "delete"}
 
 
-def judge(record: Record, *, reconnect_s: float = RECONNECT_S) -> list[str]:
-    """Every violation, as sentences.
-
-    Args:
-        record: of one play.
-        reconnect_s: reconnection may take so long.
-    """
+def judge(record: Record) -> list[str]:
+    """Every violation in the record of one play, as sentences."""
     rules: list[Callable[[Record], Iterator[str]]] = [
         hung_calls,
         mirrors_differ,
@@ -41,14 +31,15 @@ def judge(record: Record, *, reconnect_s: float = RECONNECT_S) -> list[str]:
         lost_updates,
         torn_commits,
         stale_reads,
+        slow_reconnection,
     ]
     found = [sentence for rule in rules for sentence in rule(record)]
-    return [*record.problems, *found, *slow_reconnection(record, reconnect_s)]
+    return [*record.problems, *found]
 
 
 def hung_calls(record: Record) -> Iterator[str]:
     """Every call returned, in time."""
-    limit_s = record.call_timeout_s + GRACE_S
+    limit_s = record.call_timeout_s + record.patience.grace_s
     for call in record.calls:
         if call.client in record.gone | record.exempt and (call.ended is None or call.ended - call.began > limit_s):
             continue  # it was killed, or frozen, and could not return
@@ -142,14 +133,14 @@ def lost_too_late(record: Record) -> Iterator[str]:
             continue
         if session not in ended:
             yield f"{seen.client} saw {seen.key!r} vanish, but its owner {owner} never lost session {session}"
-        elif seen.at < ended[session] - SLACK_S:
+        elif seen.at < ended[session] - record.patience.slack_s:
             early_s = ended[session] - seen.at
             yield f"{seen.client} saw {seen.key!r} vanish {early_s:.3f} s before {owner} knew that {session} was lost"
 
 
 def orphans(record: Record) -> Iterator[str]:
-    """No key is bound to a session that was lost."""
-    lost = {mark.session for mark in record.marks if mark.what == "lost"}
+    """No key is bound to a session that was lost before the store was read."""
+    lost = {mark.session for mark in record.marks if mark.what == "lost" and mark.at < record.read_at}
     for stored in record.state:
         if stored.owner in lost:
             yield f"{stored.key!r} is still bound to {stored.owner}, which was lost"
@@ -229,13 +220,13 @@ def stale_reads(record: Record) -> Iterator[str]:
             yield f"{_told(read)} gave token {read.token}, after {confirmed[read.keys[0]]} had been confirmed"
 
 
-def slow_reconnection(record: Record, limit_s: float) -> Iterator[str]:
+def slow_reconnection(record: Record) -> Iterator[str]:
     """Every client writes, and its watch reports, soon after its servers can be reached."""
     for what, times in (("wrote", reconnected(record)), ("saw anything new", watched(record))):
         for client, took_s in times.items():
             if took_s is None:
                 yield f"{client} never {what} again"
-            elif took_s > limit_s:
+            elif took_s > record.patience.reconnect_s:
                 yield f"{client} {what} again {took_s:.2f} s after its servers could be reached"
 
 

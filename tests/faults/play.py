@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from faults.judge import RECONNECT_S, figures, judge, reconnected, watched
+from faults.judge import figures, judge, reconnected, watched
 from faults.raw import wait_until
+from faults.record import STRICT, Patience
 from faults.stage import Stage
 from faults.trouble import Fault
 
@@ -35,14 +36,16 @@ class Verdict:
         return asdict(self)
 
 
-def play(backend: str, fault: Fault, load: str, *, reconnect_s: float = RECONNECT_S) -> Verdict:
+def play(backend: str, fault: Fault, load: str, *, patience: Patience = STRICT) -> Verdict:
     """Give it once. ``load`` says what the clients do meanwhile; afterwards they all write."""
     began = time.monotonic()
     with _directory(fault) as directory:
-        stage = Stage(backend, directory, members=fault.members, attach=fault.attach, victim=fault.victim)
+        stage = Stage(
+            backend, directory, members=fault.members, attach=fault.attach, victim=fault.victim, patience=patience
+        )
         with stage:
             _perform(stage, fault, load)
-        violations = judge(stage.record, reconnect_s=reconnect_s)
+        violations = judge(stage.record)
     took_s = round(time.monotonic() - began, 1)
     return Verdict(backend, fault.name, load, took_s, violations, figures(stage.record))
 

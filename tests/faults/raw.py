@@ -16,12 +16,14 @@ from typing import Any
 import grpc
 from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
 from faults.record import Stored
 
 _OWNER_CHARS = 32
 _PROBE_S = 0.5
+_RAW_TTL_S = 4.0
+_READ_ATTEMPTS = 5
 _HIDDEN = ("@",)
 
 
@@ -30,7 +32,8 @@ class RawEtcd:
 
     def __init__(self, endpoints: list[str], root: str) -> None:
         self._root = f"/{root}/".encode()
-        self._channel = grpc.insecure_channel("ipv4:" + ",".join(endpoints))
+        impatient = [("grpc.max_reconnect_backoff_ms", 500)]
+        self._channel = grpc.insecure_channel("ipv4:" + ",".join(endpoints), impatient)
 
     def state(self) -> list[Stored]:
         request = pb.RangeRequest(key=self._root, range_end=self._root[:-1] + b"0")
@@ -68,17 +71,24 @@ class RawEtcd:
 
 
 class RawZooKeeper:
-    """A plain kazoo client."""
+    """A plain kazoo client; another one when that has lost its connection.
+
+    A server that is just starting may swallow a handshake: kazoo then waits until its session has run out.
+    """
 
     def __init__(self, endpoints: list[str], root: str) -> None:
         self._root = f"/{root}"
         self._hosts = ",".join(endpoints)
-        self._client = KazooClient(self._hosts, timeout=10.0)
-        self._client.start(timeout=20)
+        self._client = self._connect()
 
     def state(self) -> list[Stored]:
-        self._client.sync("/")
-        return list(self._walk(""))
+        for _ in range(_READ_ATTEMPTS):
+            with contextlib.suppress(SessionExpiredError, ConnectionLoss):
+                self._client.sync("/")
+                return list(self._walk(""))
+            self.close()
+            self._client = self._connect()
+        raise TimeoutError("the raw client could not read in peace")
 
     def revoke(self, session: Any) -> None:
         """Take the session over, knowing its password, and close it."""
@@ -91,6 +101,11 @@ class RawZooKeeper:
     def close(self) -> None:
         self._client.stop()
         self._client.close()
+
+    def _connect(self) -> KazooClient:
+        client = KazooClient(self._hosts, timeout=_RAW_TTL_S)
+        client.start(timeout=20)
+        return client
 
     def _walk(self, key: str) -> Any:
         path = f"{self._root}/{key}" if key else self._root

@@ -82,6 +82,24 @@ class Stored:
     owner: str | None
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How late things may be.
+
+    Attributes:
+        reconnect_s: a client works again so soon after its servers can be reached.
+        grace_s: a call may return so much later than its deadline, for want of a processor.
+        slack_s: a mark may be made so much later than what it tells.
+    """
+
+    reconnect_s: float = 1.0
+    grace_s: float = 1.5
+    slack_s: float = 0.05
+
+
+STRICT = Patience()
+
+
 @dataclass
 class Record:
     """Everything about one play. ``add`` is safe to share between threads.
@@ -96,12 +114,15 @@ class Record:
             before they know.
         gone: clients that were killed.
         call_timeout_s: of every client.
+        patience: with everybody.
         ttl_s: of every session.
         problems: what the fault itself found wrong.
+        read_at: when ``state`` began to be read.
     """
 
     call_timeout_s: float
     ttl_s: float
+    patience: Patience = STRICT
     began: float = 0.0
     calls: list[Call] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -113,6 +134,7 @@ class Record:
     exempt: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+    read_at: float = float("inf")
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, fact: Call | Seen | Mark | Settled) -> None:

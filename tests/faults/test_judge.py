@@ -216,3 +216,11 @@ def test_client_that_never_came_back_is_found(record):
 def test_problem_that_a_fault_found_itself_is_told(record):
     record.problems.append("the child hung")
     assert judge(record) == ["the child hung"]
+
+
+def test_key_of_a_session_that_was_lost_after_the_store_had_been_read_is_none_left_behind(record):
+    owner = next(stored.owner for stored in record.state if stored.owner)
+    record.marks.append(Mark("a", owner, "lost", 9.0))
+    assert any("is still bound to" in sentence for sentence in judge(record))
+    record.read_at = 8.9
+    assert not any("is still bound to" in sentence for sentence in judge(record))

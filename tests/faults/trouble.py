@@ -24,6 +24,8 @@ from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unava
 
 _HALF, _THRICE = 0.5, 3.0
 _FROZEN = 1.6
+#: In TTL: one, what the server adds, and what a busy machine adds.
+_VANISH = 3.0
 _SQLITE = ("sqlite",)
 _TESTS = Path(__file__).parent.parent
 
@@ -75,17 +77,17 @@ def client_frozen(stage: Stage) -> None:
     """For longer than its TTL: others see its keys vanish before it can know."""
     stage.record.exempt.add("v")
     stage.victim.freeze()
-    vanished = wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, 3 * stage.ttl_s)
+    vanished = wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, _VANISH * stage.ttl_s)
     stage.rest(max(0.0, (_FROZEN - 1) * stage.ttl_s))
     stage.victim.wake()
     if not vanished:
-        stage.record.problems.append("the keys of a frozen client did not vanish within 3 TTL")
+        stage.record.problems.append(f"the keys of a frozen client did not vanish within {_VANISH:g} TTL")
 
 
 def client_killed(stage: Stage) -> None:
     stage.victim.kill()
-    if not wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, 2 * stage.ttl_s):
-        stage.record.problems.append("the keys of a killed client did not vanish within 2 TTL")
+    if not wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, _VANISH * stage.ttl_s):
+        stage.record.problems.append(f"the keys of a killed client did not vanish within {_VANISH:g} TTL")
 
 
 def connection_cut(stage: Stage) -> None:
@@ -132,7 +134,7 @@ def session_revoked(stage: Stage) -> None:
         session = stage.a.session
         assert session is not None
         stage.raw.revoke(session)
-        if not session.lost.wait(stage.ttl_s):
+        if not session.lost.wait(stage.ttl_s + stage.record.patience.grace_s):
             stage.record.problems.append("a revoked session was not lost within its TTL")
         wait_until(lambda session=session: stage.a.session is not session, 5.0)
 
@@ -161,7 +163,7 @@ def absent_at_start(stage: Stage) -> None:
         latchwork.connect(stage.url(direct=True), connect_timeout_s=0.5).close()
         stage.record.problems.append("connecting to an absent server succeeded")
     except ConnectFailed:
-        if time.monotonic() - began > 2.0:
+        if time.monotonic() - began > 0.5 + stage.record.patience.grace_s:
             stage.record.problems.append("an absent server was noticed late")
     start = threading.Timer(1.0, stage.server.start)
     start.start()
@@ -176,7 +178,7 @@ def absent_at_start(stage: Stage) -> None:
 def forked(stage: Stage) -> None:
     """A process forks after connecting: the child gets a clear error from every call, the parent goes on."""
     done = subprocess.run(
-        [sys.executable, "-m", "faults.forked", stage.url(direct=True)],
+        [sys.executable, "-m", "faults.forked", stage.url(direct=True), str(stage.record.patience.grace_s)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -318,5 +320,5 @@ def _expect(stage: Stage, error: type[LatchworkError], what: str, *, value: byte
         pass
     except LatchworkError as other:
         stage.record.problems.append(f"{what} gave {type(other).__name__} ({other}), not {error.__name__}")
-    if time.monotonic() - began > stage.record.call_timeout_s + 1.5:
+    if time.monotonic() - began > stage.record.call_timeout_s + stage.record.patience.grace_s:
         stage.record.problems.append(f"a write under {what} took {time.monotonic() - began:.1f} s")

@@ -36,7 +36,7 @@ _MAX_XID = 2_147_483_647
 #: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
 _TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
 #: A server that is just starting may swallow a handshake; kazoo would wait a whole session timeout for the answer.
-_HANDSHAKE_S = 1.0
+_HANDSHAKE_S = 0.4
 
 #: kazoo warns of every reconnect; we recover by ourselves and say so in our own words.
 _kazoo_log = logging.getLogger("latchwork.backends.zookeeper.kazoo")
