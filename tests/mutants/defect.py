@@ -54,6 +54,12 @@ def at(file: str, *names: str, on: str = "memory") -> tuple[str, ...]:
     return tuple(f"primitives/test_{file}.py::test_{name}{where}" for name in names)
 
 
+def play(*what: str) -> tuple[str, ...]:
+    """One play of the sample of faults: backend, fault and primitive."""
+    name = "-".join(part.replace(" ", "-") for part in what)
+    return (f"primitives/faults/test_primitive_faults.py::test_its_rules_hold_through[{name}]",)
+
+
 def schedules(file: str, primitive: str) -> tuple[str, ...]:
     """The random schedules of one primitive."""
     return (f"schedules/test_{file}.py::test_{primitive}_keeps_its_rules_under_random_schedules",)

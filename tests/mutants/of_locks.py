@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.defect import Defect, at, schedules
+from mutants.defect import Defect, at, play, schedules
 
 DEFECTS = (
     Defect(
@@ -101,6 +101,22 @@ DEFECTS = (
         "                self._deadline.confirm(future.result())\n",
         "                self._deadline.confirm(self._clock.now() + 0.0 * future.result())\n",
         ("store/test_session_thread.py::test_the_deadline_counts_from_the_send_though_the_answer_comes_late",),
+    ),
+    Defect(
+        "Session",
+        "an owner believes in its session for longer than the server does",
+        "store/session.py",
+        "        return self._counted + self._ttl_s\n",
+        "        return self._counted + self._ttl_s + 3.0\n",
+        play("zookeeper", "connection cut for more than the TTL", "Lock"),
+    ),
+    Defect(
+        "Session",
+        "a fence checks nothing",
+        "store/store.py",
+        "Fence(token, tuple(self._scope.checks(checks)))",
+        "Fence(token, tuple(self._scope.checks(checks))[:0])",
+        play("zookeeper", "holder frozen past its TTL", "LeaderLatch"),
     ),
     Defect(
         "Work",

@@ -100,8 +100,9 @@ def _run(command: list[str], folder: Path) -> tuple[int | None, str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    # Minimising a schedule helps people only; a copy that is thrown away needs no bytecode.
-    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "LATCHWORK_SHRINK_S": "0"}
+    # Minimising a schedule helps people only; a copy that is thrown away needs no bytecode; most defects show at once.
+    options = {"PYTHONDONTWRITEBYTECODE": "1", "LATCHWORK_SHRINK_S": "0", "LATCHWORK_TEST_PATIENCE_S": "12"}
+    return {**os.environ, **options, "PYTHONPATH": str(folder)}
 
 
 def _prove_imported(folder: Path) -> None:

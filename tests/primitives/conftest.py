@@ -17,6 +17,8 @@ import pytest
 import latchwork
 
 HOLDER = Path(__file__).with_name("holder.py")
+#: Seconds after which what should happen counts as never happening: much, because machines that run tests are busy.
+PATIENCE_S = float(os.environ.get("LATCHWORK_TEST_PATIENCE_S", "45"))
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def in_thread():
             except BaseException as error:
                 self.error = error
 
-        def outcome(self, timeout_s=20.0):
+        def outcome(self, timeout_s=PATIENCE_S):
             self.join(timeout_s)
             assert not self.is_alive(), "still waiting"
             if self.error is not None:
@@ -69,7 +71,7 @@ def in_thread():
 
     yield start
     for each in running:
-        each.join(20.0)
+        each.join(PATIENCE_S)
 
 
 class Holder:
@@ -91,7 +93,7 @@ class Holder:
         for line in self.process.stdout:
             self.said.put(json.loads(line))
 
-    def hear(self, timeout_s=20.0):
+    def hear(self, timeout_s=PATIENCE_S):
         try:
             return self.said.get(timeout=timeout_s)
         except Empty:
@@ -140,7 +142,7 @@ def holder(backend_url, store):
         each.end()
 
 
-def eventually(condition, timeout_s=10.0, every_s=0.01):
+def eventually(condition, timeout_s=PATIENCE_S, every_s=0.01):
     """Wait until the condition is true; its value."""
     deadline = time.monotonic() + timeout_s
     while True:

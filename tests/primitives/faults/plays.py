@@ -5,11 +5,13 @@ Judged by the order of events, tokens and moments of one machine's clock, never 
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from functools import partial
 
 from latchwork.errors import Conflict, OwnershipLost
+from latchwork.primitives.tickets import is_ticket
 from primitives.faults.faults import FAULTS, SHORT_TTL_S, Fault
 from primitives.faults.owners import OWNERS, PATIENCE_S, PERSISTENT
 from primitives.faults.players import INTERVAL_S, PERMITS, PLAYERS
@@ -37,7 +39,10 @@ def _own(stage: Stage, fault: Fault) -> None:
     """One owner at a time, by the tokens of fenced writes; and somebody owns in the end."""
     victim, other, writes = stage.victim, stage.other, []
     first = _have(victim, writes)
+    before = _tickets(stage)
     other.begin()
+    if stage.primitive not in PERSISTENT:  # those have no queue
+        until(lambda: other.owned() or _tickets(stage) > before, "the other queues")
     fate = "kept" if fault.fate == "lost" and not fault.tells and stage.primitive in PERSISTENT else fault.fate
     assert other.owned() is None or not victim.is_held(), "two own it before anything has happened"
     fault.strike(stage)
@@ -58,6 +63,10 @@ def _own(stage: Stage, fault: Fault) -> None:
         third = _have(victim, writes)
         assert third[1] > second[1], f"the third owner has token {third[1]}, the second one had {second[1]}"
     _assert_in_order(writes)
+
+
+def _tickets(stage):
+    return sum(is_ticket(entry.key) for entry in stage.store.list("", recursive=True))
 
 
 def _have(victim, writes):
@@ -92,6 +101,8 @@ def _hand_over(victim, other, fate, writes):
         insist(victim.end)
     except _REFUSALS:
         assert fate == "either", "what outlives this fault was lost"
+        with contextlib.suppress(*_REFUSALS):
+            insist(victim.end)  # it may have queued again
 
 
 def _is_refused(step):
