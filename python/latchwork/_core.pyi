@@ -185,6 +185,16 @@ class Board:
     def by_worker(self, job: str) -> dict[str, list[str]]:
         """Return worker to items, both in name order; only workers that have some. ValueError for no such job."""
 
+    def shares(self, job: str, items: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """Return worker to items, both in name order, made of the very strings given; only workers that have some.
+
+        Args:
+            job: whose.
+            items: all its items in name order.
+        Raises:
+            ValueError: no such job, or these are not its items in name order.
+        """
+
     def unplaced(self, job: str) -> list[str]:
         """Return the items that nobody has, in name order. ValueError for no such job."""
 

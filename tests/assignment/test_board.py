@@ -79,6 +79,8 @@ class BoardMachine(RuleBasedStateMachine):
         for job, items in self.jobs.items():
             assert self.board.owners(job) == self.owners[job]
             assert self.board.by_worker(job) == plan.by_worker(job)
+            shares = self.board.shares(job, tuple(sorted(items)))
+            assert list(shares.items()) == [(worker, tuple(have)) for worker, have in plan.by_worker(job).items()]
             assert self.board.unplaced(job) == sorted(items - self.owners[job].keys())
             assert all(self.board.owner(job, item) == self.owners[job].get(item) for item in items)
 
@@ -169,6 +171,9 @@ def test_many_threads_may_use_one_board():
         (lambda board: board.reweigh("w", float("nan")), "worker 'w' has weight NaN"),
         (lambda board: board.leave("v"), "worker 'v' is not there; let it join first"),
         (lambda board: board.owner("j", "x"), "job 'j' has no work item 'x'; add it first"),
+        (lambda board: board.shares("j", ()), "0 items are given, job 'j' has 1"),
+        (lambda board: board.shares("j", ("b",)), "'b' stands where job 'j' has \"a\""),
+        (lambda board: board.shares("k", ()), "job 'k' is not there"),
         (lambda board: board.place(-1), "max_moves is -1; it must be at least 0"),
         (lambda board: board.add_job("k", ["\ud800"]), "work item '\\ud800' holds a lone surrogate"),
     ],

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from sys import intern
 from typing import TYPE_CHECKING
 
 from latchwork.jobs import keys
-from latchwork.jobs.packed import EMPTY, BadHead, MissingChunk, Update, batched, plan_update
+from latchwork.jobs.packed import EMPTY, BadHead, MissingChunk, PackedSet, Update, batched, plan_update
 from latchwork.jobs.packed_store import (
     MOST_BYTES,
     MOST_OPS,
     ChunkNames,
-    Stored,
     commit_all,
     delete_chunks,
     from_entries,
@@ -33,7 +34,60 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_Flip = tuple[str, str, Stored, Update]
+#: Shares that are written together: what they hold is in memory twice until they are.
+_SLICE = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A share as it is stored: there may be very many of them, so no more than is needed.
+
+    Attributes:
+        version: of its head, None when there is none.
+        packed: the set.
+    """
+
+    version: Hashable | None = None
+    packed: PackedSet = EMPTY
+
+    def unchanged(self, key: str) -> At | Absent:
+        """The check that nobody wrote the head at ``key`` since."""
+        return Absent(key) if self.version is None else At.of(key, self.version)
+
+
+_Flip = tuple[str, str, _Kept, Update]
+
+
+class _Shares(Mapping[str, Mapping[str, tuple[str, ...]]]):
+    """A live view: job to worker to items."""
+
+    def __init__(self, kept: Mapping[str, Mapping[str, _Kept]]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, job: str) -> Mapping[str, tuple[str, ...]]:
+        return _JobShares(self._kept[job])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class _JobShares(Mapping[str, tuple[str, ...]]):
+    """A live view: worker to items."""
+
+    def __init__(self, kept: Mapping[str, _Kept]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, worker: str) -> tuple[str, ...]:
+        return self._kept[worker].packed.items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 class Ledger:
@@ -47,9 +101,10 @@ class Ledger:
     def __init__(self, store: Store, tag: str) -> None:
         self._store = store
         self._names = ChunkNames(tag)
-        self._shares: dict[tuple[str, str], Stored] = {}
+        self._shares: dict[str, dict[str, _Kept]] = {}  # by job and worker
         self._guard: Entry | None = None
-        self._available: dict[str, set[str]] = {}
+        self._available: dict[str, frozenset[str]] = {}
+        self._job_sets: dict[frozenset[str], frozenset[str]] = {}
         self.writes = 0
         self.written_bytes = 0
 
@@ -57,46 +112,58 @@ class Ledger:
         """Read everything, and delete the chunks that an earlier leader wrote and never named."""
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
         entries = {entry.key: entry for entry in self._store.list(keys.WORKERS, recursive=True)}
-        shares: dict[tuple[str, str], Stored] = {}
+        shares: dict[str, dict[str, _Kept]] = {}
         below: dict[tuple[str, str], dict[str, Entry]] = {}
-        self._available = {}
+        available: dict[str, set[str]] = {}
         for key, entry in entries.items():
             worker, kind, job = (*key.split("/", 4)[1:4], "", "")[:3]
             if kind == "assigned":
                 below.setdefault((worker, job), {})[key] = entry
             elif kind == "available":
-                self._available.setdefault(worker, set()).add(job)
+                available.setdefault(worker, set()).add(job)
+        del entries
         lost: list[str] = []
         for (worker, job), part in below.items():
             head = keys.assigned(worker, job)
             lost += orphans(head, part, {self._names.tag})
             if head in part:
-                shares[worker, job] = _decode(head, part)
+                shares.setdefault(intern(job), {})[intern(worker)] = _decode(head, part)
+        self._available = {worker: self._same_jobs(jobs) for worker, jobs in available.items()}
         self._shares, self._guard = shares, guard
         if lost:
             log.warning("deleting %d chunks of shares that no head names, the first is %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
-    def shares(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Job to worker to items, as stored; dead workers included, no empty shares."""
-        found: dict[str, dict[str, tuple[str, ...]]] = {}
-        for (worker, job), stored in self._shares.items():
-            found.setdefault(job, {})[worker] = stored.packed.items
-        return found
+    def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Job to worker to items, as stored, dead workers included; no empty shares. A view: writes change it."""
+        return _Shares(self._shares)
+
+    def use_texts(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+        """Keep these strings instead of equal ones, so that no text is kept twice."""
+        for job, by_worker in shares.items():
+            kept = self._shares.get(job, {})
+            for worker, items in by_worker.items():
+                known = kept.get(worker)
+                if known is not None and known.packed.items == items:
+                    kept[worker] = _Kept(known.version, known.packed.made_of(items))
 
     def known_workers(self) -> set[str]:
         """Every worker that has anything stored."""
-        return {worker for worker, _ in self._shares} | set(self._available)
+        return set(self._available).union(*self._shares.values())
 
     def available(self, worker: str) -> frozenset[str]:
         """Which jobs a worker could run when the ledger was loaded."""
-        return frozenset(self._available.get(worker, ()))
+        return self._available.get(worker, frozenset())
 
     def load_available(self, worker: str) -> frozenset[str]:
         """Read which jobs a worker can run."""
-        names = frozenset(self._store.children(keys.available(worker)))
-        self._available[worker] = set(names)
+        names = self._available[worker] = self._same_jobs(self._store.children(keys.available(worker)))
         return names
+
+    def _same_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
+        """One set for all workers that can run the same jobs: most can."""
+        names = frozenset(map(intern, jobs))
+        return self._job_sets.setdefault(names, names)
 
     def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
         """Store the changes: at once if one transaction holds them all, else what shrinks before what grows.
@@ -106,7 +173,8 @@ class Ledger:
         """
         steps = list(changes) if self._fits(changes) else in_order(changes)
         for wave in _waves(steps):
-            self._write_wave(wave, fence)
+            for begin in range(0, len(wave), _SLICE):
+                self._write_wave(wave[begin : begin + _SLICE], fence)
 
     def forget_worker(self, worker: str, fence: Fence) -> None:
         """Delete what a dead worker registered, unless it lives again.
@@ -129,9 +197,9 @@ class Ledger:
     def _write_wave(self, wave: Iterable[ShareChange], fence: Fence) -> None:
         flips: list[_Flip] = []
         for change in wave:
-            stored = self._shares.get((change.worker, change.job), Stored())
+            stored = self._shares.get(change.job, {}).get(change.worker, _Kept())
             update = plan_update(stored.packed, change.after, self._names)
-            if update is not None or (stored.head is not None and not change.after):
+            if update is not None or (stored.version is not None and not change.after):
                 flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
         self.written_bytes += write_chunks(self._store, updates, [fence])
@@ -152,10 +220,14 @@ class Ledger:
         self.writes += 1
         for worker, job, _, update in flips:
             head = heads.get(keys.assigned(worker, job))
-            if head is None:
-                self._shares.pop((worker, job), None)
-            else:
-                self._shares[worker, job] = Stored(head, update.after)
+            self._keep(worker, job, None if head is None else _Kept(head.version, update.after))
+
+    def _keep(self, worker: str, job: str, kept: _Kept | None) -> None:
+        shares = self._shares.setdefault(intern(job), {})
+        if kept is not None:
+            shares[intern(worker)] = kept
+        elif shares.pop(worker, None) is not None and not shares:
+            del self._shares[job]
 
 
 def _flip_op(flip: _Flip) -> Op:
@@ -177,9 +249,10 @@ def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
     return waves
 
 
-def _decode(head: str, entries: dict[str, Entry]) -> Stored:
+def _decode(head: str, entries: dict[str, Entry]) -> _Kept:
+    version = entries[head].version
     try:
-        return from_entries(head, entries)
+        return _Kept(version, from_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
         log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
-        return Stored(entries[head])
+        return _Kept(version)

@@ -22,8 +22,9 @@ from latchwork.jobs.observer import NOBODY, Observers, RebalanceInfo
 from latchwork.jobs.packed import BadHead, MissingChunk
 from latchwork.jobs.packed_store import commit_all, from_entries, orphans, read
 from latchwork.jobs.progress import sweep_cells
-from latchwork.jobs.rebalance import ClusterView, QuietTime, Rebalance, Strategies, WorkerView, rebalance
+from latchwork.jobs.rebalance import ClusterView, QuietTime, Rebalance, Strategies, WorkerView
 from latchwork.jobs.restarts import Restarts
+from latchwork.jobs.standing import Planner
 from latchwork.primitives import LeaderLatch
 from latchwork.types import Absent, At, Delete, Op, Put
 
@@ -242,7 +243,9 @@ class Term:
         self._pools = pools
         self._options = options
         self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}")
+        self._planner = Planner(options.strategies)
         self._loaded = False
+        self._known: dict[str, tuple[object, Member]] = {}
         self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._unplaced: Mapping[str, int] = {}
@@ -256,6 +259,7 @@ class Term:
     def reload(self) -> None:
         """Trust nothing of what is known: something went wrong."""
         self._loaded = False
+        self._planner.forget()
         self._jobs.clear()
 
     def rebalance(self) -> Rebalance:
@@ -279,7 +283,8 @@ class Term:
         marks = self.restarts.marks()
         workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
         view = ClusterView(workers, self._read_pools(), shares, self.restarts.reserved(marks, workers))
-        result = rebalance(view, self._options.strategies)
+        result = self._planner.rebalance(view)
+        self._ledger.use_texts(self._planner.take_whole())
         self._report(result)
         if result.changes:
             started = self._store.clock.now()
@@ -329,9 +334,15 @@ class Term:
         trim_audit(self._store, [self._fence])
 
     def _members(self) -> dict[str, Member]:
-        found = self._alive.snapshot()
-        members = [Member.decode(key.partition("/")[2], entry.value) for key, entry in found.items()]
-        return {member.worker: member for member in members}
+        found = {}
+        for key, entry in self._alive.snapshot().items():
+            worker = key.partition("/")[2]
+            known = self._known.get(worker)
+            if known is None or known[0] != entry.version:
+                known = (entry.version, Member.decode(worker, entry.value))
+            found[worker] = known
+        self._known = found
+        return {worker: member for worker, (_, member) in found.items()}
 
     def _ready_workers(self, members: Mapping[str, Member]) -> dict[str, WorkerView]:
         workers = {}
@@ -353,18 +364,21 @@ class Term:
                 continue
             known = self._decoded.get(job)
             if known is None or known[0] != head.version:
-                known = self._decoded[job] = self._decode(key, head)
+                known = self._decoded[job] = self._decode(key, head, () if known is None else known[1])
             pools[job] = known[1]
         for job in [job for job in self._decoded if job not in pools]:
             del self._decoded[job]
         return pools
 
-    def _decode(self, key: str, head: Entry) -> tuple[object, tuple[str, ...]]:
+    def _decode(self, key: str, head: Entry, before: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
+        """The pool's version and its items; those that it had before are the same strings as before."""
         try:
             stored = from_entries(key, self._pools)
         except (MissingChunk, BadHead):  # the mirror shows keys one by one, and may be behind: ask the store
             stored = read(self._store, key)
-        return (stored.head.version if stored.head is not None else head.version, stored.packed.items)
+        same = dict(zip(before, before, strict=True))
+        items = tuple(same.get(item, item) for item in stored.packed.items)
+        return (stored.head.version if stored.head is not None else head.version, items)
 
     def _forget_dead(self) -> None:
         """Delete what dead workers registered; one that comes back meanwhile keeps it."""

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 from latchwork.errors import LatchworkError
 
@@ -69,6 +69,14 @@ class PackedSet:
     def names(self) -> tuple[str, ...]:
         """The names of its chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
+
+    def made_of(self, items: tuple[str, ...]) -> PackedSet:
+        """The same set, made of these strings, which equal its own."""
+        if not self.chunks:
+            return PackedSet(inline=items)
+        ends = list(accumulate(len(chunk.items) for chunk in self.chunks))
+        pieces = [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return PackedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
 
     def head(self) -> bytes:
         """The value of its head."""

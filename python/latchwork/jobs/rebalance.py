@@ -146,7 +146,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
         if before != after:
             changes.append(ShareChange(worker, job, before, after))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
-    return Rebalance(tuple(changes), moves, failed, _unplaced(view), deferred)
+    return Rebalance(tuple(changes), moves, failed, unplaced(view), deferred)
 
 
 def job_problem(view: ClusterView, job: str) -> JobProblem:
@@ -156,7 +156,7 @@ def job_problem(view: ClusterView, job: str) -> JobProblem:
     """
     workers = {**view.away, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
-    previous = _holders(view, job, able)
+    previous = holders_in(view, job, able)
     for name, reserved in view.reserved.items():
         if name in able:
             previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
@@ -188,11 +188,11 @@ def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> tuple
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
     """Items of workers that are away: whom of the ready ones they stay with, or go to, until then."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
-    holders = _holders(view, job, able)
+    holders = holders_in(view, job, able)
     return JobProblem(job, tuple(items), able, {item: holders[item] for item in items if item in holders})
 
 
-def _holders(view: ClusterView, job: str, able: Mapping[str, float]) -> dict[str, str]:
+def holders_in(view: ClusterView, job: str, able: Mapping[str, float]) -> dict[str, str]:
     """Item to worker as stored; of two workers the able one counts, then the first by name."""
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
@@ -257,7 +257,8 @@ class QuietTime:
         self._not_before = 0.0
 
 
-def _unplaced(view: ClusterView) -> dict[str, int]:
+def unplaced(view: ClusterView) -> dict[str, int]:
+    """Jobs with items that no ready worker can run, with how many; sorted."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList, PyString};
+use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
 use super::text::{string, strings, utf8};
 use crate::board;
@@ -138,6 +138,29 @@ impl Board {
         filled.retain(|(_, items)| !items.is_empty());
         filled.sort_unstable_by_key(|(name, _)| *name);
         filled.into_iter().try_for_each(|(name, items)| result.set_item(name, items))?;
+        Ok(result)
+    }
+
+    fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
+        let view = self.with(py, |board| board.view(job))?;
+        if items.len() != view.names.len() {
+            let found = (items.len(), view.names.len());
+            return Err(PyValueError::new_err(format!("{} items are given, job '{job}' has {}", found.0, found.1)));
+        }
+        let mut filled: Vec<_> = view.workers.iter().map(|name| (name, Vec::new())).collect();
+        for ((item, name), &owner) in items.iter_borrowed().zip(view.names.iter()).zip(&view.owners) {
+            if item.cast::<PyString>()?.to_str()? != name {
+                let message = format!("{} stands where job '{job}' has {name:?}", item.repr()?);
+                return Err(PyValueError::new_err(message));
+            }
+            if owner != NOBODY {
+                filled[owner as usize].1.push(item.to_owned());
+            }
+        }
+        filled.retain(|(_, items)| !items.is_empty());
+        filled.sort_unstable_by_key(|(name, _)| *name);
+        let result = PyDict::new(py);
+        filled.into_iter().try_for_each(|(name, items)| result.set_item(name, PyTuple::new(py, items)?))?;
         Ok(result)
     }
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _ADDED = 5
 _PROBE = "bench/probe"
+_LOOK_S = 0.1
 _MANAGER = "manager"
 Tell = Callable[[str], None]
 
@@ -181,6 +182,8 @@ class _Bench:
             everything.on_change(lambda batch: changed.update(change.key for change in batch))
             first = self.store.put(_PROBE, b"").token
             everything.wait_until(lambda state: _is_at(state.get(_PROBE), first), self._options.timeout_s)
+            while _PROBE not in changed:  # the first batch is all there is, and may take a while to be delivered
+                time.sleep(_LOOK_S)
             changed.clear()
             time.sleep(self._options.idle_s)
             commits = self.store.put(_PROBE, b"").token - first - 1
