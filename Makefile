@@ -32,7 +32,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-cluster bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -50,6 +50,7 @@ help:
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside their peers'
 	@echo '  make bench-balancing   time the even strategies, beside pure Python and a flow solver'
+	@echo '  make bench-cluster     1000 workers and 1,000,000 items on etcd and ZooKeeper (10 minutes, 2 GB)'
 	@echo '  make bench-handover    time hand-overs of locks and latches, beside kazoo and etcd3'
 	@echo '  make bench-store       time the store beside the raw clients of every backend (20 minutes)'
 	@echo '  make bench-instructions  count what the kernels execute, and compare with the file'
@@ -143,6 +144,10 @@ plot-assignment: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt
 	$(BIN)/python benches/bench_hashing.py --plot docs/images
 
+bench-cluster: build
+	sh scripts/install_test_servers
+	$(BIN)/python benches/bench_cluster.py $(ARGS)
+
 bench-handover: build
 	sh scripts/install_test_servers
 	$(BIN)/python benches/bench_handover.py $(ARGS)
@@ -150,6 +155,7 @@ bench-handover: build
 bench-store: build
 	sh scripts/install_test_servers
 	$(BIN)/python benches/bench_store.py $(ARGS)
+
 bench-instructions:
 	scripts/count_instructions $(ARGS)
 

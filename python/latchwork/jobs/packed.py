@@ -23,6 +23,7 @@ _INLINE_BYTES = 3_000
 _MIN_CHUNK_BYTES = 2_000
 _MAX_CHUNK_BYTES = 32_000
 _NAME_BYTES = 24
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class MissingChunk(LatchworkError):
@@ -156,7 +157,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
     if have == want:
         return None
     total = sum(map(len, want)) + 3 * len(want)
-    if total <= _INLINE_BYTES and (size := len(_dump(ordered := sorted(want)))) <= 2 * _INLINE_BYTES and size:
+    if total <= _INLINE_BYTES and _fits_inline(ordered := sorted(want), total):
         return Update(PackedSet(inline=tuple(ordered)), dropped=current.names())
     target = min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, math.isqrt(total * _NAME_BYTES)))
     parts = _merge_small(_distribute(current, have - want, sorted(want - have)), target)
@@ -183,6 +184,11 @@ def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
     if begin < len(sizes):
         slices.append(slice(begin, len(sizes)))
     return slices
+
+
+def _fits_inline(items: list[str], total: int) -> bool:
+    """Whether the head may hold them: JSON may need up to 6 bytes for a character."""
+    return 6 * total <= 2 * _INLINE_BYTES or len(_dump(items)) <= 2 * _INLINE_BYTES
 
 
 @dataclass(slots=True)
@@ -239,7 +245,7 @@ def _size(items: Sequence[str]) -> int:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    return _ENCODER.encode(value).encode("utf-8")
 
 
 def _load(value: bytes) -> object:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Below the portable limits (100 checks, 100 operations, 1,000,000 bytes), with room for fences and guards.
-MOST_OPS = 80
+MOST_OPS = 95
 MOST_BYTES = 600_000
 _READ_BATCH = 200
 _READ_ATTEMPTS = 20

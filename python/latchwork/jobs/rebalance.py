@@ -204,7 +204,8 @@ def holders_in(view: ClusterView, job: str, able: Mapping[str, float]) -> dict[s
 def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
     """The changes as steps that never show an item with two workers: what shrinks before what grows.
 
-    A share that does both is written twice, first without what it loses.
+    A share that does both is written twice, first without what it loses. Each of the two parts goes worker by worker,
+    so that a worker has as few transactions to follow as can be.
     """
     shrinks, grows = [], []
     for change in changes:
@@ -217,7 +218,13 @@ def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
             kept = tuple(item for item in change.before if item in after)
             shrinks.append(ShareChange(change.worker, change.job, change.before, kept))
             grows.append(ShareChange(change.worker, change.job, kept, change.after))
+    shrinks.sort(key=_by_worker)
+    grows.sort(key=_by_worker)
     return shrinks + grows
+
+
+def _by_worker(change: ShareChange) -> tuple[str, str]:
+    return change.worker, change.job
 
 
 class QuietTime:

@@ -1,8 +1,9 @@
 """Rebalances that cost what changed, not what there is: the placement is kept in Rust from one to the next.
 
-A board has the same jobs, workers and owners as the ledger after each write; each rebalance tells it what changed
-since, and it tells which items move. What it decides is what ``rebalance`` decides; where it cannot (a strategy that keeps
-nothing, several strategies, restarts under way), ``rebalance`` is asked, and the board begins anew. No network here.
+A board has the same jobs, workers and owners as the ledger after each write. Each rebalance tells it what changed
+since, and takes from it which items move. What it decides is what ``rebalance`` decides; where it cannot (a strategy
+that keeps nothing, several strategies, restarts under way), ``rebalance`` is asked, and the board begins anew. No
+network here.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Bench:
         self._tell("cold start: all items find a worker")
         began = time.monotonic()
         self._processes.tell(_MANAGER, "lead")
-        self._until_spread()
+        self._until_spread(self._options.items)
         moved = sum(len(item.encode()) for items in self._pools.values() for item in items)
         self.figures.cold_start = self._spread(began, moved, self._options.debounce_s)
 
@@ -146,9 +146,9 @@ class _Bench:
         self._processes.tell(process, worker)
         self._processes.until(lambda: self._detected[-1].living == living, "the manager to see that a worker is gone")
         seen_at = self._detected[-1].at
-        self._until_spread()
+        self._until_spread(1)
         item_bytes = len(next(iter(self._pools.values()))[0])  # all are of one length
-        moved = sum(each.moves for each in self._rebalanced) * item_bytes
+        moved = self._moves() * item_bytes
         self.figures.deaths.append(self._spread(seen_at, moved, self._options.debounce_s))
 
     def _add_items(self, owner: Registration) -> None:
@@ -164,7 +164,7 @@ class _Bench:
             token = self.store.put(_PROBE, b"").token
             began = time.monotonic()
             owner.write_pool(job, self._pools[job])
-            self._until_spread()
+            self._until_spread(1)
             pool = [*self.store.list(keys.pool(job), recursive=True), self.store.get(keys.pool(job))]
             written = sum(len(each.key) + len(each.value) for each in pool if each is not None and each.token > token)
             self.figures.added.append(self._spread(began, len(item), 0.0, more_bytes=written))
@@ -191,18 +191,21 @@ class _Bench:
 
     # What they come to.
 
-    def _until_spread(self) -> None:
-        """Wait until the workers have every item exactly once."""
+    def _until_spread(self, moves: int) -> None:
+        """Wait until the workers have every item exactly once, and the manager has told of at least so many moves."""
 
         def is_spread() -> bool:
             all_of_them = self._holdings.values()
             return (sum(h.items for h in all_of_them), sum(h.digest for h in all_of_them)) == self._wanted
 
         self._processes.until(is_spread, "every item to be with exactly one worker")
-        self._processes.until(lambda: bool(self._rebalanced), "the manager to tell what it did")
+        self._processes.until(lambda: self._moves() >= moves, "the manager to tell what it did")
         failed = next((each.error for each in self._rebalanced if each.error), "")
         if failed:
             raise BenchFailed(f"the manager failed to rebalance: {failed}")
+
+    def _moves(self) -> int:
+        return sum(each.moves for each in self._rebalanced)
 
     def _spread(self, began: float, moved_bytes: int, quiet_s: float, more_bytes: int = 0) -> Spread:
         done = self._rebalanced

@@ -1,0 +1,96 @@
+"""The job manager at size on real servers: `latchwork bench cluster` on etcd and on ZooKeeper, each started for it.
+
+Prints a table, and puts it into docs/performance.md between its two marks with --write. The exit code is 1 when a goal
+is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+from latchwork.apps.cluster_bench import BenchOptions, goals, measure
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- bench-cluster: begin -->", "<!-- bench-cluster: end -->"
+SERVERS = {"etcd": lambda: EtcdServer("3.5"), "zookeeper": ZooKeeperServer}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--backends", nargs="+", choices=sorted(SERVERS), default=sorted(SERVERS))
+    made.add_argument("--workers", type=int, default=1000)
+    made.add_argument("--items", type=int, default=1_000_000)
+    made.add_argument("--jobs", type=int, default=100)
+    made.add_argument("--deaths", type=int, default=3)
+    made.add_argument("--idle-s", type=float, default=10.0)
+    made.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    made.add_argument("--json", type=Path, help="write all figures to this file")
+    return made
+
+
+def run(backend, options):
+    """One measurement on a server of its own."""
+    with SERVERS[backend]() as server:
+        size = BenchOptions(
+            url=server.url("/bench"),
+            workers=options.workers,
+            items=options.items,
+            jobs=options.jobs,
+            deaths=options.deaths,
+            idle_s=options.idle_s,
+        )
+        return measure(size, lambda what: print(f"{server.LABEL}: {what}", file=sys.stderr, flush=True)), server.LABEL
+
+
+def table(found):
+    """A row for each goal, a column for each server."""
+    options = found[0][0].options
+    size = f"{options.workers:,} workers, {options.items:,} items, {options.jobs:,} jobs"
+    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores for everything"
+    load = f"load average {os.getloadavg()[1]:.1f}"
+    lines = [
+        f"{size}, strategy `{options.strategy}`, quiet time {options.debounce_s:g} s; {machine}, {load}.",
+        "",
+        "| measure | goal | " + " | ".join(label for _, label in found) + " |",
+        "|---|---|" + "---|" * len(found),
+    ]
+    columns = [goals(figures) for figures, _ in found]
+    for row in zip(*columns, strict=True):
+        cells = " | ".join(f"{goal.found:,.3g}{'' if goal.met else ' (missed)'}" for goal in row)
+        lines.append(f"| {row[0].what} | {row[0].goal:,g} {row[0].unit} | {cells} |".replace("  |", " |"))
+    return "\n".join(lines)
+
+
+def write(text):
+    """Replace what stands between the marks."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main():
+    """All servers, one after the other."""
+    options = parser().parse_args()
+    found = [run(backend, options) for backend in options.backends]
+    text = table(found)
+    print(text)
+    if options.write:
+        write(text)
+    with contextlib.ExitStack() as stack:
+        if options.json:
+            out = stack.enter_context(options.json.open("w", encoding="utf-8"))
+            json.dump([figures.to_json() for figures, _ in found], out, indent=2)
+    sys.exit(0 if all(goal.met for figures, _ in found for goal in goals(figures)) else 1)
+
+
+if __name__ == "__main__":
+    main()
