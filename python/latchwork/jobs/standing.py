@@ -12,8 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
-from latchwork._core import Board
-from latchwork.assignment import Balanced, EvenlySpread
+from latchwork.assignment import Balanced, Board, EvenlySpread
 from latchwork.jobs.rebalance import (
     ClusterView,
     Rebalance,

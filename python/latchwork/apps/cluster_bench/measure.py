@@ -178,7 +178,7 @@ class _Bench:
     def _measure_idle(self) -> None:
         self._tell(f"nothing happens for {self._options.idle_s:g} s")
         changed: set[str] = set()
-        with self.store.mirror("") as everything:
+        with self.store.mirror("", wait=False).ready(self._options.timeout_s) as everything:
             everything.on_change(lambda batch: changed.update(change.key for change in batch))
             first = self.store.put(_PROBE, b"").token
             everything.wait_until(lambda state: _is_at(state.get(_PROBE), first), self._options.timeout_s)
