@@ -253,7 +253,7 @@ class Term:
         """End the term; the next campaign is elected. Once it was resigned or closed, nothing happens.
 
         Raises:
-            NotLeader: it had been lost.
+            NotLeader: it had been lost, to the knowledge of the store if not to ours.
         """
         if not self._seat.is_over:
             self._seat.release()

@@ -155,7 +155,7 @@ class SessionLock(ABC):
         ends it at the latest.
 
         Raises:
-            LockLost: it had run out, or is not held.
+            LockLost: it had run out, was ended by somebody else, or is not held.
             LatchworkError: this thread holds nothing, and several others do.
         """
         self._home.check()
@@ -316,7 +316,7 @@ class SessionLock(ABC):
         """Release a hold once.
 
         Raises:
-            LockLost: it had run out.
+            LockLost: it had run out, or was ended by somebody else.
         """
         if hold.depth > 1:
             hold.depth -= 1

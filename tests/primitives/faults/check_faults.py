@@ -19,7 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from primitives.faults.faults import FAULTS
 from primitives.faults.plays import ALL, play
 from primitives.faults.stage import BACKENDS, Scene
 
@@ -87,9 +86,9 @@ def _table(rows):
     given = Counter((row["fault"], row["backend"]) for row in rows)
     kept = Counter((row["fault"], row["backend"]) for row in rows if not row["broken"])
     print(f"\n| fault | {' | '.join(backends)} |\n|---{'|---' * len(backends)}|")
-    for fault in FAULTS:
-        cells = [f"{kept[fault.name, each]} of {given[fault.name, each]}" for each in backends]
-        print(f"| {fault.name} | {' | '.join(cells)} |")
+    for name in dict.fromkeys(row["fault"] for row in rows):
+        cells = [f"{kept[name, each]} of {given[name, each]}" if given[name, each] else "" for each in backends]
+        print(f"| {name} | {' | '.join(cells)} |")
     broken = sum(bool(row["broken"]) for row in rows)
     print(f"\n{len(rows) - broken} of {len(rows)} plays kept every rule")
     return 1 if broken or not rows else 0

@@ -91,8 +91,17 @@ def _cut_briefly(stage: Stage) -> None:
     stage.scene.proxy.accept()
 
 
+def _silence(stage: Stage) -> None:
+    """Nothing gets through; what was sent meanwhile arrives when it is over, so writes land late."""
+    stage.scene.proxy.hold()
+
+
 def _connect(stage: Stage) -> None:
     stage.scene.proxy.accept()
+
+
+def _deliver(stage: Stage) -> None:
+    stage.scene.proxy.release()
 
 
 FAULTS = (
@@ -103,5 +112,6 @@ FAULTS = (
     Fault("session expired from outside", steal_session, "lost", tells=False),
     Fault("connection cut for less than the TTL", _cut_briefly, "kept"),
     Fault("connection cut for more than the TTL", _cut, "lost", _connect),
+    Fault("network silent for more than the TTL", _silence, "lost", _deliver),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -62,6 +62,7 @@ class Scene:
     def mend(self):
         """Have all servers run and be reached."""
         if self.proxy is not None:
+            self.proxy.release()
             self.proxy.accept()
         if self.server is not None and not self.server.running:
             self.server.start()

@@ -23,6 +23,8 @@ SAMPLE = [
     ("etcd35", "server restarted", "RateLimiter"),
     ("etcd35", "holder frozen past its TTL", "Group"),
     ("etcd35", "connection cut for less than the TTL", "LockKeeper"),
+    ("zookeeper", "network silent for more than the TTL", "Lock"),
+    ("etcd35", "network silent for more than the TTL", "PersistentLock"),
     ("etcd34", "leader of three killed", "Counter"),
     ("etcd34", "leader of three killed", "PriorityQueue"),
     ("sqlite", "holder frozen past its TTL", "Sequence"),
