@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from history.client import new_memory
-from history.proxy import Proxy
+from history.proxy import Proxies
 from history.worker import LocalClient, Nursery, RemoteClient
 from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 
@@ -204,7 +204,7 @@ class ServerStage(Stage):
         super().__init__(directory)
         self._server = server
         self._members = getattr(server, "members", [server])
-        self._proxy: Proxy | None = None
+        self._proxies: Proxies | None = None
         self.faults = [
             Fault("connections cut", 4, self._cut),
             Fault("packets dropped", 4, self._drop),
@@ -219,12 +219,12 @@ class ServerStage(Stage):
         endpoint = self._server.endpoint
         if client is not None:
             count = len(self._members)
-            endpoint = ",".join(self._proxy.endpoints[client * count : (client + 1) * count])
+            endpoint = ",".join(self._proxies.endpoints[client * count : (client + 1) * count])
         return f"{self._server.SCHEME}://{endpoint}/test"
 
     def open(self) -> None:
         self._server.start()
-        self._proxy = Proxy([member.endpoint for member in self._members] * CLIENTS)
+        self._proxies = Proxies([member.endpoint for member in self._members] * CLIENTS)
         for link in range(5):
             self._add_local(link)
         for link in range(5, CLIENTS):
@@ -232,8 +232,8 @@ class ServerStage(Stage):
 
     def close(self) -> None:
         super().close()
-        if self._proxy is not None:
-            self._proxy.close()
+        if self._proxies is not None:
+            self._proxies.close()
         self._server.close()
 
     def condition(self) -> str:
@@ -249,23 +249,23 @@ class ServerStage(Stage):
         return list(links) if rng.random() < 0.6 else rng.sample(links, rng.randint(1, len(links)))
 
     def _cut(self, rng: random.Random) -> bool:
-        return self._proxy.cut(self._links(rng)) > 0
+        return self._proxies.cut(self._links(rng)) > 0
 
     def _drop(self, rng: random.Random) -> bool:
-        return self._hurt(rng, lambda links: self._proxy.drop(links, "both"))
+        return self._hurt(rng, lambda links: self._proxies.drop(links, "both"))
 
     def _drop_answers(self, rng: random.Random) -> bool:
-        return self._hurt(rng, lambda links: self._proxy.drop(links, "down"))
+        return self._hurt(rng, lambda links: self._proxies.drop(links, "answers"))
 
     def _delay(self, rng: random.Random) -> bool:
         """Requests arrive late: by then their senders may be connected anew."""
-        return self._hurt(rng, lambda links: self._proxy.hold(links, "up"))
+        return self._hurt(rng, lambda links: self._proxies.hold_present(links, "requests"))
 
     def _hurt(self, rng: random.Random, how: Callable[[list[int]], int]) -> bool:
         links = self._links(rng)
         touched = how(links)
         self._wait(rng)
-        self._proxy.heal(links)
+        self._proxies.release(links)
         return touched > 0
 
     def _freeze_the_server(self, rng: random.Random) -> bool:

@@ -6,7 +6,7 @@
         proxy.release()
 
 What is held back is not lost: as in a network that drops packets, it arrives when the trouble is over, also long after
-the client has left. That is how a write lands late.
+the client has left. That is how a write lands late. What is dropped never arrives; its connection ends with the trouble.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from latchwork.testing._ports import HOST, PortReservation, reserve_port
 
@@ -46,42 +46,50 @@ class Proxy:
         self._port = self._reservation.port
         self._pairs: set[_Pair] = set()
         self._held: dict[str, bool] = {"requests": False, "answers": False}
+        self._dropped: set[str] = set()
         self._delay_s: dict[str, float] = {"requests": 0.0, "answers": 0.0}
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"proxy-{self._port}", daemon=True)
         self._closed = False
         self._thread.start()
-        self._do(self._listen)
+        self._await(self._listen())
 
     @property
     def endpoint(self) -> str:
         """`127.0.0.1:port` for clients; the same for its whole life."""
         return f"{HOST}:{self._port}"
 
-    def cut(self) -> None:
-        """End the present connections for both sides; new ones are served."""
-        self._do(self._cut)
+    def cut(self) -> int:
+        """End the present connections for both sides, and say how many; new ones are served."""
+        return self._do(self._cut)
 
     def refuse(self) -> None:
         """End the present connections and refuse new ones, until `accept`."""
-        self._do(self._refuse)
+        self._await(self._refuse())
 
     def accept(self) -> None:
         """Take new connections again after `refuse`."""
-        self._do(self._listen)
+        self._await(self._listen())
 
-    def hold(self, way: Way = "both", *, present_only: bool = False) -> None:
+    def hold(self, way: Way = "both", *, present_only: bool = False) -> int:
         """Keep back what is sent from now on, until `release`: one way is a one-way cut, both are a black hole.
 
         Args:
             way: which direction.
             present_only: connections that are opened later pass.
+
+        Returns:
+            How many connections there are now.
         """
-        self._do(lambda: self._hold(_ways(way), present_only=present_only))
+        return self._do(lambda: self._hold(_ways(way), present_only=present_only))
+
+    def drop(self, way: Way = "both") -> int:
+        """Swallow what is sent from now on, on new connections too, until `release`; says how many there are now."""
+        return self._do(lambda: self._drop(_ways(way)))
 
     def release(self) -> None:
-        """Pass on everything that was held back, and whatever comes."""
+        """Pass on everything that was held back, and whatever comes; connections that lost something end."""
         self._do(self._release)
 
     def cut_clients(self) -> None:
@@ -97,7 +105,7 @@ class Proxy:
         if self._closed:
             return
         self._closed = True
-        self._do(self._finish)
+        self._await(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STEP_TIMEOUT_S)
         self._reservation.release()
@@ -122,15 +130,16 @@ class Proxy:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
-    def _do(self, step: Callable[[], object]) -> None:
+    def _do(self, step: Callable[[], T]) -> T:
         """Run a step on the loop and wait for its end."""
 
-        async def run() -> None:
-            result = step()
-            if asyncio.iscoroutine(result):
-                await result
+        async def run() -> T:
+            return step()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(_STEP_TIMEOUT_S)
+        return self._await(run())
+
+    def _await(self, steps: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(steps, self._loop).result(_STEP_TIMEOUT_S)
 
     async def _listen(self) -> None:
         for attempt in range(_BIND_ATTEMPTS):
@@ -196,6 +205,9 @@ class Proxy:
             due, chunk = await queue.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
             await pair.gates[way].wait()
+            if chunk and way in self._dropped:
+                pair.lossy = True
+                continue
             with contextlib.suppress(OSError, RuntimeError):
                 if chunk:
                     writer.write(chunk)
@@ -205,21 +217,30 @@ class Proxy:
             if not chunk:
                 return
 
-    def _hold(self, ways: tuple[str, ...], *, present_only: bool) -> None:
+    def _hold(self, ways: tuple[str, ...], *, present_only: bool) -> int:
         for way in ways:
             self._held[way] = self._held[way] or not present_only
             for pair in self._pairs:
                 pair.gates[way].clear()
+        return len(self._pairs)
+
+    def _drop(self, ways: tuple[str, ...]) -> int:
+        self._dropped.update(ways)
+        return len(self._pairs)
 
     def _release(self) -> None:
+        self._dropped.clear()
+        for pair in [pair for pair in self._pairs if pair.lossy]:
+            pair.abort()
         for way in self._held:
             self._held[way] = False
             for pair in self._pairs:
                 pair.gates[way].set()
 
-    def _cut(self) -> None:
+    def _cut(self) -> int:
         for pair in list(self._pairs):
             pair.abort()
+        return len(self._pairs)
 
     def _cut_clients(self) -> None:
         for pair in self._pairs:
@@ -231,6 +252,7 @@ class _Pair:
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near, self.far = near, far
+        self.lossy = False
         self.gates: dict[str, asyncio.Event] = {}
 
     def gate(self, way: str, *, held: bool) -> None:
