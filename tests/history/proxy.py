@@ -1,7 +1,7 @@
 """Proxies in a process of their own, one a link, so that the clients' threads and theirs do not hold each other up.
 
-It takes commands on standard input, one a line, a JSON list of the method, the links and the arguments, and answers each
-with the number of connections it touched. It ends with its standard input.
+It takes commands on standard input, one a line, a JSON list of method, links and arguments, and answers each with the
+number of connections it touched. It ends with its standard input.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
         proxy.release()
 
 What is held back is not lost: as in a network that drops packets, it arrives when the trouble is over, also long after
-the client has left. That is how a write lands late. What is dropped never arrives; its connection ends with the trouble.
+the client has left. That is how a write lands late. What is dropped never arrives; its connection ends on `release`.
 """
 
 from __future__ import annotations

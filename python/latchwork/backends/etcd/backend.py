@@ -16,6 +16,7 @@ from latchwork.backends.base import Capability
 from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.channel import Link
 from latchwork.backends.etcd.keys import Keys
+from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
 from latchwork.backends.etcd.reading import Reader
 from latchwork.backends.etcd.sequences import Sequences
 from latchwork.backends.etcd.sessions import Sessions
@@ -24,7 +25,7 @@ from latchwork.backends.etcd.watches import WatchHub
 from latchwork.backends.etcd.writer import Writer
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.timer import Timer
-from latchwork.errors import LatchworkError
+from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Entry
 
 if TYPE_CHECKING:
@@ -183,23 +184,28 @@ class EtcdBackend:
 
     def _verify(self, plan: Plan) -> Future[Committed]:
         """A commit that only checks: a read, safe to repeat, and in no need of a guard."""
-        if not plan.is_flat:
-            return drive(self._verify_by_reading(plan))
+        deadline = self._clock.now() + self._call_timeout_s
+        verify = self._compare if plan.is_flat else self._verify_by_reading
+        return self._when_settled(lambda: drive(verify(plan, deadline)))
 
-        def decode(response: Any) -> Committed:
-            error = None if response.succeeded else plan.failure(response.responses)
+    def _compare(self, plan: Plan, deadline: float) -> Steps[Committed]:
+        """Have the server compare; when something differs, read what it is."""
+        compares = wire.txn([condition.compare for condition in plan.conditions])
+        while True:
+            held = yield self._link.read("Txn", compares, plan.what, lambda answer: answer.succeeded, now=self._now)
+            if held:
+                return Committed(0)
+            answers = yield read_ranges(self._link, decoded(plan.reads()), plan.what, deadline=deadline)
+            error = plan.failure(as_operations(answers))
             if error is not None:
                 raise error
-            return Committed(0)
+            if self._clock.now() >= deadline:
+                raise Unavailable(f"could not {plan.what} in time, others wrote at the same time; try again")
 
-        request = plan.request(self._keys, None)
-        return self._when_settled(lambda: self._link.read("Txn", request, plan.what, decode, now=self._now))
-
-    def _verify_by_reading(self, plan: Plan) -> Steps[Committed]:
-        deadline = self._clock.now() + self._call_timeout_s
-        yield from self._writer.settled(deadline)
-        response = yield from self._link.call("Txn", wire.txn(success=plan.reads()), plan.what, deadline)
-        error = plan.failure(response.responses)
+    def _verify_by_reading(self, plan: Plan, deadline: float) -> Steps[Committed]:
+        """More checks than the server compares at once."""
+        answers = yield from read_at_one_revision(self._link, decoded(plan.reads()), plan.what, deadline)
+        error = plan.failure(as_operations(answers))
         if error is not None:
             raise error
         return Committed(0)

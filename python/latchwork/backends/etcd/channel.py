@@ -19,9 +19,10 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.ranges import survives_cut_reads
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.futures import Steps, drive, reject, resolve
-from latchwork.errors import Closed, ConnectFailed, InvalidURL, PermissionDenied, Unavailable
+from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,8 @@ T = TypeVar("T")
 RETRY_S = 0.05
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
+#: A server that does not tell its version by then is taken for an old one.
+_STATUS_S = 1.0
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -62,6 +65,7 @@ _METHODS = {
     # A stream on the server, used as a call of one request and one answer: no thread, no state.
     "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveResponse),
     "Authenticate": ("Auth", pb.AuthenticateResponse),
+    "Status": ("Maintenance", pb.StatusResponse),
 }
 Metadata = tuple[tuple[str, str], ...]
 
@@ -103,6 +107,7 @@ class Link:
 
     Attributes:
         healthy: the last call that said something about the connection went well.
+        survives_cut_reads: see ``ranges.py``; by the word of the member that was connected to first.
         closed: set once, by ``close``.
     """
 
@@ -112,6 +117,7 @@ class Link:
         self.call_timeout_s = url.call_timeout_s
         self.metadata: Metadata = ()
         self.healthy = True
+        self.survives_cut_reads = False
         self.closed = False
         self._url = url
         self._lock = threading.Lock()
@@ -249,6 +255,12 @@ class Link:
             yield from self.call("Range", probe, "answer", deadline)
         except PermissionDenied:
             _log.info("connected to etcd at %s, but may not read below the root", _join(self._hosts))
+        try:
+            soon = min(deadline, self.clock.now() + _STATUS_S)
+            status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
+            self.survives_cut_reads = survives_cut_reads(status.version)
+        except LatchworkError as error:
+            _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
     def _authenticate(self) -> Steps[None]:
         try:

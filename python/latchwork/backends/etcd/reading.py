@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.futures import drive
+from latchwork.backends.etcd.ranges import read_ranges
+from latchwork.backends.futures import drive, then
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,10 +91,8 @@ class Reader:
 
     def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
         ranges = [pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok) for key in keys]
-        reads = [pb.RequestOp(request_range=each) for each in ranges]
         what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
-        decode = lambda answer: [self._one(one.response_range) for one in answer.responses]  # noqa: E731
-        return self._link.read("Txn", pb.TxnRequest(success=reads), what, decode, now=now)
+        return then(read_ranges(self._link, ranges, what, now=now), lambda found: [self._one(each) for each in found])
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.below(prefix)

@@ -59,7 +59,7 @@ class Plan:
         conditions: all must hold.
         ops: encoded request operations, one or two for each public operation.
         decode: from their responses and the revision to the outcome.
-        recall: reads (with revisions filled in) that show afterwards what the transaction at a revision did.
+        recall: range requests (with revisions filled in) that show afterwards what the transaction at a revision did.
         decode_recall: from the answers to ``recall`` and the revision to the outcome.
         what: the action with its key, for messages.
         learned: leases of keys as last seen, by raw key; read when the plan is made again.
@@ -285,12 +285,10 @@ class DeleteTree:
             [wire.delete(start, end) for start, end in spans],
             lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
             lambda revision: [
-                pb.RequestOp(
-                    request_range=pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1)
-                )
+                pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1)
                 for start, end in spans
             ],
-            lambda answers, _: sum(answer.response_range.count for answer in answers),
+            lambda answers, _: sum(answer.count for answer in answers),
             what,
         )
 
@@ -307,7 +305,7 @@ class _Spec:
     def recall(self, revision: int) -> Any:
         """The read that shows what this operation did at a revision: the key then, or what a delete found."""
         at = revision - 1 if isinstance(self.op, Delete) else revision
-        return pb.RequestOp(request_range=pb.RangeRequest(key=self.raw, keys_only=True, revision=at))
+        return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
 def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
@@ -326,7 +324,7 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
 
 
 def _recalled(answer: Any) -> tuple[int, int]:
-    kvs = answer.response_range.kvs
+    kvs = answer.kvs
     return (kvs[0].create_revision if kvs else 0), len(kvs)
 
 

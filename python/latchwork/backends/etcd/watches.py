@@ -1,8 +1,8 @@
 """Watches: one stream to the server for all watches of a store, read by one thread.
 
-A watch is a few key ranges. Its life: read them all in one transaction at revision R (Snapshot), then watch each from
-R + 1. After a disconnect each range goes on from the revision after its last event. When the server has compacted that
-away, or ends a watch for a reason of its own, the watch starts over with a Snapshot.
+A watch is a few key ranges. Its life: read each, at a revision R of its own (Snapshot), then watch it from R + 1. After
+a disconnect each range goes on from the revision after its last event. When the server has compacted that away, or ends
+a watch for a reason of its own, the watch starts over with a Snapshot.
 
 ``Current``: every so often one progress request is sent for all. Old servers answer it ahead of events that are still
 queued (fixed in 3.4.25 and 3.5.8), so an answer proves that the state was current when the request *before* was sent:
@@ -24,6 +24,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.ranges import read_apart
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change
 
@@ -170,12 +171,8 @@ class WatchHub:
             watch.epoch += 1
             epoch = watch.epoch
         sent_at = self._link.clock.now()
-        reads = [
-            pb.RequestOp(request_range=pb.RangeRequest(key=part.span[0], range_end=part.span[1]))
-            for part in watch.parts
-        ]
-        what = f"watch {self._keys.name(watch.parts[0].span[0])!r}"
-        future = self._link.read("Txn", pb.TxnRequest(success=reads), what, lambda answer: answer)
+        ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
+        future = read_apart(self._link, ranges, f"watch {self._keys.name(watch.parts[0].span[0])!r}")
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
     def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
@@ -183,14 +180,14 @@ class WatchHub:
         if error is not None:
             self._not_started(watch, epoch, error)
             return
-        answer = done.result()
+        answers = done.result()
         decode = self._keys.entry
-        entries = tuple(decode(kv) for one in answer.responses for kv in one.response_range.kvs)
+        entries = tuple(decode(kv) for answer in answers for kv in answer.kvs)
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
             with self._lock:  # all parts at one moment: a stream that starts now takes all of them or none
-                for part in watch.parts:
+                for part, answer in zip(watch.parts, answers, strict=True):
                     part.resume_at, part.resumes = answer.header.revision + 1, False
             self._deliver(watch, Snapshot(entries, sent_at))
         with self._lock:

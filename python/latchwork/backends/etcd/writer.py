@@ -23,6 +23,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.etcd import rpc_errors, wire
 from latchwork.backends.etcd.channel import Link, chain, deliver
 from latchwork.backends.etcd.leases import grant
+from latchwork.backends.etcd.ranges import as_operations, decoded, read_ranges
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.etcd.wire import Target
 from latchwork.backends.futures import Steps, drive, reject
@@ -269,9 +270,8 @@ class Writer:
         self._require_time(plan, deadline)
         reads, answers = plan.reads(), []
         for start in range(0, len(reads), 100):
-            request = wire.txn(success=reads[start : start + 100])
-            response = yield from self._link.call("Txn", request, plan.what, deadline)
-            answers.extend(response.responses)
+            found = yield read_ranges(self._link, decoded(reads[start : start + 100]), plan.what, deadline=deadline)
+            answers.extend(as_operations(found))
         error = plan.failure(answers)
         if error is not None:
             raise error
@@ -387,9 +387,9 @@ class Writer:
 
     def _recall(self, plan: Plan, revision: int, deadline: float) -> Steps[Any]:
         """The outcome of a transaction that is known to have been applied at a revision."""
-        request = pb.TxnRequest(success=plan.recall(revision))
-        response = yield from self._link.call("Txn", request, plan.what, max(deadline, self._link.clock.now() + 1.0))
-        return plan.decode_recall(response.responses, revision)
+        until = max(deadline, self._link.clock.now() + 1.0)
+        found = yield read_ranges(self._link, plan.recall(revision), plan.what, deadline=until)
+        return plan.decode_recall(found, revision)
 
     def _unknown(self, plan: Plan, state: str, error: BaseException) -> OutcomeUnknown:
         said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
