@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 import latchwork
+from latchwork.jobs import Control, JobManager
+from latchwork.jobs.guard import stop_margin_s
+from latchwork.testing.proxy import Proxy
 from latchwork.testing.servers import EtcdServer, ZooKeeperServer
 
 
@@ -43,3 +46,111 @@ def test_a_short_cut_restarts_nothing_and_a_long_one_stops_runs_in_time_and_reco
         eventually(lambda: len(cluster.log.owners()) == 4, 20, "the return of the runs")
         eventually(lambda: node.is_manager, 20)
         node.close()
+
+
+LOCK_TTL_S = 8.0
+GRACE_S = 3.0
+
+
+class Line:
+    """Two nodes of one cluster, one of them behind a proxy, and what its runs saw when they were told to stop."""
+
+    def __init__(self, server, cluster, **options):
+        self.proxy = Proxy(server.endpoint)
+        url = server.url("grace", call_timeout_s=2)
+        self.far_store = latchwork.connect(url.replace(server.endpoint, self.proxy.endpoint))
+        self.near_store = latchwork.connect(url)
+        self.clock = self.near_store.clock
+        self.stopped = []
+        self.starts = []
+        self.cluster = cluster
+        options = {"session_ttl_s": 4.0, "lock_ttl_s": LOCK_TTL_S, **options}
+        self.far = cluster.node(self.far_store, "far", self.job(), **options)
+        self.near = cluster.node(self.near_store, "near", self.job(), **options)
+
+    def job(self):
+        def run(context):
+            self.cluster.log.begin(context)
+            self.starts.append((context.node_id, context.work_share[0], self.clock.now()))
+            context.wait_stop()
+            left_s = context.remaining_s()
+            self.stopped.append((context.node_id, context.work_share[0], left_s, self.clock.now() + left_s))
+            self.cluster.log.end(context)
+
+        return self.cluster.endless(run=run)
+
+    def close(self):
+        self.proxy.release()
+        self.cluster.close()
+        for store in (self.far_store, self.near_store):
+            store.close()
+        self.proxy.close()
+
+    def of(self, node):
+        return {item for item, owner in self.cluster.log.owners().items() if owner == node}
+
+
+@pytest.fixture
+def line(own_server, cluster, request):
+    made = Line(own_server, cluster, **request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "line", [{"disconnect_grace_s": 9.0, "lock_ttl_s": 12.0, "session_ttl_s": 12.0}], indirect=True
+)
+def test_back_within_the_grace_nothing_stops_and_nothing_starts_anew(line, eventually):
+    eventually(lambda: len(line.of("far")) == len(line.of("near")) == 2, 30)
+    starts, stops = list(line.starts), list(line.stopped)
+    line.proxy.hold("both")
+    eventually(
+        lambda: line.far._worker.locks.remaining_s() < 8.5, 10, "a renewal, sent every 3 s, that is not answered"
+    )
+    line.proxy.release()
+    eventually(lambda: line.far._worker.locks.remaining_s() > 8.5, 10, "the next renewal")
+    line.clock.wait(line.far._closed, 1.0)  # what the node does about it has shown by then
+    assert line.far.health().ok
+    assert line.stopped == stops, "no run was told to stop"
+    assert line.starts == starts, "no run started anew"
+
+
+@pytest.mark.parametrize("line", [{}], indirect=True)
+def test_beyond_the_grace_runs_are_told_to_stop_and_others_start_when_the_locks_have_run_out(line, eventually):
+    eventually(lambda: len(line.of("far")) == len(line.of("near")) == 2, 30)
+    cut_off = line.of("far")
+    Control(line.near_store).change_cluster(disconnect_grace_s=GRACE_S)
+    eventually(lambda: line.far._worker._grace_now_s() == GRACE_S, 10, "the new setting")
+    line.stopped.clear()
+    line.starts.clear()
+    line.proxy.hold("both")
+    eventually(lambda: {item for node, item, *_ in line.stopped if node == "far"} == cut_off, 20)
+    ends = {item: (left_s, deadline) for node, item, left_s, deadline in line.stopped if node == "far"}
+    assert min(left_s for left_s, _ in ends.values()) > LOCK_TTL_S / 4, "it is the grace that ended them, not the locks"
+    eventually(lambda: {item for node, item, _ in line.starts if node == "near"} >= cut_off, 30)
+    for node, item, started in line.starts:
+        if node == "near" and item in cut_off:
+            assert started >= ends[item][1], "it starts elsewhere only after the locks have run out"
+    line.proxy.release()
+    eventually(lambda: line.far.health().ok and len(line.of("far")) == 2, 30, "the return of the node")
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "left_s"),
+    [(None, 2.5), (5.0, 5.0), (7.5, 2.5), (60.0, 2.5), (0.0, 9.7)],
+)
+def test_the_grace_never_outlasts_three_quarters_of_the_locks(grace_s, left_s):
+    assert stop_margin_s(10.0, grace_s) == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"disconnect_grace_s": 0.1}, "at least 0.3"),
+        ({"disconnect_grace_s": 8.0}, "raise lock_ttl_s"),
+        ({"disconnect_grace_s": 8.0, "lock_ttl_s": 20.0, "session_ttl_s": 5.0}, "raise session_ttl_s"),
+    ],
+)
+def test_a_grace_that_cannot_be_kept_is_refused_and_the_message_says_what_to_raise(cluster, options, word):
+    with pytest.raises(ValueError, match=word):
+        JobManager("memory://grace", "n1", cluster.endless(), **options)

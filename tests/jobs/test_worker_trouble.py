@@ -142,7 +142,7 @@ def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually
     runs = [make_run(lambda context: context.wait_stop(), remaining_s=lambda left=left: left) for left in (0.0, 60.0)]
     for run in runs:
         run.start()
-    guard = RunGuard("n1", lambda: runs, margin_s=0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunGuard("n1", lambda: runs, margin_s=lambda: 0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: runs[0].ended)
     assert not runs[1].stopping
@@ -165,7 +165,7 @@ def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
             raise answers.pop()
         return [run]
 
-    guard = RunGuard("n1", runs, margin_s=0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunGuard("n1", runs, margin_s=lambda: 0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: run.ended)
     assert "the guard of the runs failed" in caplog.text

@@ -108,6 +108,12 @@ def test_a_renewal_without_an_answer_is_sent_again_sooner_than_a_confirmed_one()
     assert lease.next_send() == pytest.approx(1.6)
 
 
+def test_a_lease_is_renewed_as_often_as_a_shorter_one_would_be_when_asked_to():
+    lease = Lease(0.0, 6.0)
+    assert lease.next_send(3.0) == pytest.approx(1.0)
+    assert lease.next_send(60.0) == lease.next_send() == pytest.approx(2.0)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["send", "confirm"]), st.floats(0, 0.5), st.floats(0, 4))))
 def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
     lease, now, sends = Lease(0.0, 1.0), 0.0, [0.0]

@@ -183,6 +183,7 @@ def set_cluster(
     sweep_period_s: Seconds = None,
     stop_timeout_s: Seconds = None,
     close_timeout_s: Seconds = None,
+    disconnect_grace_s: Seconds = None,
     unset: Annotated[
         list[str] | None, typer.Option("--unset", "-u", help="An option that goes back to what the code says.")
     ] = None,
@@ -197,6 +198,7 @@ def set_cluster(
         "sweep_period_s": sweep_period_s,
         "stop_timeout_s": stop_timeout_s,
         "close_timeout_s": close_timeout_s,
+        "disconnect_grace_s": disconnect_grace_s,
     }
     with open_store(url) as store:
         control = Control(store)

@@ -18,6 +18,21 @@ log = logging.getLogger(__name__)
 
 _LEAST_WAIT_S = 0.01
 _RETRY_S = 0.1
+#: Runs are told to stop when this part of the TTL is left of their locks, if not earlier.
+STOP_MARGIN = 0.25
+#: A shorter grace than this would take a busy server for one that is out of reach.
+LEAST_GRACE_S = 0.3
+
+
+def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
+    """How much is left of their locks when runs are told to stop, in seconds.
+
+    Args:
+        lock_ttl_s: how long locks last after the last confirmed renewal.
+        grace_s: how long runs go on after that; None for as long as the locks allow, which is the most.
+    """
+    least_s = lock_ttl_s * STOP_MARGIN
+    return least_s if grace_s is None else max(least_s, lock_ttl_s - max(LEAST_GRACE_S, grace_s))
 
 
 class RunGuard:
@@ -26,7 +41,7 @@ class RunGuard:
     Args:
         node_id: for its thread's name and its log lines.
         runs: gives the live runs; called in the guard's thread.
-        margin_s: runs are told to stop when so much is left of their locks.
+        margin_s: tells how much is left of their locks when runs are told to stop; may change.
         on_stop: called after runs were told to stop; must not block.
         clock: what it waits on.
     """
@@ -36,7 +51,7 @@ class RunGuard:
         node_id: str,
         runs: Callable[[], Iterable[JobRun]],
         *,
-        margin_s: float,
+        margin_s: Callable[[], float],
         on_stop: Callable[[], None],
         clock: Clock,
     ) -> None:
@@ -50,7 +65,7 @@ class RunGuard:
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
 
     def look(self) -> None:
-        """Look again: a run was added."""
+        """Look again: a run was added, or the margin changed."""
         self._wake.set()
 
     def finish(self) -> None:
@@ -74,7 +89,8 @@ class RunGuard:
     def check(self) -> float | None:
         """Stop what would outlive its locks; seconds until it must be looked at again, None with nothing to guard."""
         left = [(run.remaining_s(), run) for run in self._runs() if not run.ended and not run.stopping]
-        doomed = [(left_s, run) for left_s, run in left if left_s <= self._margin_s]
+        margin_s = self._margin_s()
+        doomed = [(left_s, run) for left_s, run in left if left_s <= margin_s]
         if doomed:
             log.error(
                 "node %s: the locks of %d runs last %.2f s more and could not be renewed: the runs are told to stop",
@@ -87,4 +103,4 @@ class RunGuard:
             self._on_stop()
             return _LEAST_WAIT_S
         nearest_s = min((left_s for left_s, _ in left), default=None)
-        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s - self._margin_s)
+        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s - margin_s)

@@ -141,6 +141,10 @@ class ItemLocks:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
         return self._keeper.remaining_s()
 
+    def renew_within(self, seconds: float | None) -> None:
+        """Renew so often that a store out of reach shows within this time; None for as often as the TTL needs."""
+        self._keeper.renew_within(seconds)
+
     def want(self, job: str, items: Collection[str], go_on: Callable[[], bool]) -> Asked:
         """Take those of these items that are free, wait by watch for the others; forget waits for any other item.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.event_log import EventLog
+from latchwork.jobs.guard import LEAST_GRACE_S, STOP_MARGIN
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import LiveSettings
@@ -94,6 +95,7 @@ class JobManager:
         lock_ttl_s: float = 10.0,
         close_timeout_s: float = 30.0,
         stop_timeout_s: float = 30.0,
+        disconnect_grace_s: float | None = None,
         debounce_s: float = 0.3,
         debounce_max_s: float = 3.0,
         cleanup_period_s: float = 3 * 3600.0,
@@ -117,6 +119,9 @@ class JobManager:
             close_timeout_s: seconds that ``close`` waits for runs to stop.
             stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
                 locked, and start nowhere else, until it has ended.
+            disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
+                0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
+                others get this node's items. None is as long as the locks allow.
             debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
             debounce_max_s: seconds after the first change when it comes at the latest.
             cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
@@ -141,6 +146,7 @@ class JobManager:
             weight=_seconds("weight", weight, least=1e-9, unit=""),
             labels=_labels(labels),
         )
+        self._disconnect_grace_s = _grace(disconnect_grace_s, self._lock_ttl_s, self._member_options.session_ttl_s)
         self._manager_settings = {
             "debounce_s": _seconds("debounce_s", debounce_s),
             "debounce_max_s": _seconds("debounce_max_s", debounce_max_s),
@@ -314,6 +320,7 @@ class JobManager:
             self._settings,
             lock_ttl_s=self._lock_ttl_s,
             stop_timeout_s=self._stop_timeout_s,
+            disconnect_grace_s=self._disconnect_grace_s,
             observers=self._observers,
         )
         options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
@@ -392,6 +399,21 @@ def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:
             msg = f"labels has {name!r}: {value!r}; give names and values as str"
             raise ValueError(msg)  # noqa: TRY004 - as for every other option
     return dict(given)
+
+
+def _grace(grace_s: object, lock_ttl_s: float, session_ttl_s: float) -> float | None:
+    if grace_s is None:
+        return None
+    seconds = _seconds("disconnect_grace_s", grace_s, least=LEAST_GRACE_S)
+    longest_s = lock_ttl_s * (1 - STOP_MARGIN)
+    if seconds > longest_s:
+        msg = f"disconnect_grace_s is {seconds:g}, but locks of {lock_ttl_s:g} s allow {longest_s:g}; raise lock_ttl_s"
+        raise ValueError(msg)
+    if seconds > session_ttl_s:
+        after = f"others get the items after {session_ttl_s:g} s"
+        msg = f"disconnect_grace_s is {seconds:g}, but {after}; raise session_ttl_s"
+        raise ValueError(msg)
+    return seconds
 
 
 def _seconds(name: str, value: object, *, least: float = 0.0, unit: str = " seconds") -> float:

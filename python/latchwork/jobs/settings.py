@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from latchwork.errors import LatchworkError
+from latchwork.jobs.guard import LEAST_GRACE_S
 from latchwork.jobs.job import Job, Threads
 from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Schedule
 
@@ -87,6 +88,7 @@ class ClusterSettings:
         sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
         stop_timeout_s: seconds after which a run that was told to stop and did not is reported.
         close_timeout_s: seconds that a closing node waits for its runs.
+        disconnect_grace_s: seconds that a node out of reach of the store lets its runs go on, at least 0.3.
     """
 
     all_disabled: bool | None = None
@@ -97,6 +99,7 @@ class ClusterSettings:
     sweep_period_s: float | None = None
     stop_timeout_s: float | None = None
     close_timeout_s: float | None = None
+    disconnect_grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,13 @@ def _seconds(name: str, value: object) -> float:
     return float(value)
 
 
+def _grace(name: str, value: object) -> float:
+    seconds = _seconds(name, value)
+    if seconds < LEAST_GRACE_S:
+        raise InvalidSetting(f"setting {name} is {seconds:g}; give at least {LEAST_GRACE_S:g} seconds")
+    return seconds
+
+
 def _schedule(name: str, value: object) -> Schedule:
     if isinstance(value, (FixedDelay, FixedRate, Cron)):
         return value
@@ -261,4 +271,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "sweep_period_s": _seconds,
     "stop_timeout_s": _seconds,
     "close_timeout_s": _seconds,
+    "disconnect_grace_s": _grace,
 }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from latchwork.errors import LatchworkError
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.cron_turns import CronTurns
-from latchwork.jobs.guard import RunGuard
+from latchwork.jobs.guard import RunGuard, stop_margin_s
 from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
 from latchwork.jobs.job_state import JobState
@@ -42,8 +42,6 @@ _GRACE_S = 2.0
 #: Locks are asked for so long, less when something else happened, before everything is looked at again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
-#: Runs are told to stop when this part of the TTL is left of their locks.
-STOP_MARGIN = 0.25
 
 
 class Worker:
@@ -58,6 +56,7 @@ class Worker:
         *,
         lock_ttl_s: float,
         stop_timeout_s: float = 30.0,
+        disconnect_grace_s: float | None = None,
         observers: Observers = NOBODY,
     ) -> None:
         self._store = store
@@ -65,7 +64,7 @@ class Worker:
         self._node_id = node_id
         self._wake = threading.Event()
         self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
-        self._margin_s = lock_ttl_s * STOP_MARGIN
+        self._grace_s = disconnect_grace_s
         self._settings = settings
         self._observers = observers
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
@@ -90,7 +89,8 @@ class Worker:
     def start(self) -> None:
         """Follow the share from now on."""
         self._shares = Shares(self._store, self._node_id, self._wake.set)
-        self._settings.on_change(self._wake.set)
+        self._settings.on_change(self._settings_changed)
+        self._settings_changed()
         self._guard.thread.start()
         self._thread.start()
 
@@ -117,6 +117,18 @@ class Worker:
     def lock_margin_s(self) -> float | None:
         """Seconds for which the locks of this node surely last; None when it holds none."""
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
+
+    def _settings_changed(self) -> None:
+        self.locks.renew_within(self._grace_now_s())
+        self._guard.look()
+        self._wake.set()
+
+    def _grace_now_s(self) -> float | None:
+        grace_s = self._settings.now.cluster.disconnect_grace_s
+        return self._grace_s if grace_s is None else grace_s
+
+    def _margin_s(self) -> float:
+        return stop_margin_s(self.locks.ttl_s, self._grace_now_s())
 
     def _stop_timeout_now_s(self) -> float:
         timeout_s = self._settings.now.cluster.stop_timeout_s
@@ -291,7 +303,7 @@ class Worker:
 
     def _at_risk(self) -> bool:
         """True while locks are held that may run out before a run could stop."""
-        return 0 < self.locks.remaining_s() <= self._margin_s
+        return 0 < self.locks.remaining_s() <= self._margin_s()
 
     def _warn_of_stuck(self) -> float | None:
         stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
@@ -313,7 +325,7 @@ class Worker:
             job=state.job,
             new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
             counters=state.counters,
-            may_run=lambda: locks.remaining_s() > self._margin_s,
+            may_run=lambda: locks.remaining_s() > self._margin_s(),
             on_end=self._wake.set,
             clock=self._clock,
             wall_s=time.time,

@@ -10,6 +10,7 @@ The protocol is in ``lock_protocol``, its race analysis in docs/design/0006.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -278,6 +279,14 @@ class LockKeeper:
         """Set when the locks held at this moment run out; ask again after that, for the next ones."""
         owner = self._life.current
         return owner.lost if owner is not None else threading.Event()
+
+    def renew_within(self, seconds: float | None) -> None:
+        """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
+
+        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is.
+        """
+        self._life.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
+        self._wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
         """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release.

@@ -6,6 +6,7 @@ An owner that ended is never renewed again; its key is deleted once nothing here
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class LockLife:
     Attributes:
         current: the owner in use; None before the first and between two.
         ids: every owner there ever was here.
+        within_s: owners are renewed as often as those of so short a TTL would be, if theirs is longer.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LockLife:
     ) -> None:
         self.current: LockOwner | None = None
         self.ids: set[str] = set()
+        self.within_s = math.inf
         self._table = table
         self._clock = table.store.clock
         self._record = record
@@ -91,7 +94,7 @@ class LockLife:
         owner = self.current
         if owner is None:
             return []
-        renew_at, expires_at = owner.next_due()
+        renew_at, expires_at = owner.next_due(self.within_s)
         if owner.is_over:
             self.lose(owner, "no renewal was confirmed in time")
             return []
@@ -99,7 +102,7 @@ class LockLife:
             return []
         if now >= renew_at:
             self._renew(owner)
-            renew_at = owner.next_due()[0]
+            renew_at = owner.next_due(self.within_s)[0]
         return [renew_at, expires_at]
 
     def lose(self, owner: LockOwner, why: str) -> None:

@@ -63,10 +63,10 @@ class LockOwner:
         """It is in use now. The caller holds the keeper's mutex."""
         self.idle_since = self._clock.now()
 
-    def next_due(self) -> tuple[float, float]:
-        """When the next renewal should be sent, and when the lease ends, on the local clock."""
+    def next_due(self, within_s: float) -> tuple[float, float]:
+        """When the next renewal should be sent, and when the lease ends, on the local clock: ``Lease``."""
         with self._lock:
-            return self._lease.next_send(), self._lease.expires_at
+            return self._lease.next_send(within_s), self._lease.expires_at
 
     def silent_s(self) -> float:
         """Seconds since the send of the last confirmed renewal."""

@@ -10,6 +10,7 @@ Others: take over once they saw O unchanged for 1.05 TTL since the *response* th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -109,10 +110,14 @@ class Lease:
         """True once it has run out: for good."""
         return now >= self.expires_at
 
-    def next_send(self) -> float:
-        """When to send the next renewal; at or after the expiry means never."""
+    def next_send(self, within_s: float = math.inf) -> float:
+        """When to send the next renewal; at or after the expiry means never.
+
+        Args:
+            within_s: go as often as a lease of so long would, if that is more often.
+        """
         confirmed = self._last_sent <= self._counted
-        return self._last_sent + self.ttl_s * (RENEW_EVERY if confirmed else RENEW_AGAIN)
+        return self._last_sent + min(self.ttl_s, within_s) * (RENEW_EVERY if confirmed else RENEW_AGAIN)
 
     def sent(self, now: float) -> None:
         """A renewal is being sent now; extends nothing."""
