@@ -30,6 +30,7 @@ def test_bench_cluster_measures_every_step_and_leaves_nothing_behind(cli, tmp_pa
     assert figures["cold_start"]["moves"] == 240
     assert [step["moves"] for step in figures["deaths"]] == [20]
     assert all(step["shares"] == 1 and step["moves"] == 1 for step in figures["added"])
+    assert figures["takeover_s"] > 0
     assert figures["idle"]["changes"] == 0
     assert {goal["what"] for goal in figures["goals"]} >= {"cold start", "a worker dies", "an item is added"}
     with latchwork.connect(url) as store:

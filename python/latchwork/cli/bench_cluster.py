@@ -97,6 +97,8 @@ def _print(console: Console, figures: Figures) -> None:
         soft_wrap=True,
     )
     console.print(_steps(figures))
+    if figures.takeover_s is not None:
+        console.print(f"a new manager had read everything, its quiet time included, after {figures.takeover_s:.3f} s")
     idle = figures.idle
     if idle is not None:
         console.print(

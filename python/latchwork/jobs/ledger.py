@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 #: Shares that are written together: what they hold is in memory twice until they are.
 _SLICE = 2_000
+#: Workers whose keys are read at a time.
+_LOADING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +113,38 @@ class Ledger:
     def load(self, fence: Fence) -> None:
         """Read everything, and delete the chunks that an earlier leader wrote and never named."""
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
-        entries = {entry.key: entry for entry in self._store.list(keys.WORKERS, recursive=True)}
-        shares: dict[str, dict[str, _Kept]] = {}
-        below: dict[tuple[str, str], dict[str, Entry]] = {}
-        available: dict[str, set[str]] = {}
-        for key, entry in entries.items():
-            worker, kind, job = (*key.split("/", 4)[1:4], "", "")[:3]
-            if kind == "assigned":
-                below.setdefault((worker, job), {})[key] = entry
-            elif kind == "available":
-                available.setdefault(worker, set()).add(job)
-        del entries
-        lost: list[str] = []
-        for (worker, job), part in below.items():
-            head = keys.assigned(worker, job)
-            lost += orphans(head, part, {self._names.tag})
-            if head in part:
-                shares.setdefault(intern(job), {})[intern(worker)] = _decode(head, part)
-        self._available = {worker: self._same_jobs(jobs) for worker, jobs in available.items()}
-        self._shares, self._guard = shares, guard
+        self._shares, self._available, lost = {}, {}, []
+        workers = self._store.children(keys.WORKERS)
+        with self._store.pipeline() as pipeline:  # in parts: all at once may take too long, and needs much memory
+            for begin in range(0, len(workers), _LOADING):
+                some = workers[begin : begin + _LOADING]
+                parts = [pipeline.list(f"{keys.WORKERS}/{worker}", recursive=True) for worker in some]
+                for worker, part in zip(some, parts, strict=True):
+                    lost += self._take_in(worker, part.result())
+        self._guard = guard
         if lost:
             log.warning("deleting %d chunks of shares that no head names, the first is %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
+
+    def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
+        """Note all that is stored of a worker; chunks that no head names."""
+        available = []
+        below: dict[str, dict[str, Entry]] = {}
+        for entry in entries:
+            kind, job = (*entry.key.split("/", 4)[2:4], "", "")[:2]
+            if kind == "assigned":
+                below.setdefault(job, {})[entry.key] = entry
+            elif kind == "available":
+                available.append(job)
+        if available:
+            self._available[worker] = self._same_jobs(available)
+        lost = []
+        for job, part in below.items():
+            head = keys.assigned(worker, job)
+            lost += orphans(head, part, {self._names.tag})
+            if head in part:
+                self._keep(worker, job, _decode(head, part))
+        return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Job to worker to items, as stored, dead workers included; no empty shares. A view: writes change it."""

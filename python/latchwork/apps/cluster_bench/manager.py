@@ -49,7 +49,11 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
         session = store.open_session(SESSION_TTL_S)
         me = Member.of_this_process("manager", since=time.time(), ttl_s=session.ttl_s, weight=1.0, labels={})
         told = Observers([_Told(tell)])
-        manager = Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=told)
+
+        def new_manager() -> Manager:
+            return Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=told)
+
+        manager = new_manager()
         with store.mirror(keys.ALIVE) as alive:
             _watch(alive, tell)
             before = resident_bytes()
@@ -57,6 +61,10 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
             while (order := tell.recv()) is not None:
                 if order == "lead":
                     manager.start()
+                    tell.send(Ready(time.monotonic()))
+                elif order == "resign":
+                    manager.close()
+                    manager = new_manager()
                     tell.send(Ready(time.monotonic()))
                 elif order == "memory":
                     tell.send(Memory(before, resident_bytes()))

@@ -100,6 +100,7 @@ class _Bench:
                 self._tell(f"worker {number} of {options.deaths} dies")
                 self._death(worker, self._process_of(worker, names))
             self._add_items(owner)
+            self._take_over()
 
     def _process_of(self, worker: str, names: list[str]) -> str:
         return next(name for name, crew in zip(names, self._options.crews(), strict=True) if worker in crew)
@@ -168,6 +169,18 @@ class _Bench:
             pool = [*self.store.list(keys.pool(job), recursive=True), self.store.get(keys.pool(job))]
             written = sum(len(each.key) + len(each.value) for each in pool if each is not None and each.token > token)
             self.figures.added.append(self._spread(began, len(item), 0.0, more_bytes=written))
+
+    def _take_over(self) -> None:
+        """Another manager follows, in the same process; it finds everything as it should be, and says so."""
+        self._tell("a new manager reads everything")
+        self._processes.tell(_MANAGER, "resign")
+        self._rebalanced.clear()
+        began = time.monotonic()
+        self._processes.tell(_MANAGER, "lead")
+        self._processes.until(lambda: bool(self._rebalanced), "a new manager to take over")
+        if self._moves() or self._rebalanced[0].error:
+            raise BenchFailed(f"a new manager moved items for no reason, or failed: {self._rebalanced[0]}")
+        self.figures.takeover_s = self._rebalanced[0].at - began
 
     def _measure_memory(self) -> None:
         self._processes.tell(_MANAGER, "memory")

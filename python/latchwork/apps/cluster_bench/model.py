@@ -196,6 +196,7 @@ class Figures:
     deaths: list[Spread] = field(default_factory=list)
     added: list[Spread] = field(default_factory=list)
     idle: Idle | None = None
+    takeover_s: float | None = None
     item_bytes_in_manager: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -212,6 +213,7 @@ class Figures:
             "pools_s": self.pools_s,
             "cold_start": _json(self.cold_start),
             "deaths": [_json(each) for each in self.deaths],
+            "takeover_s": self.takeover_s,
             "added": [_json(each) for each in self.added],
             "idle": None if self.idle is None else {name: getattr(self.idle, name) for name in Idle.__slots__},
             "manager_bytes_per_item": self.item_bytes_in_manager,
