@@ -62,14 +62,14 @@ class PackedSet:
     @property
     def items(self) -> tuple[str, ...]:
         """All items: sorted, unique."""
-        return self.inline or tuple(chain.from_iterable(chunk.items for chunk in self.chunks))
+        return tuple(chain.from_iterable(chunk.items for chunk in self.chunks)) if self.chunks else self.inline
 
     def __len__(self) -> int:
         return len(self.inline) + sum(len(chunk.items) for chunk in self.chunks)
 
     def names(self) -> tuple[str, ...]:
         """The names of its chunks, in order."""
-        return tuple(chunk.name for chunk in self.chunks)
+        return tuple(chunk.name for chunk in self.chunks) if self.chunks else ()
 
     def made_of(self, items: tuple[str, ...]) -> PackedSet:
         """The same set, made of these strings, which equal its own."""
