@@ -47,6 +47,17 @@ DEFECTS = (
     ),
     Defect(
         "Lock",
+        "a waiter that slept past its session is given the lock by what it saw before",
+        "primitives/turns.py",
+        "    queue.refuse_lost(place)\n    return has_turn\n",
+        "    return has_turn\n",
+        tuple(
+            f"schedules/test_lock.py::test_a_waiter_that_slept_past_its_session_is_told_instead_of_given_the_lock[{seed}]"
+            for seed in (0, 6, 7, 8)
+        ),
+    ),
+    Defect(
+        "Lock",
         "every waiter watches the holder",
         "primitives/turns.py",
         "not until_over(ahead[-1], blocks, waiter, patience)",

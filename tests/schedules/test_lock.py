@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import pytest
+
 import latchwork
-from latchwork.errors import WaitTimeout
+from latchwork.errors import SessionLost, WaitTimeout
 from latchwork.primitives import Lock
 from latchwork.testing.faults import FaultyStore
 from latchwork.testing.simulation import Simulation
@@ -76,3 +80,28 @@ def test_a_waiter_does_not_go_round_in_circles_while_its_server_lags_behind():
         queued.join()
         assert held == [13.0], "it holds as soon as both ahead are gone, though its server still shows them"
         assert len(lagging.calls) - before < 30
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_waiter_that_slept_past_its_session_is_told_instead_of_given_the_lock(seed):
+    url, got = f"memory://slept-{seed}", []
+
+    def wait():
+        with latchwork.connect(url, session_ttl_s=2.0) as store, closing(Lock(store, "orders")) as lock:
+            try:
+                lock.acquire(100.0)
+            except SessionLost:
+                got.append("told")
+            else:
+                got.append("held" if lock.is_held else "held no more")
+
+    with Simulation(seed, preempt_rate=0.3) as sim, latchwork.connect(url) as store:
+        first = Lock(store, "orders")
+        first.acquire()
+        waiting = sim.spawn(wait, name="waiter", node="waiter")
+        sim.sleep(1.0)
+        sim.freeze("waiter", 5.0)
+        sim.sleep(1.0)
+        first.release()
+        waiting.join()
+    assert got == ["told"]

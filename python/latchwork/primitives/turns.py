@@ -54,14 +54,25 @@ def take_turn(
 
 
 def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks = everyone) -> bool:
-    """Wait until nothing that blocks is ahead of a place; False when time is over or called off."""
+    """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
+
+    Raises:
+        SessionLost: the session has ended; also when our turn has come, but we slept through the end of the session and
+            what we saw is old.
+        LockLost: our ticket is gone.
+    """
+    has_turn = _await_turn(queue, place, waiter, patience, blocks)
+    queue.refuse_lost(place)
+    return has_turn
+
+
+def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:
         ahead = [ticket for ticket in queue.ahead(place) if ticket.key not in over and blocks(ticket)]
         if not ahead:
             return True
         if patience.is_over or not until_over(ahead[-1], blocks, waiter, patience):
-            queue.refuse_lost(place)
             return False
         over.add(ahead[-1].key)
         if len(ahead) == 1 or queue.are_gone(place, ahead[:-1]):

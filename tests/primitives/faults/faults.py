@@ -30,6 +30,7 @@ class Fault:
         members: servers.
         backends: where it applies.
         tells: the victim knows by its own clock that it has lost, before others can own what it had.
+        waits: the victim does not own it but waits for it; only of what one can own.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault:
     members: int = 1
     backends: tuple[str, ...] = SERVERS
     tells: bool = True
+    waits: bool = False
 
     @property
     def ttl_s(self) -> float:
@@ -113,5 +115,8 @@ FAULTS = (
     Fault("connection cut for less than the TTL", _cut_briefly, "kept"),
     Fault("connection cut for more than the TTL", _cut, "lost", _connect),
     Fault("network silent for more than the TTL", _silence, "lost", _deliver),
+    Fault("waiter killed", _kill, "dead", backends=BACKENDS, waits=True),
+    Fault("waiter frozen past its TTL", _freeze, "lost", _wake, backends=BACKENDS, waits=True),
+    Fault("connection of a waiter cut for more than the TTL", _cut, "lost", _connect, waits=True),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -27,7 +27,7 @@ def play(scene: Scene, fault: Fault, primitive: str) -> None:
     """Give one play on servers that are there."""
     with Stage(scene, primitive, fault.ttl_s) as stage:
         try:
-            _PLAYS.get(primitive, _own)(stage, fault)
+            _PLAYS.get(primitive, _wait if fault.waits else _own)(stage, fault)
         finally:
             scene.mend()
 
@@ -39,10 +39,7 @@ def _own(stage: Stage, fault: Fault) -> None:
     """One owner at a time, by the tokens of fenced writes; and somebody owns in the end."""
     victim, other, writes = stage.victim, stage.other, []
     first = _have(victim, writes)
-    before = _tickets(stage)
-    other.begin()
-    if stage.primitive not in PERSISTENT:  # those have no queue
-        until(lambda: other.owned() or _tickets(stage) > before, "the other queues")
+    _queue(stage, other)
     fate = "kept" if fault.fate == "lost" and not fault.tells and stage.primitive in PERSISTENT else fault.fate
     assert other.owned() is None or not victim.is_held(), "two own it before anything has happened"
     fault.strike(stage)
@@ -65,15 +62,51 @@ def _own(stage: Stage, fault: Fault) -> None:
     _assert_in_order(writes)
 
 
+def _wait(stage: Stage, fault: Fault) -> None:
+    """A waiter that is gone holds up nobody behind it; one that comes back waits again, and has it in the end."""
+    victim, other, third, writes = stage.victim, stage.other, stage.another_player(), []
+    other.begin()
+    first = until(other.owned, "the other owns it")
+    writes.append(insist(other.write))
+    for player in (victim, third):
+        _queue(stage, player)
+    fault.strike(stage)
+    insist(other.end)
+    second = until(third.owned, "the one behind the victim owns it")
+    fault.heal(stage)
+    writes.append(insist(third.write))
+    if fault.fate != "dead":
+        assert victim.owned() is None, "the victim owns it, and so does the one that was behind it"
+    insist(third.end)
+    tokens = [first[1], second[1]]
+    if fault.fate != "dead":
+        until(victim.owned, "the victim owns it after all")
+        tokens.append(_have(victim, writes, begin=False)[1])
+    assert tokens == sorted(set(tokens)), f"tokens do not grow: {tokens}"
+    _assert_in_order(writes)
+
+
+def _queue(stage, player):
+    """Have a player wait for it, and see that it does."""
+    before = _tickets(stage)
+    player.begin()
+    if stage.primitive in PERSISTENT:
+        time.sleep(0.2)  # those have no queue
+    else:
+        until(lambda: player.owned() or _tickets(stage) > before, "a player queues")
+
+
 def _tickets(stage):
     return sum(is_ticket(entry.key) for entry in stage.store.list("", recursive=True))
 
 
-def _have(victim, writes):
+def _have(victim, writes, *, begin=True):
     """Have the victim own it and write; again if the machine was too busy to keep so short a session alive."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        victim.begin()
+        if begin:
+            victim.begin()
+        begin = True
         owned = until(victim.owned, "the victim owns it")
         try:
             writes.append(insist(victim.write))
@@ -281,5 +314,5 @@ ALL = [
     for backend in ("zookeeper", "etcd34", "etcd35", "sqlite")
     for fault in FAULTS
     if backend in fault.backends
-    for primitive in PRIMITIVES
+    for primitive in (OWNERS if fault.waits else PRIMITIVES)
 ]

@@ -118,6 +118,13 @@ class Stage:
         self._open.callback(self.victim.close)
         return self.victim
 
+    def another_player(self):
+        """One more player in this process, with a client of its own."""
+        store = self._open.enter_context(latchwork.connect(self.scene.url(self._root, OTHERS_TTL_S, hurt=False)))
+        player = make(self.primitive, store, self._name, "third", self._file(), OTHERS_TTL_S)
+        self._open.callback(player.close)
+        return player
+
     def marks(self, role):
         """What a looping player has left in its files."""
         return b"".join(path.read_bytes() for path in self._files if path.exists() and path.name.startswith(role))
