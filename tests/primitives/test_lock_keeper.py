@@ -72,6 +72,29 @@ def test_many_locks_are_taken_in_few_transactions(keepers, monkeypatch):
     assert len(commits) == 6
 
 
+def test_locks_that_never_were_are_taken_without_a_look(keepers, monkeypatch):
+    keeper = keepers()
+    keeper.acquire("warm-up", 5.0)
+    looks = []
+    get_many = keeper._store.get_many
+    monkeypatch.setattr(keeper._store, "get_many", lambda names: looks.append(names) or get_many(names))
+    names = [f"report/item-{number}" for number in range(100)]
+    assert sorted(keeper.try_acquire_many(names)) == sorted(names)
+    assert looks == []
+
+
+def test_a_wrong_guess_that_locks_never_were_costs_one_transaction(keepers, monkeypatch):
+    keeper = keepers()
+    names = [f"report/item-{number}" for number in range(270)]
+    keeper.try_acquire_many(names)
+    keeper.release(names)
+    commits = []
+    commit = keeper._store.commit
+    monkeypatch.setattr(keeper._store, "commit", lambda checks, ops: commits.append(ops) or commit(checks, ops))
+    assert sorted(keeper.try_acquire_many(names)) == sorted(names)
+    assert len([ops for ops in commits if len(ops) == 90]) == 4
+
+
 def test_only_the_locks_that_can_be_had_are_taken(keepers):
     first, second = keepers(), keepers()
     first.try_acquire_many([f"job/{number}" for number in range(0, 40, 2)])

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Names looked at together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90
+#: So many locks at once are taken without a look at first, as if they did not exist: true for a job that begins.
+_GUESS_FROM = 10
 #: A single lock is tried so often against others that write it at the same moment, then it counts as held.
 _ROUNDS = 5
 #: A lock nobody holds is forgotten when a later sweep, after at least so long, finds it unchanged.
@@ -138,10 +140,11 @@ class LockTable:
             Conflict: our own O is gone.
         """
         held: dict[str, Held] = {}
+        guess = len(names) >= _GUESS_FROM
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
-            entries = self.look(batch, fresh=tries > 0)
+            entries = dict.fromkeys(batch) if guess else self.look(batch, fresh=tries > 0)
             takes = self._plans(entries, self.owner_key(me), LockRecord(me, uuid.uuid4().hex).encode(), held)
             now, later = _fit(takes)
             if later:
@@ -151,7 +154,8 @@ class LockTable:
             except Conflict as conflict:
                 if Exists(self.owner_key(me)) in conflict.failed:
                     raise
-                todo[:0] = _again(list(now), tries, held)
+                todo[:0] = [(list(now), tries)] if guess else _again(list(now), tries, held)
+                guess = False  # wrong once, it would be wrong again
         return held
 
     def _plans(
