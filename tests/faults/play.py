@@ -41,7 +41,13 @@ def play(backend: str, fault: Fault, load: str, *, patience: Patience = STRICT) 
     began = time.monotonic()
     with _directory(fault) as directory:
         stage = Stage(
-            backend, directory, members=fault.members, attach=fault.attach, victim=fault.victim, patience=patience
+            backend,
+            directory,
+            members=fault.members,
+            attach=fault.attach,
+            victim=fault.victim,
+            network=fault.cuts,
+            patience=patience,
         )
         with stage:
             _perform(stage, fault, load)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -60,6 +61,11 @@ class RemoteClient:
 
     def wake(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
+
+    def limit_files(self, size: int) -> None:
+        """It may not write to a file beyond this many bytes."""
+        _, most = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, most))
 
     def kill(self) -> None:
         """Kill -9; its record ends there."""

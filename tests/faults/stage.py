@@ -34,7 +34,8 @@ class Stage:
 
     Args:
         backend: one of ``BACKENDS``.
-        members: servers; more than one live in a test network.
+        members: how many servers.
+        network: they live in a test network, whose links can be cut.
         attach: to which members client a connects: all, or only the leader or a follower of before.
         victim: there is a client v.
         patience: of the judge, and of faults.
@@ -48,13 +49,14 @@ class Stage:
         members: int = 1,
         attach: str = "all",
         victim: bool = False,
+        network: bool = False,
         patience: Patience = STRICT,
     ) -> None:
         self.backend = backend
         self.directory = directory
         self.ttl_s = TTL_S
         self.record = Record(CALL_TIMEOUT_S, TTL_S, patience)
-        self.server = _launcher(backend, members)
+        self.server = _launcher(backend, members, network=network)
         self.proxies: list[Proxy] = []
         self.attached: list[Any] = []
         self.clients: list[Any] = []
@@ -181,13 +183,13 @@ class Stage:
         return not any(any(rule(record)) for rule in (mirrors_differ, watches_missed, orphans))
 
 
-def _launcher(backend: str, members: int) -> Any:
+def _launcher(backend: str, members: int, *, network: bool) -> Any:
     if backend == "sqlite":
         return None
     make: Callable[[], Any]
     if backend == "zookeeper":
-        make = ZooKeeperServer if members == 1 else lambda: ZooKeeperEnsemble(members, network=True)
+        make = ZooKeeperServer if members == 1 else lambda: ZooKeeperEnsemble(members, network=network)
     else:
         version = ETCD[backend]
-        make = lambda: EtcdServer(version) if members == 1 else EtcdCluster(members, version=version, network=True)  # noqa: E731
+        make = lambda: EtcdServer(version) if members == 1 else EtcdCluster(members, version=version, network=network)  # noqa: E731
     return make()

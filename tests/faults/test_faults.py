@@ -36,6 +36,7 @@ SAMPLE = [
     ("zookeeper", "follower's link to its leader cut", "busy"),
     ("sqlite", "stopped inside a write", "busy"),
     ("sqlite", "disk full", "busy"),
+    ("sqlite", "files may not be written", "busy"),
     ("sqlite", "file moved away and back", "busy"),
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ class Fault:
         members: servers it needs.
         attach: see ``Stage``.
         victim: see ``Stage``.
+        cuts: links between servers are cut, which takes a test network.
         disk: sqlite's file lies on a small file system of its own.
     """
 
@@ -50,12 +52,13 @@ class Fault:
     members: int = 1
     attach: str = "all"
     victim: bool = False
+    cuts: bool = False
     disk: bool = False
 
     @property
     def needs_root(self) -> bool:
         """It takes namespaces, or a file system of its own."""
-        return self.members > 1 or self.disk
+        return self.cuts or self.disk
 
 
 def server_killed(stage: Stage) -> None:
@@ -256,6 +259,13 @@ def disk_full(stage: Stage) -> None:
     ballast.unlink()
 
 
+def files_unwritable(stage: Stage) -> None:
+    """For one of the processes: the kernel refuses each of its writes to a file."""
+    stage.victim.limit_files(0)
+    stage.rest(_HALF * stage.ttl_s)
+    stage.victim.limit_files(resource.RLIM_INFINITY)
+
+
 def file_moved_away(stage: Stage) -> None:
     """And back: meanwhile nothing may be written to where it was."""
     names = [stage.path.with_name(stage.path.name + suffix) for suffix in ("", "-wal", "-shm")]
@@ -289,11 +299,12 @@ FAULTS = [
     Fault("process forked", forked, BACKENDS),
     Fault("leader killed, three times", leader_killed, members=3),
     Fault("deposed leader woken", deposed_leader_woken, members=3, attach="leader"),
-    Fault("leader cut off", cut_off, members=3, attach="leader"),
-    Fault("follower cut off", cut_off, members=3, attach="follower"),
-    Fault("follower's link to its leader cut", link_cut, members=3, attach="follower"),
+    Fault("leader cut off", cut_off, members=3, attach="leader", cuts=True),
+    Fault("follower cut off", cut_off, members=3, attach="follower", cuts=True),
+    Fault("follower's link to its leader cut", link_cut, members=3, attach="follower", cuts=True),
     Fault("stopped inside a write", stopped_in_a_write, _SQLITE),
     Fault("disk full", disk_full, _SQLITE, disk=True),
+    Fault("files may not be written", files_unwritable, _SQLITE, victim=True),
     Fault("file moved away and back", file_moved_away, _SQLITE),
 ]
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -85,6 +85,18 @@ def test_a_renewal_that_fails_is_tried_again_before_the_usual_interval():
     session.close()
 
 
+def test_a_session_whose_opening_took_long_is_renewed_at_once():
+    scripted = Scripted(ttl_s=60.0)
+    scripted.renew_every_s = 20.0
+    scripted.opened_at -= 50.0
+    session = opened(scripted)
+    deadline = SYSTEM_CLOCK.now() + 8.0
+    while not scripted.renewals and SYSTEM_CLOCK.now() < deadline:
+        threading.Event().wait(0.01)
+    assert scripted.renewals == 1
+    session.close()
+
+
 def test_a_renewal_that_hangs_keeps_no_later_one_from_being_sent():
     scripted = Scripted(answer="hang")
     session = opened(scripted)

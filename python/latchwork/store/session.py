@@ -87,7 +87,7 @@ class Session:
         self._gone = False
         self._failing = False
         self._outstanding = 0
-        self._next_renewal = clock.now() + backend.renew_every_s
+        self._next_renewal = backend.opened_at + backend.renew_every_s  # at once, when opening it took long
         self._pid = os.getpid()
         self._numbers = itertools.count()
         self._listeners: dict[int, Callable[[], None]] = {}
