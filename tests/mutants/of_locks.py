@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from mutants.defect import Defect, at, play, schedules
 
+_THREE_STORES = "test_sequence_numbers_of_three_stores_and_fifty_creators_are_unique_and_in_commit_order"
+
 DEFECTS = (
+    Defect(
+        "Ticket",
+        "a ticket's number is read before it is taken, and nothing checks that it is still the next",
+        "backends/etcd/sequences.py",
+        "        plan.conditions.append(condition)\n",
+        "        del condition\n",
+        (f"backends/etcd/test_transactions.py::{_THREE_STORES}[etcd35]",),
+    ),
+    Defect(
+        "Ticket",
+        "a ticket's number is used again once the ticket is gone",
+        "backends/embedded/writes.py",
+        '    conn.execute("INSERT OR IGNORE INTO counters VALUES (?, ?, 0)", (root, parent))\n',
+        '    conn.execute("INSERT OR REPLACE INTO counters VALUES (?, ?, 0)", (root, parent))\n',
+        ("conformance/test_writes.py::test_sequential_suffixes_never_restart_whatever_is_deleted[memory]",),
+    ),
     Defect(
         "Lock",
         "a queue is read before our own ticket is in it",
