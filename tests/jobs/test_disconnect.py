@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import latchwork
+from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
 from latchwork.jobs.guard import stop_margin_s
 from latchwork.testing.proxy import Proxy
@@ -154,3 +157,29 @@ def test_the_grace_never_outlasts_three_quarters_of_the_locks(grace_s, left_s):
 def test_a_grace_that_cannot_be_kept_is_refused_and_the_message_says_what_to_raise(cluster, options, word):
     with pytest.raises(ValueError, match=word):
         JobManager("memory://grace", "n1", cluster.endless(), **options)
+
+
+def test_a_call_of_a_run_to_a_server_that_hangs_ends_when_its_locks_do(own_server, cluster, eventually):
+    asking = threading.Event()
+    errors = []
+
+    def run(context):
+        try:
+            while True:
+                context.store.get("anything")
+                asking.set()
+        except LatchworkError as error:
+            errors.append((error, context.remaining_s()))
+            context.wait_stop(20)
+
+    with latchwork.connect(own_server.url("hangs", call_timeout_s=40)) as store:
+        node = cluster.node(store, "n1", cluster.endless(run=run, items=["a"]), session_ttl_s=3.0, lock_ttl_s=2.0)
+        eventually(asking.is_set, 20)
+        own_server.pause()
+        try:
+            eventually(lambda: errors, 20, "the end of a call, which may last 40 s without locks")
+        finally:
+            own_server.resume()
+        assert isinstance(errors[0][0], LockLost)
+        assert errors[0][1] == 0.0
+        node.close()

@@ -14,6 +14,9 @@ Rules for every method that returns a future:
 A backend may have an attribute ``waiting``: the same backend for callers that wait for each answer before they go on.
 Its methods may do their work in the calling thread and return a future that has ended, where that saves the hand-over
 between threads; the deadlines are the same.
+
+A backend that does its work in the calling thread has a method ``within(limit_s)``: the same backend, for calls that
+have to end sooner than ``call_timeout_s``.
 """
 
 from __future__ import annotations

@@ -102,6 +102,9 @@ class JobContext:
     def store(self) -> Store:
         """The store of the cluster, for reading and for fenced writes; it is shared, do not close it.
 
+        For the time of this run only: no call waits longer than its locks last, and once they are lost every call
+        raises ``LockLost``; see ``Store.within``.
+
         Raises:
             LookupError: this context was constructed without one.
         """

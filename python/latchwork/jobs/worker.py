@@ -344,7 +344,7 @@ class Worker:
             node_id=self._node_id,
             remaining_s=locks.remaining_s,
             fence=locks.fence,
-            store=self._store,
+            store=self._store.within(locks.remaining_s),
             clock=self._clock,
             fire_time_s=fire_time_s,
         )

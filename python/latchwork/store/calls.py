@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from latchwork.backends.base import Backend
+    from latchwork.store.answers import LimitedCalls
 
 
 Entries = list[Entry]
@@ -58,7 +59,7 @@ class Gate:
 class Calls:
     """One future per call. Safe to share between threads."""
 
-    def __init__(self, backend: Backend, scope: Scope, gate: Gate) -> None:
+    def __init__(self, backend: Backend | LimitedCalls, scope: Scope, gate: Gate) -> None:
         self._backend = backend
         self._scope = scope
         self._gate = gate

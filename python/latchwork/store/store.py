@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.errors import LockLost, OwnershipLost, Unavailable
+from latchwork.store.answers import Answers, Limit, LimitedCalls
 from latchwork.store.calls import Calls, Entries, Gate, Names
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.keys import Scope, validate_key, validate_prefix
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Backends end their futures in time; this much later the store stops believing it.
-_GRACE_S = 2.0
 
 
 class Core:
@@ -47,6 +44,7 @@ class Core:
         self.url = url
         self.session_ttl_s = session_ttl_s
         self.call_timeout_s = call_timeout_s
+        self.answers = Answers(url, clock, call_timeout_s)
         self.gate = Gate(url)
         self.dispatcher = Dispatcher(backend.capabilities.name)
         self._lock = threading.Lock()
@@ -77,7 +75,7 @@ class Core:
             for session in opened:
                 session.notice_gone()
 
-        handle = self.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
+        handle = self.answers.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
         session = Session(handle, self.clock, self._forget_session)
         opened.append(session)
         if gone.is_set():
@@ -97,26 +95,6 @@ class Core:
         with self._lock:
             self._feeds[feed] = None
         feed.attach(self.backend.watch(prefix, feed), self._forget_feed)
-
-    def read(self, future: Future[T], what: str) -> T:
-        """Wait for a call that changes nothing."""
-        try:
-            return future.result(self.call_timeout_s + _GRACE_S)
-        except FutureTimeoutError as error:
-            if future.done():
-                raise
-            msg = f"{what}: no answer from {self.url} within {self.call_timeout_s:.3g} s; try again"
-            raise Unavailable(msg) from error
-
-    def write(self, future: Future[T], what: str) -> T:
-        """Wait for a call that writes."""
-        try:
-            return future.result(self.call_timeout_s + _GRACE_S)
-        except FutureTimeoutError as error:
-            if future.done():
-                raise
-            msg = f"{what}: no answer from {self.url} within {self.call_timeout_s:.3g} s; it may have been applied"
-            raise OutcomeUnknown(msg) from error
 
     def close(self) -> None:
         """End sessions, watches and the backend, in that order."""
@@ -151,10 +129,12 @@ class Store:
     the account may not, and, if it writes, ``OutcomeUnknown`` when it may or may not have been applied.
     """
 
-    def __init__(self, core: Core, scope: Scope = Scope()) -> None:  # noqa: B008 - frozen
+    def __init__(self, core: Core, scope: Scope = Scope(), limit: Limit | None = None) -> None:  # noqa: B008 - frozen
         self._core = core
         self._scope = scope
-        self._calls = Calls(core.waiting, scope, core.gate)
+        self._limit = limit
+        self._answers = core.answers if limit is None else core.answers.under(limit)
+        self._calls = Calls(core.waiting, scope, core.gate) if limit is None else self._calls_in_flight()
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -185,14 +165,14 @@ class Store:
 
     def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
         """The entry of a key, or None; linearizable, unless ``stale_ok`` allows an older state for less work."""
-        return self._core.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
+        return self._answers.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
         """One answer per key, in order; each linearizable, unless ``stale_ok``, together no snapshot.
 
         With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
         """
-        return self._core.read(self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys")
+        return self._answers.read(self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys")
 
     def list(
         self,
@@ -215,11 +195,11 @@ class Store:
             Sorted by plain string order of the full key, unique. Each entry linearizable, the list no snapshot.
         """
         future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
-        return self._core.read(future, f"list {prefix!r}")
+        return self._answers.read(future, f"list {prefix!r}")
 
     def children(self, prefix: str) -> Names:
         """The names directly below a prefix, of keys and implied parents; sorted, unique."""
-        return self._core.read(self._calls.children(prefix), f"children of {prefix!r}")
+        return self._answers.read(self._calls.children(prefix), f"children of {prefix!r}")
 
     # Writing
 
@@ -235,7 +215,7 @@ class Store:
             InvalidKey: malformed; or below a session-bound key; or bound to a session with keys below it.
             SessionLost: the session has ended.
         """
-        return self._core.write(self._calls.put(key, value, session=session), f"put {key!r}")
+        return self._answers.write(self._calls.put(key, value, session=session), f"put {key!r}")
 
     def create(self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False) -> Entry:
         """Create a key.
@@ -252,7 +232,7 @@ class Store:
             ValueTooLarge, InvalidKey, SessionLost: as for ``put``.
         """
         future = self._calls.create(key, value, session=session, sequential=sequential)
-        return self._core.write(future, f"create {key!r}")
+        return self._answers.write(future, f"create {key!r}")
 
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
         """Delete a key; its descendants stay.
@@ -265,11 +245,11 @@ class Store:
         Raises:
             Conflict: the version is another, or the key is gone.
         """
-        return self._core.write(self._calls.delete(key, version=version), f"delete {key!r}")
+        return self._answers.write(self._calls.delete(key, version=version), f"delete {key!r}")
 
     def delete_tree(self, prefix: str) -> int:
         """Delete the key at a prefix and every key below it; how many there were. Not atomic. "" is the whole root."""
-        return self._core.write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
+        return self._answers.write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
         """Write several keys, all or nothing, if every check holds.
@@ -285,7 +265,7 @@ class Store:
             TransactionTooLarge, ValueTooLarge: before any I/O.
             ValueError: a key is written twice, or two sessions are used.
         """
-        return self._core.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
+        return self._answers.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
 
     def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
         """Read and write in one transaction, tried again when others were faster.
@@ -310,7 +290,7 @@ class Store:
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """The same calls returning futures, many in flight."""
-        return Pipeline(Calls(self._core.backend, self._scope, self._core.gate), max_in_flight)
+        return Pipeline(self._calls_in_flight(), max_in_flight)
 
     # Following
 
@@ -335,9 +315,16 @@ class Store:
         self._core.add_feed(mirror, absolute)
         return self._ready(mirror) if wait else mirror
 
+    def _calls_in_flight(self) -> Calls:
+        """Calls for who does not wait for each answer in its own thread."""
+        backend = self._core.backend
+        used = backend if self._limit is None else LimitedCalls(backend, self._limit)
+        return Calls(used, self._scope, self._core.gate)
+
     def _ready(self, mirror: Mirror) -> Mirror:
         timeout_s = self._core.call_timeout_s
         try:
+            timeout_s = self._answers.call_timeout_s
             return mirror.ready(timeout_s)
         except BaseException as error:
             mirror.close()
@@ -364,7 +351,21 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, self._scope.below(validate_key(prefix)))
+        return _Namespace(self._core, self._scope.below(validate_key(prefix)), self._limit)
+
+    def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
+        """The same interface for work under an ownership: no call waits longer than that lasts.
+
+        A call that has no answer when the ownership ends raises at that moment: a read ``error``, a write
+        ``OutcomeUnknown``; later calls raise ``error`` before any I/O. Not promised: that a write which was sent does
+        not land later; its fence sees to that. Sessions and watches opened through it, and futures of its pipelines,
+        last as long as without it. It shares this store's connection and sessions, and ends with it.
+
+        Args:
+            remaining_s: tells how many seconds the ownership surely lasts; asked often, must do no I/O.
+            error: what calls raise once it is over.
+        """
+        return _Namespace(self._core, self._scope, Limit(remaining_s, error))
 
     def close(self) -> None:
         """End its sessions at once, then its watches and the connection. Twice is fine."""

@@ -251,11 +251,11 @@ class FaultyStore(Store):
 
     def expire_sessions(self) -> None:
         """The server ends every session of this store; it learns of it at its next renewal or use."""
-        self._core.write(self._faulty.expire(None), "expiring the sessions")
+        self._answers.write(self._faulty.expire(None), "expiring the sessions")
 
     def expire_session(self, session: Session) -> None:
         """The server ends this session of this store; it learns of it at its next renewal or use."""
-        self._core.write(self._faulty.expire(session.id), f"expiring session {session.id}")
+        self._answers.write(self._faulty.expire(session.id), f"expiring session {session.id}")
 
     def cut_watches(self, *, silent_s: float = 0.0) -> None:
         """Every watch and mirror breaks off, is silent for so long, and begins anew with the state as it is then."""

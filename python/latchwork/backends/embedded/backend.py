@@ -6,6 +6,7 @@ The work is done in the calling thread; the futures it returns have ended alread
 from __future__ import annotations
 
 import builtins
+import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -72,6 +73,12 @@ class EmbeddedBackend:
         return Capability(
             "sqlite" if is_file else "memory", multi_process=is_file, durable=is_file, verifies_password=False
         )
+
+    def within(self, limit_s: float) -> EmbeddedBackend:
+        """The same store, whose calls end within this time: they wait for other writers in the calling thread."""
+        face = copy.copy(self)
+        face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
+        return face
 
     # Reads.
 

@@ -1,0 +1,171 @@
+"""Waiting for what a backend answers: never longer than the call timeout, nor than the ownership a caller works under.
+
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import OutcomeUnknown, OwnershipLost, Unavailable
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend
+    from latchwork.clock import Clock
+    from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
+
+T = TypeVar("T")
+Entries = list["Entry"]
+Names = list[str]
+
+#: Backends end their futures in time; this much later the store stops believing it.
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long calls may wait that are made under an ownership. Does no I/O.
+
+    Attributes:
+        remaining_s: seconds the ownership surely lasts, by our own clock; may grow, when it is renewed.
+        error: what calls raise once it is over.
+    """
+
+    remaining_s: Callable[[], float]
+    error: type[OwnershipLost]
+
+    def check(self) -> float:
+        """Seconds that are left.
+
+        Raises:
+            OwnershipLost: none are.
+        """
+        left_s = self.remaining_s()
+        if left_s <= 0:
+            msg = "the ownership that this store is used under is over: nothing was asked; stop the work"
+            raise self.error(msg)
+        return left_s
+
+
+class Answers:
+    """Waits for the futures of one store. Safe to share between threads.
+
+    Args:
+        url: for messages, without any password.
+        clock: by which it waits.
+        call_timeout_s: backends end their calls within this time.
+        limit: the ownership under which the calls are made; None for none.
+    """
+
+    def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: Limit | None = None) -> None:
+        self._url = url
+        self._clock = clock
+        self._call_timeout_s = call_timeout_s
+        self._limit = limit
+
+    @property
+    def call_timeout_s(self) -> float:
+        """How long an answer may take at this moment."""
+        return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
+
+    def under(self, limit: Limit) -> Answers:
+        """The same, for calls that are made under an ownership."""
+        return Answers(self._url, self._clock, self._call_timeout_s, limit)
+
+    def read(self, future: Future[T], what: str) -> T:
+        """Wait for a call that changes nothing."""
+        try:
+            return self._result(future)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            if self._is_over():
+                msg = f"{what}: no answer from {self._url} while the ownership lasted that it was asked under"
+                raise self._lost(f"{msg}; stop the work") from error
+            msg = f"{what}: no answer from {self._url} within {self._call_timeout_s:.3g} s; try again"
+            raise Unavailable(msg) from error
+
+    def write(self, future: Future[T], what: str) -> T:
+        """Wait for a call that writes."""
+        try:
+            return self._result(future)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            when = f"within {self._call_timeout_s:.3g} s"
+            if self._is_over():
+                when = "while the ownership lasted that it was asked under"
+            msg = f"{what}: no answer from {self._url} {when}; it may have been applied"
+            raise OutcomeUnknown(msg) from error
+
+    def _result(self, future: Future[T]) -> T:
+        longest_s = self._call_timeout_s + _GRACE_S
+        if self._limit is None:
+            return future.result(longest_s)
+        until = self._clock.now() + longest_s
+        while True:
+            left_s = min(until - self._clock.now(), self._limit.remaining_s())
+            try:
+                return future.result(max(0.0, left_s))
+            except FutureTimeoutError:
+                if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
+                    raise
+
+    def _is_over(self) -> bool:
+        return self._limit is not None and self._limit.remaining_s() <= 0
+
+    def _lost(self, message: str) -> OwnershipLost:
+        assert self._limit is not None
+        return self._limit.error(message)
+
+
+class LimitedCalls:
+    """A backend's calls, refused once an ownership is over. Safe to share between threads.
+
+    A backend that works in the calling thread has a method ``within(limit_s)``: the same backend with calls that end
+    within that time.
+    """
+
+    def __init__(self, backend: Backend, limit: Limit) -> None:
+        self._backend = backend
+        self._limit = limit
+        self.capabilities = backend.capabilities
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
+        """See ``Backend.get``."""
+        return self._now().get(key, stale_ok=stale_ok)
+
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
+        """See ``Backend.get_many``."""
+        return self._now().get_many(keys, stale_ok=stale_ok)
+
+    def list(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
+    ) -> Future[Entries]:
+        """See ``Backend.list``."""
+        return self._now().list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
+
+    def children(self, prefix: str) -> Future[Names]:
+        """See ``Backend.children``."""
+        return self._now().children(prefix)
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """See ``Backend.commit``."""
+        return self._now().commit(checks, ops)
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """See ``Backend.create_sequential``."""
+        return self._now().create_sequential(key, value, session)
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """See ``Backend.delete_tree``."""
+        return self._now().delete_tree(prefix)
+
+    def _now(self) -> Backend:
+        left_s = self._limit.check()
+        within: Callable[[float], Backend] | None = getattr(self._backend, "within", None)
+        return self._backend if within is None else within(left_s)
