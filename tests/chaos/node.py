@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+import latchwork
 from latchwork import Conflict, LatchworkError, Put
 from latchwork.jobs import Cron, FixedDelay, FixedRate, Job, JobManager, Threads
 
@@ -49,10 +50,10 @@ def now():
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-def jobs(log):
+def jobs(log, store):
     """Ten jobs of all shapes."""
     made = []
-    writers = Writers(log)
+    writers = Writers(log, store)
     for number, job_id in enumerate(JOBS):
         made.append(
             Job(
@@ -74,21 +75,22 @@ class Writers:
     on its way then must be refused.
     """
 
-    def __init__(self, log):
+    def __init__(self, log, store):
         self._log = log
+        self._store = store  # not that of a run, which refuses what is late by itself: the fences shall do it
         self._wanted = queue.Queue(maxsize=8)
         for _ in range(4):
             threading.Thread(target=self._work, daemon=True).start()
 
-    def ask(self, store, fence, item):
+    def ask(self, fence, item):
         with contextlib.suppress(queue.Full):
-            self._wanted.put_nowait((store, fence, item))
+            self._wanted.put_nowait((fence, item))
 
     def _work(self):
         while True:
-            store, fence, item = self._wanted.get()
+            fence, item = self._wanted.get()
             try:
-                done = store.commit([fence], [Put(f"results/{item}", str(os.getpid()).encode())])
+                done = self._store.commit([fence], [Put(f"results/{item}", str(os.getpid()).encode())])
                 self._log("wrote", item=item, token=fence.token, commit=done.token)
             except Conflict:
                 self._log("refused", item=item, token=fence.token)
@@ -107,7 +109,7 @@ def run(context, log, writers):
         while now() < until and not context.wait_stop(0.04):
             item = random.choice(context.work_share)
             with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
-                writers.ask(context.store, context.fence(item), item)
+                writers.ask(context.fence(item), item)
     finally:
         for item in context.work_share:
             log("end", job=context.job_id, item=item, token=tokens[item])
@@ -136,15 +138,16 @@ def main(url, node_id, path):
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     log = Log(path, node_id)
     threading.Thread(target=heartbeat, args=(log,), daemon=True).start()
-    JobManager(
-        url,
-        node_id,
-        jobs(log),
-        session_ttl_s=SESSION_TTL_S,
-        lock_ttl_s=LOCK_TTL_S,
-        close_timeout_s=5.0,
-        sweep_period_s=5.0,
-    ).run_forever()
+    with latchwork.connect(url) as store:
+        JobManager(
+            store,
+            node_id,
+            jobs(log, store),
+            session_ttl_s=SESSION_TTL_S,
+            lock_ttl_s=LOCK_TTL_S,
+            close_timeout_s=5.0,
+            sweep_period_s=5.0,
+        ).run_forever()
 
 
 if __name__ == "__main__":
