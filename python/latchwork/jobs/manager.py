@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -298,7 +298,7 @@ class Term:
             )
         if not result.failed:
             self.restarts.finish(marks, workers)
-        self._forget_dead()
+        self._forget_dead(members)
         return result
 
     def cleanup(self) -> None:
@@ -380,10 +380,9 @@ class Term:
         items = tuple(same.get(item, item) for item in stored.packed.items)
         return (stored.head.version if stored.head is not None else head.version, items)
 
-    def _forget_dead(self) -> None:
+    def _forget_dead(self, living: Collection[str]) -> None:
         """Delete what dead workers registered; one that comes back meanwhile keeps it."""
-        living = set(self._members())
-        for worker in sorted(self._ledger.known_workers() - living):
+        for worker in sorted(self._ledger.known_workers().difference(living)):
             try:
                 self._ledger.forget_worker(worker, self._fence)
             except Conflict:
