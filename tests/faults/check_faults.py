@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -91,19 +92,32 @@ def _is_possible(fault: Fault) -> bool:
 
 
 def _table(verdicts: list[Verdict]) -> None:
-    print("\n| backend | fault | plays | failed | reconnect s, worst | watch s, worst | unknown / calls |")
-    print("|---|---|---|---|---|---|---|")
-    rows: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        rows.setdefault((verdict.backend, verdict.fault), []).append(verdict)
-    for (backend, fault), group in rows.items():
-        sums = {name: sum(int(one.figures.get(name, 0)) for one in group) for name in ("unknown", "calls")}
-        worst = {name: max(one.figures.get(name, 0.0) for one in group) for name in ("reconnect_s", "watch_s")}
-        failed = sum(bool(one.violations) for one in group)
+    """By backend and fault, then by backend alone."""
+    for what in (lambda one: (one.backend, one.fault), lambda one: (one.backend, "all")):
+        groups: dict[tuple[str, str], list[Verdict]] = {}
+        for verdict in verdicts:
+            groups.setdefault(what(verdict), []).append(verdict)
         print(
-            f"| {backend} | {fault} | {len(group)} | {failed} | {worst['reconnect_s']:.2f} | {worst['watch_s']:.2f} "
-            f"| {sums['unknown']} / {sums['calls']} |"
+            "\n| backend | fault | plays | failed | calls | unknown | reconnection s: median, worst | watch s, worst |"
         )
+        print("|---|---|---|---|---|---|---|---|")
+        for (backend, fault), group in groups.items():
+            print(f"| {backend} | {fault} | {' | '.join(_cells(group))} |")
+
+
+def _cells(group: list[Verdict]) -> list[str]:
+    def values(name: str) -> list[float]:
+        return [one.figures.get(name, 0.0) for one in group]
+
+    back = values("reconnect_s")
+    return [
+        str(len(group)),
+        str(sum(bool(one.violations) for one in group)),
+        f"{sum(values('calls')):,.0f}",
+        f"{sum(values('unknown')):,.0f}",
+        f"{statistics.median(back):.2f}, {max(back):.2f}",
+        f"{max(values('watch_s')):.2f}",
+    ]
 
 
 if __name__ == "__main__":

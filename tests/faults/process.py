@@ -40,6 +40,7 @@ class RemoteClient:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(_TESTS)},
+            start_new_session=True,  # or the end of a shell above us would wake it
         )
         self._reader = threading.Thread(target=self._read, name=f"play-{name}-reader", daemon=True)
         self._reader.start()

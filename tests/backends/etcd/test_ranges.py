@@ -8,7 +8,7 @@ import grpc
 import pytest
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.ranges import survives_cut_reads
+from latchwork.backends.etcd.versions import survives_cut_reads
 from latchwork.errors import Conflict
 from latchwork.testing.servers import EtcdServer
 from latchwork.types import Absent, At, Delete, Put
@@ -56,26 +56,6 @@ def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
                 kv.Txn(reads, timeout=0.001 * (1 + turn % 20))
             except grpc.RpcError:
                 continue
-
-
-@pytest.mark.parametrize(
-    ("version", "survives"),
-    [
-        ("3.4.22", False),
-        ("3.4.23", True),
-        ("3.5.0", False),
-        ("3.5.6", False),
-        ("3.5.7", True),
-        ("3.5.0-rc.1", False),
-        ("3.6.0-alpha.0", True),
-        ("3.10.1", True),
-        ("4.0.0", True),
-        ("", False),
-        ("unknown", False),
-    ],
-)
-def test_version_tells_whether_a_server_survives_reads_that_are_cut_off(version, survives):
-    assert survives_cut_reads(version) is survives
 
 
 def test_backend_asks_the_server_for_its_version(server, backend):

@@ -19,8 +19,8 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors
-from latchwork.backends.etcd.ranges import survives_cut_reads
 from latchwork.backends.etcd.rpc_errors import Fate
+from latchwork.backends.etcd.versions import progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
 
@@ -107,7 +107,7 @@ class Link:
 
     Attributes:
         healthy: the last call that said something about the connection went well.
-        survives_cut_reads: see ``ranges.py``; by the word of the member that was connected to first.
+        survives_cut_reads, progress_is_proof: of the server; see ``versions.py``.
         closed: set once, by ``close``.
     """
 
@@ -118,6 +118,7 @@ class Link:
         self.metadata: Metadata = ()
         self.healthy = True
         self.survives_cut_reads = False
+        self.progress_is_proof = False
         self.closed = False
         self._url = url
         self._lock = threading.Lock()
@@ -259,6 +260,7 @@ class Link:
             soon = min(deadline, self.clock.now() + _STATUS_S)
             status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
             self.survives_cut_reads = survives_cut_reads(status.version)
+            self.progress_is_proof = progress_is_proof(status.version)
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 

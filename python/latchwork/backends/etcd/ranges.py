@@ -88,16 +88,5 @@ def as_operations(answers: Sequence[Any]) -> list[Any]:
     return [pb.ResponseOp(response_range=answer) for answer in answers]
 
 
-def survives_cut_reads(version: str) -> bool:
-    """Whether a server of this version can have a transaction of reads cut off without harm."""
-    try:
-        major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
-    except ValueError:
-        return False
-    if (major, minor) == (3, 4):
-        return patch >= 23
-    return (major, minor, patch) >= (3, 5, 7)
-
-
 def _ranges_of(answer: Any) -> list[Any]:
     return [one.response_range for one in answer.responses]

@@ -4,10 +4,12 @@ A watch is a few key ranges. Its life: read each, at a revision R of its own (Sn
 a disconnect each range goes on from the revision after its last event. When the server has compacted that away, or ends
 a watch for a reason of its own, the watch starts over with a Snapshot.
 
-``Current``: every so often one progress request is sent for all. Old servers answer it ahead of events that are still
-queued (fixed in 3.4.25 and 3.5.8), so an answer proves that the state was current when the request *before* was sent:
-between two answers the server's sending loop has been idle. For the same reason an answer never moves the revision
-from which a watch resumes.
+``Current``: every so often one progress request is sent for all. A server answers it only once every watch of the
+stream has caught up, behind the events; that is proof. Before 3.4.25 and 3.5.8 it answers at once, also ahead of events
+that are still queued. Hence two rules. An answer proves that the state was current when the request *before* was sent:
+between two answers the server's sending loop has been idle. And a watch that such an old server created behind its
+revision is given time to catch up before any answer counts: there ``Current`` rests on a rate, not on proof. On no
+server does an answer move the revision from which a watch resumes.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _ANSWER_WITHIN_S = 5.0
 _RETRY_S = 0.2
 #: A watch that missed more revisions reads the state again instead of following them one by one.
 _FAR_BEHIND = 2_000
-#: Revisions a second that a server catches up with at the least (10,000 were measured on 3.5.1).
+#: Revisions a second that an old server catches up with at the least (10,000 were measured on 3.5.1).
 _CATCH_UP_PER_S = 2_000.0
 _DENIALS = 3
 _DELETE = 1
@@ -373,12 +375,13 @@ class WatchHub:
     def _note_life(self, watch: EtcdWatch) -> None:
         """From when on an answered progress request means that the watch is current.
 
-        The server answers also while a watch catches up with what it missed, so that gets time first.
+        An old server answers also while a watch catches up with what it missed, so that gets time first.
         """
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)
-            watch.live_at = self._link.clock.now() + behind / _CATCH_UP_PER_S
+            late_s = 0.0 if self._link.progress_is_proof else behind / _CATCH_UP_PER_S
+            watch.live_at = self._link.clock.now() + late_s
 
     def _canceled(self, stream: _Stream, response: Any) -> None:
         with self._lock:
