@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.assignment import Balanced, Budgeted, EvenlySpread, Plan
+from latchwork.assignment import Balanced, Budgeted, EvenlyRendezvous, EvenlySpread, Plan, Rendezvous, plan_from_owners
+from latchwork.assignment.strategies import describe_strategy, described_strategy
 from latchwork.jobs.rebalance import (
     ClusterView,
     QuietTime,
@@ -160,6 +163,77 @@ def test_each_job_may_have_a_strategy_of_its_own():
         ("rendezvous", ["j1", "j3"]),
         ("evenly-spread", ["j2"]),
     ]
+
+
+class Lightest:
+    """Each item, in name order, to the worker that has least of everything placed so far."""
+
+    name = "lightest"
+
+    def __init__(self):
+        self.seen = []
+
+    def assign(self, problem):
+        self.seen.append(problem.placed)
+        loads = dict.fromkeys(sorted({name for job in problem.jobs for name in job.workers}), 0) | problem.loads()
+        owners = {}
+        for job in problem.jobs:
+            for item in sorted(job.items):
+                worker = min(sorted(job.workers), key=loads.__getitem__)
+                owners.setdefault(job.job, {})[item] = worker
+                loads[worker] += 1
+        return plan_from_owners(problem, owners)
+
+
+def test_a_later_strategy_sees_what_earlier_ones_placed_in_the_same_round():
+    lightest = Lightest()
+    strategies = Strategies({"j1": "evenly-rendezvous", "j2": lightest, "*": "balanced"})
+    pools = {"j1": ("a", "b", "c"), "j2": ("x", "y", "z"), "j3": ("p",)}
+    result = rebalance(view(pools=pools, jobs=("j1", "j2", "j3")), strategies)
+    placed = {job: {} for job in pools}
+    for change in result.changes:
+        placed[change.job].update(dict.fromkeys(change.after, change.worker))
+    assert lightest.seen == [{"j1": placed["j1"]}], "j1 comes before it, j3 after"
+    of_two = Counter([*placed["j1"].values(), *placed["j2"].values()])
+    assert set(of_two.values()) == {3}, "six items of two jobs on two workers, as nobody could know without the first"
+
+
+def test_jobs_whose_strategy_failed_count_for_later_ones_where_they_stay():
+    class Fails:
+        name = "fails"
+
+        def assign(self, problem):
+            raise RuntimeError("no")
+
+    lightest = Lightest()
+    pools = {"j1": ("a", "b"), "j2": ("x", "y")}
+    kept = {"j1": {"w1": ("a", "b")}}
+    result = rebalance(view(pools=pools, shares=kept, jobs=("j1", "j2")), Strategies({"j1": Fails(), "j2": lightest}))
+    assert lightest.seen == [{"j1": {"a": "w1", "b": "w1"}}]
+    assert [(change.worker, change.after) for change in result.changes] == [("w2", ("x", "y"))]
+
+
+def test_jobs_that_name_the_same_strategy_are_one_problem():
+    groups = Strategies({"j1": "balanced", "j2": "evenly-spread", "*": "balanced"}).groups(["j1", "j2", "j3"])
+    assert [jobs for _, jobs in groups] == [["j1", "j3"], ["j2"]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "word"),
+    [
+        ("balanced", "balanced"),
+        (Budgeted(EvenlySpread(), 5), "evenly-spread"),
+        (Rendezvous("compat"), "rendezvous:compat"),
+        (EvenlyRendezvous(), "evenly-rendezvous"),
+        (Lightest(), "custom:lightest"),
+    ],
+)
+def test_a_strategy_is_told_in_one_word_from_which_it_can_be_made_again(strategy, word):
+    assert Strategies(strategy).described() == {"*": word}
+    made = described_strategy(word)
+    assert (made is None) == word.startswith("custom:")
+    if made is not None:
+        assert describe_strategy(made) == word
 
 
 @pytest.mark.parametrize("bad", ["fastest", 7, {"j1": None}])

@@ -8,6 +8,7 @@ import pytest
 
 import latchwork
 from latchwork import Conflict
+from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockFree, UnknownJob, inspect, read_audit, why
 from latchwork.jobs.audit import AuditRecord, decode_record, freed_by_hand, trim_audit
 from latchwork.jobs.fires import Fired
@@ -33,9 +34,52 @@ def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, 
     assert (found.assigned, found.locked_by, found.able, found.enabled) == ("n1", "n1", ("n1",), True)
     assert found.sentences[0] == "it is assigned to node n1"
     assert "shared out: n1 1 (able: n1)" in found.sentences[1]
-    assert "node n1 holds its lock (fencing token " in found.sentences[2]
+    assert found.sentences[2].startswith("strategy balanced: 'n1' keeps 'north'")
+    assert "node n1 holds its lock (fencing token " in found.sentences[3]
     assert "settled up to 1970-01-01T00:10:00+00:00" in said(memory, "report", "north", fired=Fired(600.0))
     assert "was begun and has not ended" in said(memory, "report", "north", fired=Fired(600.0, 600.0))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "reasons"),
+    [
+        ("balanced", "balanced", {"kept"}),
+        ("evenly-spread", "evenly-spread", {"kept"}),
+        (Rendezvous("compat"), "rendezvous:compat", {"score"}),
+        ("evenly-rendezvous", "evenly-rendezvous", {"score", "score-with-room"}),
+    ],
+)
+def test_the_strategy_says_why_it_has_an_item_where_it_is(memory, cluster, eventually, strategy, name, reasons):
+    for node in ("n1", "n2"):
+        cluster.node(memory, node, cluster.endless(items="abcdef"), strategy={"report": strategy})
+    placed = {"n1", "n2"} if "rendezvous" not in name else set()
+    eventually(lambda: len(cluster.log.owners()) == 6 and placed <= set(cluster.log.owners().values()))
+    state = eventually(lambda: settled(memory, cluster))
+    for item in "abcdef":
+        found = why(state, Control(memory).settings(), "report", item)
+        assert (found.strategy, found.reason in reasons) == (name, True)
+        told = [sentence for sentence in found.sentences if sentence.startswith(f"strategy {name.partition(':')[0]}: ")]
+        assert len(told) == 1
+        assert f"{item}'" in told[0]
+
+
+def settled(store, cluster):
+    """The state, once everything runs where it is assigned."""
+    state = inspect(store)
+    return state if state.job("report").assigned == cluster.log.owners() else None
+
+
+def test_of_a_custom_strategy_only_the_name_is_said(memory, cluster, eventually):
+    class Mine:
+        name = "mine"
+
+        def assign(self, problem):
+            return Rendezvous().assign(problem)
+
+    cluster.node(memory, "n1", cluster.endless(items=["a"]), strategy=Mine())
+    eventually(cluster.log.owners)
+    found = why(inspect(memory), Control(memory).settings(), "report", "a")
+    assert (found.strategy, found.reason) == ("custom:mine", None)
 
 
 def test_an_item_that_is_not_in_the_pool_is_answered_with_similar_ones(memory, cluster, eventually):

@@ -50,17 +50,29 @@ class JobProblem:
 class Problem:
     """All jobs that share the workers, in any order, each id once; may be empty.
 
+    Args:
+        jobs: what is to be placed.
+        placed: job to item to worker: other jobs, placed already in the same round by their own strategies. For
+            strategies that care how loaded the workers are; the four that come with latchwork do not look at it.
     Raises:
-        ValueError: a job given twice.
+        ValueError: a job given twice, or to be placed and placed already.
     """
 
     jobs: tuple[JobProblem, ...]
+    placed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         ids = [job.job for job in self.jobs]
         if len(set(ids)) != len(ids):
             raise ValueError(f"job {_repeated(ids)!r} is given twice; merge its items into one")
+        both = sorted(self.placed.keys() & set(ids))
+        if both:
+            raise ValueError(f"job {both[0]!r} is to be placed, and placed already; give it once")
+
+    def loads(self) -> dict[str, int]:
+        """Count the items that each worker has of the jobs placed already; workers without any are absent."""
+        return dict(Counter(worker for owners in self.placed.values() for worker in owners.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,24 @@ def strategy_by_name(name: str) -> Strategy:
         raise ValueError(f"unknown strategy {name!r}; use one of {known}") from None
 
 
+def describe_strategy(strategy: Strategy) -> str:
+    """A strategy in one word, from which `described_strategy` makes it again: `rendezvous:compat`, `custom:mine`."""
+    kind = _BY_NAME.get(strategy.name)
+    if kind is None or type(strategy) is not kind:
+        return f"custom:{strategy.name}"
+    mode = getattr(strategy, "mode", MODES[0])
+    return strategy.name if mode == MODES[0] else f"{strategy.name}:{mode}"
+
+
+def described_strategy(word: str) -> Strategy | None:
+    """The strategy that a word describes; None when it is a custom one, or none that this version knows."""
+    name, _, mode = word.partition(":")
+    kind = _BY_NAME.get(name)
+    if kind in {Rendezvous, EvenlyRendezvous} and mode in MODES:
+        return kind(mode)
+    return None if kind is None or mode else kind()
+
+
 def _checked_mode(mode: Mode) -> Mode:
     if mode not in MODES:
         raise ValueError(f"unknown hashing mode {mode!r}; use 'fast' or 'compat'")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
+from latchwork.jobs.ledger import noted_strategies
 from latchwork.jobs.marks import NODES, NodeMark, decode_marks
 from latchwork.jobs.members import Member
 from latchwork.jobs.packed import BadHead, MissingChunk
@@ -90,6 +91,8 @@ class ClusterState:
         leftovers: ids of nodes that are gone and still have a share; the next rebalance takes it from them.
         locks: the locks that are held, sorted by job and item.
         marks: the nodes that are drained, or being restarted, whether they live or not.
+        strategies: by which strategy the items of a job were last placed: job id, or ``*`` for all other jobs, to its
+            name; ``custom:`` is before that of a custom one. Empty when nothing was placed yet.
     """
 
     manager: str | None
@@ -99,6 +102,7 @@ class ClusterState:
     leftovers: tuple[str, ...]
     locks: tuple[LockView, ...]
     marks: Mapping[str, NodeMark] = field(default_factory=dict)
+    strategies: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobState:
         """One job: is it running, where, on which items.
@@ -161,6 +165,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
         marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
+        strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
     )
 
 

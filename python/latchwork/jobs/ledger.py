@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 #: Shares that are written together: what they hold is in memory twice until they are.
 _SLICE = 2_000
 #: Workers whose keys are read at a time.
+_LONGEST_NOTE = 2_000  # characters
 _LOADING = 16
 
 
@@ -92,6 +93,21 @@ class _JobShares(Mapping[str, tuple[str, ...]]):
         return len(self._kept)
 
 
+def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
+    """What the guard says of the strategies; nothing when that would be long, for it is written with each change."""
+    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
+
+
+def noted_strategies(guard: Entry | None) -> dict[str, str]:
+    """The strategies that a guard says; none when it says nothing of them."""
+    try:
+        document = json.loads(guard.value) if guard is not None else {}
+    except ValueError:
+        document = {}
+    found = document.get("strategies") if isinstance(document, dict) else None
+    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
+
+
 class Ledger:
     """The stored shares of all workers. One thread only.
 
@@ -100,8 +116,16 @@ class Ledger:
         written_bytes: keys and values written, since this ledger was made.
     """
 
-    def __init__(self, store: Store, tag: str) -> None:
+    def __init__(self, store: Store, tag: str, note: Mapping[str, object] | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: the cluster's store.
+            tag: names this leader's chunks; never used twice.
+            note: written into the guard with each change, for people and `latchwork why`.
+        """
         self._store = store
+        self._note = dict(note or {})
         self._names = ChunkNames(tag)
         self._shares: dict[str, dict[str, _Kept]] = {}  # by job and worker
         self._guard: Entry | None = None
@@ -223,7 +247,7 @@ class Ledger:
     def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
         checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
-        note = json.dumps({"leader": fence.token, "heads": len(flips)}).encode()
+        note = json.dumps({"leader": fence.token, "heads": len(flips), **self._note}).encode()
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
         self.written_bytes += sum(map(op_bytes, whole))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from latchwork.errors import Conflict, LatchworkError, OwnershipLost
 from latchwork.jobs import keys
 from latchwork.jobs.audit import trim_audit
-from latchwork.jobs.ledger import Ledger
+from latchwork.jobs.ledger import Ledger, strategies_note
 from latchwork.jobs.marks import NODES
 from latchwork.jobs.members import Member
 from latchwork.jobs.observer import NOBODY, Observers, RebalanceInfo
@@ -242,7 +242,7 @@ class Term:
         self._alive = alive
         self._pools = pools
         self._options = options
-        self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}")
+        self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}", strategies_note(options.strategies.described()))
         self._planner = Planner(options.strategies)
         self._loaded = False
         self._known: dict[str, tuple[object, Member]] = {}

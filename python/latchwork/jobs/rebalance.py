@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from latchwork.assignment import JobProblem, Problem, Strategy, check_plan, strategy_by_name
+from latchwork.assignment import (
+    Budgeted,
+    JobProblem,
+    Plan,
+    Problem,
+    Strategy,
+    check_plan,
+    strategy_by_name,
+)
+from latchwork.assignment.strategies import describe_strategy
 
 StrategyOption = str | Strategy
 #: Job to worker to items.
@@ -109,11 +118,18 @@ class Strategies:
             ValueError: an unknown name, with the known ones, or something that is no strategy.
         """
         by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
-        self._by_job = {job: _strategy(choice) for job, choice in by_job.items()}
+        named = {name: _strategy(name) for name in by_job.values() if isinstance(name, str)}
+        self._by_job = {
+            job: named[choice] if isinstance(choice, str) else _strategy(choice) for job, choice in by_job.items()
+        }
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
+    def described(self) -> dict[str, str]:
+        """Job id, or ``*``, to its strategy in one word; a budget is left out."""
+        return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
+
     def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
-        """The jobs grouped by strategy; each group is one problem, jobs sorted."""
+        """The jobs grouped by strategy: each group is one problem. Jobs sorted, groups by their first job."""
         grouped: dict[int, tuple[Strategy, list[str]]] = {}
         for job in sorted(jobs):
             strategy = self._by_job.get(job, self._by_job["*"])
@@ -128,15 +144,18 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     without a pool and of items that left their pool go away. Writes nothing for shares that stay.
     """
     desired: dict[str, dict[str, list[str]]] = {}
+    placed: dict[str, Mapping[str, str]] = {}
     failed: dict[str, Exception] = {}
     deferred = 0
     for strategy, jobs in strategies.groups(view.pools):
         try:
-            placed, waiting = _placed(view, strategy, jobs)
-            desired.update(placed)
-            deferred += waiting
+            plan, shares = _placed(view, strategy, jobs, placed)
+            desired.update(shares)
+            deferred += len(plan.deferred)
+            placed.update(plan.owners)
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
+            placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # they stay where they are
     keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
     keys += [(job, worker) for job in desired for worker in desired[job]]
     changes = []
@@ -163,26 +182,29 @@ def job_problem(view: ClusterView, job: str) -> JobProblem:
     return JobProblem(job=job, items=view.pools[job], workers=able, previous=previous)
 
 
-def _placed(view: ClusterView, strategy: Strategy, jobs: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]], int]:
-    """Job to ready worker to items, and how many moves wait.
+def _placed(
+    view: ClusterView, strategy: Strategy, jobs: Sequence[str], placed: Mapping[str, Mapping[str, str]]
+) -> tuple[Plan, dict[str, dict[str, list[str]]]]:
+    """The strategy's plan, and job to ready worker to items.
 
     What a worker that is away would have is with others as long as it is.
     """
-    problem = Problem(tuple(job_problem(view, job) for job in jobs))
+    placed = dict(placed)  # a strategy may keep what it is given
+    problem = Problem(tuple(job_problem(view, job) for job in jobs), placed)
     plan = strategy.assign(problem)
     check_plan(problem, plan)
     shares = {job: plan.by_worker(job) for job in jobs}
     away = view.away.keys() - view.workers.keys()
     guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
     if not any(guests.values()):
-        return shares, len(plan.deferred)
-    second = Problem(tuple(_guest_problem(view, job, items) for job, items in guests.items() if items))
+        return plan, shares
+    second = Problem(tuple(_guest_problem(view, job, items) for job, items in guests.items() if items), placed)
     for_now = strategy.assign(second)
     check_plan(second, for_now)
     for part in second.jobs:
         for name, items in for_now.by_worker(part.job).items():
             shares[part.job][name] = sorted([*shares[part.job].get(name, ()), *items])
-    return shares, len(plan.deferred)
+    return plan, shares
 
 
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
@@ -192,7 +214,7 @@ def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProb
     return JobProblem(job, tuple(items), able, {item: holders[item] for item in items if item in holders})
 
 
-def holders_in(view: ClusterView, job: str, able: Mapping[str, float]) -> dict[str, str]:
+def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
     """Item to worker as stored; of two workers the able one counts, then the first by name."""
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
@@ -268,6 +290,12 @@ def unplaced(view: ClusterView) -> dict[str, int]:
     """Jobs with items that no ready worker can run, with how many; sorted."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}
+
+
+def _unlimited(strategy: Strategy) -> Strategy:
+    while isinstance(strategy, Budgeted):
+        strategy = strategy.strategy
+    return strategy
 
 
 def _strategy(option: object) -> Strategy:

@@ -7,7 +7,10 @@ from datetime import datetime, timezone
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from latchwork.assignment import Explanation, Problem, explain
+from latchwork.assignment.strategies import described_strategy
 from latchwork.jobs.fires import Fired
+from latchwork.jobs.rebalance import ClusterView, WorkerView, job_problem
 
 if TYPE_CHECKING:
     from latchwork.jobs.inspect import ClusterState, LockView
@@ -28,6 +31,8 @@ class Reasons:
         able: the nodes that can run the job and may have items: sorted.
         assigned: the node it is assigned to; None for none.
         locked_by: the node that holds its lock, so that it may run there; None for none.
+        strategy: the name of the strategy that placed it; None when that is not known.
+        reason: why that strategy has it there, as ``latchwork.assignment.Reason``; None when it cannot be said.
         sentences: what that means, the most important first.
     """
 
@@ -38,6 +43,8 @@ class Reasons:
     able: tuple[str, ...]
     assigned: str | None
     locked_by: str | None
+    strategy: str | None
+    reason: str | None
     sentences: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +79,10 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
     if not settings.is_enabled(job):
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
     sentences += _place(state, job, able, assigned) if item in pool or assigned else []
+    strategy = state.strategies.get(job, state.strategies.get("*"))
+    choice = _choice(state, strategy, job, item) if strategy and assigned in able and item in pool else None
+    if choice is not None:
+        sentences.append(_told(choice, assigned))
     sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
     if fired is not None:
         sentences.append(_progress(fired))
@@ -83,6 +94,8 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
         able=able,
         assigned=assigned,
         locked_by=None if lock is None else lock.holder.label,
+        strategy=strategy,
+        reason=choice.reason.value if choice is not None and choice.worker == assigned else None,
         sentences=tuple(sentences),
     )
 
@@ -114,6 +127,29 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
         f"it is assigned to nobody yet: the manager {state.manager} has not rebalanced since it came up",
         f"able are {', '.join(able)}{others}; if that lasts, the manager's log says why (a strategy that raises?)",
     ]
+
+
+def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
+    """What the strategy makes of the cluster as it is; None while nodes are away, or of a custom strategy."""
+    strategy = described_strategy(word)
+    if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
+        return None
+    shares: dict[str, dict[str, tuple[str, ...]]] = {}
+    workers = {}
+    for name, node in state.nodes.items():
+        if node.member.state == "ready" and name not in state.marks:
+            workers[name] = WorkerView(node.member.weight, frozenset(node.jobs))
+        for of_job, items in node.assigned.items():
+            shares.setdefault(of_job, {})[name] = items
+    view = ClusterView(workers, state.pools, shares)
+    alike = [each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == word]
+    return explain(strategy, Problem(tuple(job_problem(view, each) for each in alike)), job, item)
+
+
+def _told(choice: Explanation, assigned: str | None) -> str:
+    if choice.worker == assigned:
+        return f"strategy {choice.strategy}: {choice.text}"
+    return f"strategy {choice.strategy} has {choice.worker} for it now: it moves with the next rebalance"
 
 
 def _out(state: ClusterState, node: str) -> str:
