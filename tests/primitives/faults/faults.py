@@ -79,7 +79,13 @@ def _kill_leader(stage: Stage) -> None:
     stage.scene.server.leader(timeout_s=60.0)
 
 
-def _start_all(stage: Stage) -> None:
+def _freeze_leader(stage: Stage) -> None:
+    """Until the others have another one; clients that it serves have to find out."""
+    stage.scene.server.leader(timeout_s=60.0).pause()
+    stage.scene.server.leader(timeout_s=60.0)
+
+
+def _mend(stage: Stage) -> None:
     stage.scene.mend()
 
 
@@ -110,7 +116,8 @@ FAULTS = (
     Fault("holder killed", _kill, "dead", backends=BACKENDS),
     Fault("holder frozen past its TTL", _freeze, "lost", _wake, backends=BACKENDS),
     Fault("server restarted", _restart, "either"),
-    Fault("leader of three killed", _kill_leader, "either", _start_all, members=3),
+    Fault("leader of three killed", _kill_leader, "either", _mend, members=3),
+    Fault("leader of three frozen, then woken", _freeze_leader, "either", _mend, members=3),
     Fault("session expired from outside", steal_session, "lost", tells=False),
     Fault("connection cut for less than the TTL", _cut_briefly, "kept"),
     Fault("connection cut for more than the TTL", _cut, "lost", _connect),

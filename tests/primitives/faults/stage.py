@@ -66,6 +66,8 @@ class Scene:
             self.proxy.accept()
         if self.server is not None and not self.server.running:
             self.server.start()
+        if self.members > 1:
+            self.server.resume()
 
     def _launcher(self):
         if self.backend == "zookeeper":

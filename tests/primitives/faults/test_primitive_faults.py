@@ -30,6 +30,7 @@ SAMPLE = [
     ("etcd35", "connection of a waiter cut for more than the TTL", "Queue"),
     ("etcd34", "leader of three killed", "Counter"),
     ("etcd34", "leader of three killed", "PriorityQueue"),
+    ("etcd34", "leader of three frozen, then woken", "ReadWriteLock"),
     ("sqlite", "holder frozen past its TTL", "Sequence"),
     ("sqlite", "holder killed", "DoubleBarrier"),
 ]
