@@ -167,3 +167,20 @@ def test_roots_do_not_see_each_other(backend_url, store):
         assert [entry.key for entry in store.list("", recursive=True)] == ["mine"]
         assert elsewhere.delete_tree("") == 1
     assert store.get("mine").value == b"1"
+
+
+def test_children_are_told_from_parents_left_empty_however_many_there_are_and_however_deep(store):
+    names = [f"n{number:02d}" for number in range(40)]
+    with store.pipeline(max_in_flight=16) as pipeline:
+        for name in names:
+            for number in range(6):
+                pipeline.put(f"a/{name}/deep/b{number}/c", b"")
+    assert store.children("a") == names
+    with store.pipeline(max_in_flight=16) as pipeline:
+        for name in names[::2]:
+            for number in range(6):
+                pipeline.delete(f"a/{name}/deep/b{number}/c")
+        for name in names[1::2]:
+            for number in range(5):
+                pipeline.delete(f"a/{name}/deep/b{number}/c")
+    assert store.children("a") == names[1::2]

@@ -36,6 +36,8 @@ _ANSWER_BYTES = 524_288
 _FIRST_BATCH, _LARGEST_BATCH = 64, 1000
 _IN_FLIGHT = 4
 _ATTEMPTS = 50
+#: Children of an implied parent that are looked at first for a key; then so many times as many, and so on.
+_PROBES = 4
 
 
 class Reader:
@@ -353,28 +355,52 @@ class Reader:
         yield connection.confirm(deadline)
         hollow: list[str] = []
         names = yield from self.names(connection, prefix, deadline)
-        alive = yield from self._alive(connection, self.below(prefix, names), hollow, deadline, first=False)
+        alive = yield from self._alive(connection, self.below(prefix, names), hollow, deadline)
         return sorted(key.rpartition("/")[2] for key in alive), hollow
 
-    def _alive(
-        self, connection: Connection, keys: list[str], hollow: list[str], deadline: float, *, first: bool
-    ) -> Steps[list[str]]:
-        """Which of these are keys or have a key below; with ``first`` one is enough."""
-        found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
-        alive = [key for key, each in zip(keys, found, strict=True) if isinstance(each, Data) and each.data]
-        if alive and first:
-            return alive
-        for key, each in zip(keys, found, strict=True):
+    def _alive(self, connection: Connection, keys: list[str], hollow: list[str], deadline: float) -> Steps[list[str]]:
+        """Which of these are keys or have a key below: all of them together, a level and a few children at a time."""
+        alive: set[str] = set()
+        todo = [(key, [key]) for key in keys]  # each, and the znodes any of which may prove it
+        width = _PROBES
+        while todo:
+            probes = [(top, key) for top, below in todo for key in below[:width]]
+            implied = yield from self._probe(connection, probes, alive, hollow, deadline)
+            left = [(top, below[width:]) for top, below in todo if top not in alive and len(below) > width]
+            reads = [wire.read_children(self._layout.path(key)) for _, key in implied]
+            found = yield from self._read_each(connection, reads, deadline)
+            for (top, key), names in zip(implied, found, strict=True):
+                if isinstance(names, list):
+                    left.append((top, self.below(key, _visible(names, key))))
+                else:
+                    assert isinstance(names, int)
+                    self._refuse(names, "list", key)
+            todo = left
+            width *= _PROBES
+        return [key for key in keys if key in alive]
+
+    def _probe(
+        self,
+        connection: Connection,
+        probes: list[tuple[str, str]],
+        alive: set[str],
+        hollow: list[str],
+        deadline: float,
+    ) -> Steps[list[tuple[str, str]]]:
+        """Note what znodes prove, or that they are hollow; those to be looked into."""
+        found = yield from self._read_data(connection, [self._layout.path(key) for _, key in probes], deadline)
+        implied = []
+        for (top, key), each in zip(probes, found, strict=True):
             if not isinstance(each, Data):
                 assert isinstance(each, int)
                 self._refuse(each, "list", key)
-            elif not each.data and not each.stat.children:
+            elif each.data:
+                alive.add(top)
+            elif each.stat.children:
+                implied.append((top, key))
+            else:
                 hollow.append(key)
-            elif not each.data:
-                names = yield from self.names(connection, key, deadline)
-                if (yield from self._alive(connection, self.below(key, names), hollow, deadline, first=True)):
-                    alive.append(key)
-        return alive
+        return [(top, key) for top, key in implied if top not in alive]
 
     # States for transactions.
 
