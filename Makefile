@@ -23,6 +23,8 @@ COUNT ?= 2000
 BACKEND ?= all
 MINUTES ?= 2
 SEED    ?= 1
+# How long `make fuzz` makes up inputs.
+SECONDS ?= 60
 # More arguments for `latchwork demo`, pytest or the benchmark.
 ARGS ?=
 # More arguments for `make check-primitive-faults`, which is a part of `make check-faults`.
@@ -32,7 +34,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-cluster bench-handover bench-store wheel clean prerequisites
+.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format fuzz check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-cluster bench-handover bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -45,6 +47,7 @@ help:
 	@echo '  make check-mutants     plant a defect for each invariant of each primitive; tests must catch it (5 minutes)'
 	@echo '  make check-primitive-faults  every primitive through every fault on every server (25 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
+	@echo '  make fuzz              make up URLs, keys and values for SECONDS=60; only our own errors may come out'
 	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
@@ -124,6 +127,10 @@ check-primitive-faults: build
 
 check-schedules: build
 	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)
+
+fuzz: build
+	$(BIN)/python -m pip install --quiet "atheris>=2.3,<4"
+	$(BIN)/python tests/security/fuzz.py -max_total_time=$(SECONDS) $(ARGS)
 
 chaos: build
 	sh scripts/install_test_servers

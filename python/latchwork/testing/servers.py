@@ -41,6 +41,7 @@ __all__ = [
     "Server",
     "ServerFailed",
     "ServerMissing",
+    "Tls",
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
 ]
@@ -62,13 +63,20 @@ _JVM_ARGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzooke
 
 
 @dataclass(frozen=True)
-class EtcdTls:
-    """Certificates that an etcd server shows its clients, and whether it asks them for theirs."""
+class Tls:
+    """Certificates that a server shows its clients, and whether it asks them for theirs.
+
+    All files are PEM; ZooKeeper wants the key as PKCS #8.
+    """
 
     ca_file: Path
     cert_file: Path
     key_file: Path
     client_cert_auth: bool = False
+
+
+#: The same by its first name.
+EtcdTls = Tls
 
 
 class EtcdServer(Server):
@@ -89,7 +97,7 @@ class EtcdServer(Server):
         version: str = "3.5",
         *,
         data_dir: Path | None = None,
-        tls: EtcdTls | None = None,
+        tls: Tls | None = None,
         extra_args: Sequence[str] = (),
     ) -> None:
         super().__init__(data_dir=data_dir)
@@ -160,25 +168,36 @@ class ZooKeeperServer(Server):
 
     Args:
         data_dir: where its data go and stay; by default a temporary directory that `close` removes.
+        tls: serve clients over TLS; four-letter words are answered on a port of their own, in the clear.
         extra_config: more lines for zoo.cfg, replacing ours of the same name.
         jvm_args: more arguments for the Java launcher, such as `-Dzookeeper.authProvider.1=...`.
     """
 
     SCHEME = "zk"
-    PORTS = ("client", "quorum", "election")
+    PORTS: tuple[str, ...] = ("client", "quorum", "election")
     LABEL = "ZooKeeper"
 
     def __init__(
         self,
         *,
         data_dir: Path | None = None,
+        tls: Tls | None = None,
         extra_config: Mapping[str, str] | None = None,
         jvm_args: Sequence[str] = (),
     ) -> None:
         super().__init__(data_dir=data_dir)
+        self._tls = tls
+        if tls is not None:
+            self.PORTS = ("secure", *self.PORTS)  # the first is what clients are given
         self._extra_config = dict(extra_config or {})
         self._jvm_args = tuple(jvm_args)
         self._ensemble: Sequence[ZooKeeperServer] = (self,)
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
+        if self._tls is not None:
+            options.setdefault("tls_ca", self._tls.ca_file)
+        return super().url(root, **options)
 
     def is_leader(self) -> bool:
         """Whether it leads its ensemble, or stands alone, by its own word; False when it gives none."""
@@ -219,6 +238,7 @@ class ZooKeeperServer(Server):
             "clientPort": str(self._port("client")),
             "clientPortAddress": self._host,
             **self._membership(),
+            **self._tls_config(),
             **self._extra_config,
         }
         config_path = self.data_dir / "zoo.cfg"
@@ -226,8 +246,26 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) > 1:
             (zookeeper_data / "myid").write_text(f"{self._ensemble.index(self) + 1}\n")
         main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        java = [str(find_java()), *_JVM_ARGS, *self._jvm_args, "-cp", find_zookeeper_classpath()]
+        java = [str(find_java()), *_JVM_ARGS, *self._jvm_args, "-cp"]
+        java.append(find_zookeeper_classpath(tls=self._tls is not None))
         return [*java, main_class, str(config_path)]
+
+    def _tls_config(self) -> dict[str, str]:
+        if self._tls is None:
+            return {}
+        both = self.data_dir / "server.pem"
+        both.touch(mode=0o600)
+        both.write_bytes(self._tls.key_file.read_bytes() + self._tls.cert_file.read_bytes())
+        return {
+            "secureClientPort": str(self._port("secure")),
+            "secureClientPortAddress": self._host,
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "ssl.keyStore.location": str(both),
+            "ssl.keyStore.type": "PEM",
+            "ssl.trustStore.location": str(self._tls.ca_file),
+            "ssl.trustStore.type": "PEM",
+            "ssl.clientAuth": "need" if self._tls.client_cert_auth else "none",
+        }
 
     def _membership(self) -> dict[str, str]:
         if len(self._ensemble) == 1:

@@ -232,11 +232,13 @@ class Link:
             try:
                 drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
                 return
+            except ConnectFailed:
+                raise
             except Unavailable as error:
                 said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
                 raise ConnectFailed(
                     f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
-                    "check that it runs, the host and port, and the TLS options"
+                    "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
                 ) from error
 
     def close(self) -> None:
@@ -317,7 +319,9 @@ class Link:
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
         """Trying again helps no certificate."""
         said = rpc_errors.details(error)
-        if any(words in said for words in ("CERTIFICATE_VERIFY_FAILED", "SSL_ERROR", "handshake failed")):
+        if any(
+            words in said for words in ("CERTIFICATE_VERIFY_FAILED", "SSL_ERROR", "SSL routines", "handshake failed")
+        ):
             raise ConnectFailed(
                 f"TLS with etcd at {_join(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
                 "tls_key, and that the server's certificate names the host"

@@ -214,8 +214,9 @@ class ZooKeeperBackend:
             self._main.join(url.connect_timeout_s)
             self._timer.close()
             raise ConnectFailed(
-                f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s; "
-                "check the hosts and that the servers run"
+                f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s"
+                f"{f' ({self._main.trouble})' if self._main.trouble else ''}; check the hosts, that the servers run, "
+                "and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
 
     def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:

@@ -161,6 +161,11 @@ class Connection:
         self._link.start()
 
     @property
+    def trouble(self) -> str:
+        """Why the last attempt to connect failed; empty if none did."""
+        return self._link.trouble
+
+    @property
     def up(self) -> bool:
         """Connected, as far as is known here."""
         return self._up

@@ -143,6 +143,11 @@ class Link:
         """Break the connection; another is made at once."""
         self._loop.cut()
 
+    @property
+    def trouble(self) -> str:
+        """Why the last attempt to connect failed; empty if none did."""
+        return self._loop.trouble
+
     def oldest_sent_at(self) -> float | None:
         """When the oldest request without an answer was sent on this connection; None if there is none."""
         try:
@@ -222,6 +227,7 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         self._unread = bytearray()
         self._xid = 0
         self._patience_s = _HANDSHAKE_S
+        self.trouble = ""
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -242,7 +248,11 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._unread.clear()
         sent_at = self._clock.now()
-        read_ms, connect_ms = super()._connect(host, hostip, port)
+        try:
+            read_ms, connect_ms = super()._connect(host, hostip, port)
+        except Exception as error:
+            self.trouble = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            raise
         session_id = self.client._session_id or 0  # noqa: SLF001
         self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
         return read_ms, connect_ms

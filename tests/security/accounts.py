@@ -1,0 +1,39 @@
+"""An etcd server with accounts: root, and app with all rights below /app/."""
+
+from __future__ import annotations
+
+import grpc
+from etcd3 import etcdrpc as pb
+from etcd3.etcdrpc import auth_pb2
+
+
+class Accounts:
+    """Makes accounts on a server without any, and changes their rights as root."""
+
+    def __init__(self, server, password):
+        self._channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
+        self._auth = pb.AuthStub(self._channel)
+        self._metadata = ()
+        self._password = password
+        for user in ("root", "app"):
+            self._auth.UserAdd(pb.AuthUserAddRequest(name=user, password=password), timeout=5)
+            self._auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
+            self._auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
+        self.grant()
+        self._auth.AuthEnable(pb.AuthEnableRequest(), timeout=5)
+
+    def log_in(self):
+        request = pb.AuthenticateRequest(name="root", password=self._password)
+        self._metadata = (("token", self._auth.Authenticate(request, timeout=5).token),)
+
+    def grant(self):
+        perm = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"/app/", range_end=b"/app0")
+        request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
+        self._auth.RoleGrantPermission(request, timeout=5, metadata=self._metadata)
+
+    def revoke(self):
+        request = pb.AuthRoleRevokePermissionRequest(role="app", key=b"/app/", range_end=b"/app0")
+        self._auth.RoleRevokePermission(request, timeout=5, metadata=self._metadata)
+
+    def close(self):
+        self._channel.close()

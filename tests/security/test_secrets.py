@@ -1,0 +1,133 @@
+"""A password shows nowhere: not in what is printed, logged or raised, whatever goes wrong."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork import LatchworkError
+from latchwork.backends.url import parse_url
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from security.accounts import Accounts
+
+CANARY = "kanarienvogel-9f3a"
+
+
+@pytest.fixture(scope="module", params=["etcd34", "etcd35", "zookeeper"])
+def server(request):
+    if request.param == "zookeeper":
+        with ZooKeeperServer() as started:
+            yield started
+        return
+    with EtcdServer(f"3.{request.param[-1]}") as started, closing(Accounts(started, CANARY)):
+        yield started
+
+
+@pytest.fixture
+def logged():
+    """All that any logger says, of any level, with its traceback."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+    handler.setLevel(1)
+    loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    levels = [logger.level for logger in loggers]
+    logging.getLogger().addHandler(handler)
+    for logger in loggers:
+        logger.setLevel(1)
+    yield stream
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    logging.getLogger().removeHandler(handler)
+
+
+def url(server, root="app", password=CANARY, **options):
+    options = {"connect_timeout_s": 3, "call_timeout_s": 3, **options}
+    return server.url(root, **options).replace("://", f"://app:{password}@")
+
+
+def shown(*things):
+    """All that a person could be shown of some objects; errors with their whole chain."""
+    parts = []
+    for each in things:
+        parts += [repr(each), str(each)]
+        if isinstance(each, BaseException):
+            parts += traceback.format_exception(each)
+    return "\n".join(parts)
+
+
+def failure(act):
+    """The latchwork error of something that must fail."""
+    with pytest.raises(LatchworkError) as caught:
+        act()
+    return caught.value
+
+
+def test_no_repr_error_or_log_has_the_password_while_servers_come_and_go(server, logged):
+    seen = []
+    with latchwork.connect(url(server), session_ttl_s=3.0) as store:
+        session, mirror = store.session, store.mirror("")
+        watch = store.watch("")
+        store.put("k", b"v")
+        seen += [store, session, mirror, watch, store.namespace("x"), store.pipeline(), parse_url(url(server))]
+        server.kill()
+        seen += [failure(lambda: store.put("k", b"w")), failure(lambda: store.get("k"))]
+        seen += [store, session, mirror, watch]
+        server.restart()
+        store.put("k", b"w")
+        watch.close()
+    seen += [store, session, mirror, watch, failure(lambda: store.get("k"))]
+    assert CANARY not in shown(*seen)
+    assert "app" in shown(parse_url(url(server)))
+    assert "latchwork" in logged.getvalue()
+    assert CANARY not in logged.getvalue()
+
+
+def test_no_refusal_to_connect_has_the_password(server, logged, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text(CANARY + "\n")
+    bad = [
+        url(server, option="1"),
+        url(server, connect_timeout_s="soon"),
+        url(server, tls_ca="/nowhere.pem"),
+        url(server, password_file=secret),
+        url(server, root="a//b"),
+        url(server).replace(server.endpoint, "127.0.0.1:1", 1),
+        url(server).replace(server.endpoint, "127.0.0.1:port", 1),
+        url(server).replace("@", "", 1),
+        url(server) + "#part",
+    ]
+    errors = [failure(lambda each=each: latchwork.connect(each)) for each in bad]
+    with suppress(LatchworkError):  # ZooKeeper accepts any password
+        latchwork.connect(url(server, password=CANARY + "-wrong")).close()
+    assert CANARY not in shown(*errors)
+    assert CANARY not in logged.getvalue()
+
+
+def test_no_command_prints_the_password(server, tmp_path):
+    program = Path(sys.executable).with_name("latchwork")
+    environment = {**os.environ, "LATCHWORK_URL": url(server), "COLUMNS": "200"}
+    for command in (
+        ["status", "--debug"],
+        ["status", "--json"],
+        ["tree", "--values"],
+        ["why", "job", "item", "--debug"],
+    ):
+        ran = subprocess.run(
+            [program, *command], env=environment, cwd=tmp_path, capture_output=True, timeout=60, check=False
+        )
+        assert CANARY.encode() not in ran.stdout + ran.stderr, command
+        assert ran.stdout + ran.stderr, command
+    ran = subprocess.run([program, "status", "--url", url(server)], capture_output=True, timeout=60, check=False)
+    assert CANARY.encode() not in ran.stdout + ran.stderr
+    assert b"LATCHWORK_URL" in ran.stderr
+    assert b"password_file=" in ran.stderr
