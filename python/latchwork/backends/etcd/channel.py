@@ -38,7 +38,7 @@ RETRY_S = 0.05
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
 #: A server that does not tell its version by then is taken for an old one.
-_STATUS_S = 1.0
+_STATUS_S = 3.0
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
