@@ -83,6 +83,14 @@ DEFECTS = (
     ),
     Defect(
         "DoubleBarrier",
+        "a change between look and wait is missed",
+        "primitives/meeting.py",
+        "                self._await_change(seen, waiter, patience)\n",
+        "                self._await_change(self._board()[1].phase, waiter, patience)\n",
+        at("double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed"),
+    ),
+    Defect(
+        "DoubleBarrier",
         "one that has left is let in again",
         "primitives/double_barrier.py",
         "        if self.member_id not in board.regulars or last == board.phase:\n",

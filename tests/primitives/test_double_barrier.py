@@ -118,6 +118,29 @@ def test_one_that_has_no_part_in_a_round_waits_for_the_next(barrier, in_thread, 
     assert [b.enter(30.0), early.outcome()] == [1, 1]
 
 
+def test_a_round_that_ends_between_look_and_wait_is_noticed(barrier, connect, monkeypatch, in_thread, eventually):
+    store = connect()
+    a, b, c = barrier("a"), barrier("b"), barrier("c", store=store)
+    entering = in_thread(lambda: a.enter(30.0))
+    b.enter(30.0)
+    entering.outcome()
+    read = store.get
+
+    def ends_meanwhile(key):
+        found = read(key)
+        if key == "join/board":
+            monkeypatch.setattr(store, "get", read)
+            leaving = in_thread(lambda: a.leave(30.0))
+            b.leave(30.0)
+            leaving.outcome()
+        return found
+
+    monkeypatch.setattr(store, "get", ends_meanwhile)
+    early = in_thread(lambda: c.enter(30.0))
+    eventually(lambda: b.round() == 1)
+    assert [b.enter(30.0), early.outcome()] == [1, 1]
+
+
 def test_work_that_fails_ends_the_round_for_the_others(barrier, in_thread, eventually):
     a, b = barrier("a", timeout_s=30.0), barrier("b", timeout_s=30.0)
 

@@ -93,10 +93,10 @@ class Meeting:
         """
         with self.waits.begin(timeout_s) as (waiter, patience):
             while True:
-                phase = waiter.keep_trying(lambda: self._arrive(choose), patience)
+                phase, seen = waiter.keep_trying(lambda: self._arrive(choose), patience)
                 if phase is not None:
                     return self._await_end(phase, waiter, patience)
-                self._await_change(waiter, patience)
+                self._await_change(seen, waiter, patience)
 
     def abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
@@ -119,15 +119,19 @@ class Meeting:
             raise LatchworkError(f"{self.what} expects {expects}; make it with the same parties, or use another name")
         return entry, board
 
-    def _arrive(self, choose: Choice) -> int | None:
-        """Be counted once at the phase that is meant, which is returned; None when that has to be waited for."""
+    def _arrive(self, choose: Choice) -> tuple[int | None, int]:
+        """Be counted once at the phase that is meant.
+
+        Returns:
+            That phase, None when it has to be waited for; and the phase that was open when we looked.
+        """
         while True:
             entry, board = self._board()
             mine = self._store.get(self._mine)
             last = read_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._heard else -1)
             if phase is None or phase < board.phase or last == phase:
-                return phase
+                return phase, board.phase
             if phase > board.phase:
                 raise ValueError(f"{self.what}: that is to come; open is {board.phase // self._cycle}")
             about = {"host": self._identity.host, "pid": self._identity.pid}
@@ -136,14 +140,13 @@ class Meeting:
             except Conflict:
                 continue
             _log.debug("%s: %r has arrived at phase %d", self.what, self.member_id, phase)
-            return phase
+            return phase, board.phase
 
     # Waiting
 
-    def _await_change(self, waiter: Waiter, patience: Patience) -> None:
-        _, board = waiter.keep_trying(self._board, patience)
-        now = board.phase
-        if not waiter.follow(self._board_key, lambda batch: _phase(batch, now) != now, patience):
+    def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
+        """Wait until another phase is open than the one that was seen: perhaps it is already."""
+        if not waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
             self.waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self.what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
