@@ -66,9 +66,14 @@ def table(found):
     ]
     columns = [goals(figures) for figures, _ in found]
     for row in zip(*columns, strict=True):
-        cells = " | ".join(f"{goal.found:,.3g}{'' if goal.met else ' (missed)'}" for goal in row)
+        cells = " | ".join(f"{number(goal.found)}{'' if goal.met else ' (missed)'}" for goal in row)
         lines.append(f"| {row[0].what} | {row[0].goal:,g} {row[0].unit} | {cells} |".replace("  |", " |"))
     return "\n".join(lines)
+
+
+def number(value):
+    """A figure with three digits, or all of them before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write(text):
