@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -14,6 +15,7 @@ from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost,
 from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect, keys
 from latchwork.jobs.registration import Registration
+from latchwork.testing.faults import FaultyStore
 
 
 @pytest.fixture
@@ -193,6 +195,15 @@ def test_a_run_waits_its_initial_delay_which_is_the_schedules_by_default(memory,
     assert ran.wait(2.0)
 
 
+def test_the_inspector_says_since_when_an_item_is_with_its_node(memory, cluster, eventually):
+    before = time.time()
+    cluster.node(memory, "n1", cluster.endless(items=["a"]))
+    eventually(cluster.log.owners)
+    report = inspect(memory).job("report")
+    assert report.running == {"a": "n1"}
+    assert before - 1.0 <= report.since_s["a"] <= time.time() + 1.0
+
+
 def test_a_changed_work_pool_moves_its_items_and_an_unchanged_one_is_no_write(memory, cluster, eventually):
     items = ["a", "b"]
     job = cluster.endless(work_pool=lambda: list(items), pool_check_period_s=0.05)
@@ -281,6 +292,57 @@ def test_close_waits_for_runs_to_stop_and_gives_their_locks_back(memory, cluster
     node.close()
     assert stopped.is_set()
     assert inspect(memory) is None, "the last one leaves nothing behind"
+
+
+def test_close_ends_the_runs_first_then_the_locks_and_the_alive_key_last(memory, cluster, eventually):
+    left_in_run = []
+
+    def run(context):
+        context.wait_stop()
+        left_in_run.append((memory.get(keys.alive("n1")) is not None, len(inspect(memory).locks)))
+
+    other = cluster.node(memory, "n2", [])
+    node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0))
+    eventually(lambda: node.stats().jobs["report"].active)
+    owners_without_it = []
+
+    def look(_batch):
+        state = mirror.snapshot()
+        if keys.alive("n1") not in state:
+            owners_without_it.append([key for key in state if key.startswith(f"{keys.OWNERS}/")])
+
+    with memory.mirror("") as mirror:
+        mirror.on_change(look)
+        node.close()
+        eventually(lambda: owners_without_it)
+    assert left_in_run == [(True, 1)], "while its run stops the node is there, and holds the lock"
+    assert inspect(memory).locks == ()
+    assert not any(owners_without_it), "its locks ended before, or with, its alive key"
+    other.close()
+
+
+def test_a_node_is_ready_before_its_own_manager_stands_for_election(cluster, eventually):
+    with FaultyStore(latchwork.connect("memory://ready-first")) as store:
+        node = cluster.node(store, "n1", cluster.endless())
+        eventually(lambda: node.is_manager)
+        writes = [call.keys for call in store.calls if call.op in {"commit", "create"}]
+        stands = next(at for at, names in enumerate(writes) if any(name.startswith(keys.LEADER) for name in names))
+        own = [at for at, names in enumerate(writes) if keys.alive("n1") in names]
+        assert len([at for at in own if at < stands]) >= 2, "it said that it joins, and that it is ready, before"
+        node.close()
+
+
+def test_an_item_that_stays_keeps_its_due_time_when_the_share_changes(memory, cluster, eventually):
+    items = ["a"]
+    job = cluster.endless(
+        work_pool=lambda: list(items), schedule=FixedDelay(3600.0), initial_delay_s=None, threads=Threads.whole()
+    )
+    node = cluster.node(memory, "n1", job)
+    before = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a",)])
+    items.append("b")
+    job.pool_changed()
+    after = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a", "b")])
+    assert after[0]._due.at == before[0]._due.at
 
 
 def test_a_run_that_does_not_stop_is_reported_and_its_lock_left_to_run_out(memory, cluster, eventually, caplog):

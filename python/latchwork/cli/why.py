@@ -15,6 +15,7 @@ from latchwork.jobs import ClusterState, Control, LockView, inspect, read_audit
 from latchwork.jobs import why as explain
 from latchwork.jobs.fires import newest_by_item
 from latchwork.jobs.progress import read_cells
+from latchwork.jobs.why import utc_text
 from latchwork.store import Store
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
@@ -92,6 +93,7 @@ def _row(lock: LockView) -> dict[str, object]:
         "host": lock.holder.host,
         "pid": lock.holder.pid,
         "token": lock.token,
+        "since": None if lock.since_s is None else utc_text(lock.since_s),
         "ttl_s": lock.holder.ttl_s,
     }
 

@@ -52,12 +52,14 @@ class LockView:
         item: the work item.
         holder: who holds it; it may be dead already, and the lock is then taken over when it has run out.
         token: the fencing token of the holder.
+        since_s: when the holder took it, in seconds since the epoch by the holder's clock; None when nobody said.
     """
 
     job: str
     item: str
     holder: LockHolder
     token: int
+    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class JobState:
         nodes: the living nodes that can run it: sorted.
         assigned: item to node; items nobody can run are absent.
         running: item to the node that holds its lock; during a hand-over this is the old one.
+        since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
     """
 
     job_id: str
@@ -77,6 +80,7 @@ class JobState:
     nodes: tuple[str, ...]
     assigned: Mapping[str, str]
     running: Mapping[str, str]
+    since_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class ClusterState:
             nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
             running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
+            since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
         )
 
     def jobs(self) -> list[JobState]:
@@ -206,5 +211,5 @@ def _locks(store: Store) -> tuple[LockView, ...]:
                 job, item = keys.split_lock_name(state.name)
             except ValueError:
                 continue  # a user's own lock in the same namespace
-            found.append(LockView(job, item, state.holder, state.token))
+            found.append(LockView(job, item, state.holder, state.token, state.since_s))
     return tuple(sorted(found, key=lambda lock: (lock.job, lock.item)))

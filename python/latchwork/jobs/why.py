@@ -164,17 +164,22 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
         return [f"its lock is free: node {assigned} is about to take it, or cannot reach the store"]
     holder = lock.holder.label
     if holder == assigned:
-        return [f"node {holder} holds its lock (fencing token {lock.token}): it runs there, or waits for its time"]
+        since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
+        return [
+            f"node {holder} holds its lock{since} (fencing token {lock.token}): it runs there, or waits for its time"
+        ]
     alive = "it was told to stop, and gives the lock back when it has" if holder in state.nodes else "it is gone"
     waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
     latest = f"at the latest until {1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
     return [f"its lock is still held by node {holder} (fencing token {lock.token}): {alive}; {waiting}, {latest}"]
 
 
-def _progress(fired: Fired) -> str:
-    def text(wall_s: float) -> str:
-        return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="seconds")
+def utc_text(wall_s: float) -> str:
+    """A moment, given in seconds since the epoch, as people read it."""
+    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="seconds")
 
+
+def _progress(fired: Fired) -> str:
     if fired.running is not None:
-        return f"on its cron schedule the run of {text(fired.running)} was begun and has not ended"
-    return f"on its cron schedule it is settled up to {text(fired.through)}"
+        return f"on its cron schedule the run of {utc_text(fired.running)} was begun and has not ended"
+    return f"on its cron schedule it is settled up to {utc_text(fired.through)}"

@@ -56,14 +56,21 @@ class OwnerRecord:
 
 @dataclass(frozen=True, slots=True)
 class LockRecord:
-    """What L says: its owner's id, None when free; the nonce tells one attempt from another."""
+    """What L says: its owner's id, None when free; the nonce tells one attempt from another.
+
+    Since when, in seconds since the epoch by the owner's clock, is for people: nothing is decided by it.
+    """
 
     owner: str | None = None
     nonce: str = ""
+    since_s: float | None = None
 
     def encode(self) -> bytes:
         """The value of L."""
-        return json.dumps({"owner": self.owner, "nonce": self.nonce} if self.owner else {"owner": None}).encode()
+        if not self.owner:
+            return json.dumps({"owner": None}).encode()
+        since = {} if self.since_s is None else {"since_s": round(self.since_s, 3)}
+        return json.dumps({"owner": self.owner, "nonce": self.nonce, **since}).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
@@ -72,7 +79,10 @@ class LockRecord:
         owner = found.get("owner", 0)
         if owner is None:
             return cls()
-        return cls(owner, str(found.get("nonce", ""))) if isinstance(owner, str) and owner else None
+        if not isinstance(owner, str) or not owner:
+            return None
+        since_s = found.get("since_s")
+        return cls(owner, str(found.get("nonce", "")), float(since_s) if isinstance(since_s, (int, float)) else None)
 
 
 FREE = LockRecord().encode()

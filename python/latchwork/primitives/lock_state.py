@@ -55,11 +55,14 @@ class LockState:
         name: the lock's name.
         holder: who holds it; None when it is free (or its owner is gone, which is the same).
         token: the token of its last write: the fencing token of the holder.
+        since_s: when the holder took it, in seconds since the epoch by the holder's clock, for people; None when it is
+            free, or was taken by an older version.
     """
 
     name: str
     holder: LockHolder | None
     token: int
+    since_s: float | None = None
 
 
 def lock_states(
@@ -162,8 +165,10 @@ def states_of(table: LockTable, locks: Iterable[Entry]) -> list[LockState]:
 
 
 def _state(table: LockTable, entry: Entry, holders: dict[str, LockHolder]) -> LockState:
-    owner = owner_of(entry)
-    return LockState(table.name_of(entry.key), holders.get(owner) if owner else None, entry.token)
+    record = LockRecord.decode(entry.value)
+    holder = holders.get(record.owner) if record is not None and record.owner else None
+    since_s = record.since_s if record is not None and holder is not None else None
+    return LockState(table.name_of(entry.key), holder, entry.token, since_s)
 
 
 def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,8 @@ class LockTable:
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else self.look(batch, fresh=tries > 0)
-            takes = self._plans(entries, self.owner_key(me), LockRecord(me, uuid.uuid4().hex).encode(), held)
+            mine = LockRecord(me, uuid.uuid4().hex, time.time()).encode()
+            takes = self._plans(entries, self.owner_key(me), mine, held)
             now, later = _fit(takes)
             if later:
                 todo.insert(0, (later, tries))
