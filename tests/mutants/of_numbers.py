@@ -19,7 +19,7 @@ DEFECTS = (
         "primitives/cell.py",
         "self._store.commit([*checks, now.check], ",
         "self._store.commit([*checks], ",
-        at("counter", "every_change_of_many_at_once_is_counted_once"),
+        at("counter", "a_change_of_another_between_read_and_write_is_not_lost"),
     ),
     Defect(
         "Counter",

@@ -59,6 +59,21 @@ def test_every_change_of_many_at_once_is_counted_once(connect, in_thread):
     assert sorted(seen) == list(range(1, 41))
 
 
+def test_a_change_of_another_between_read_and_write_is_not_lost(connect, other, monkeypatch):
+    store, theirs = connect(), Counter(other, "hits")
+    read = store.get
+
+    def then_another(key):
+        found = read(key)
+        monkeypatch.setattr(store, "get", read)
+        theirs.add()
+        return found
+
+    monkeypatch.setattr(store, "get", then_another)
+    assert Counter(store, "hits").add() == 2
+    assert theirs.value() == 2
+
+
 def test_compare_and_set_changes_what_is_expected_and_nothing_else(store):
     counter = Counter(store, "hits")
     assert counter.compare_and_set(0, 7)
