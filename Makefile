@@ -81,7 +81,7 @@ $(STAMP)/dependencies: requirements-dev.txt $(STAMP)/venv
 	@touch $@
 
 $(CORE): pyproject.toml $(STAMP)/dependencies $(RUST_SOURCES)
-	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras etcd,metrics,tracing,zookeeper
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras etcd,metrics,tracing,zookeeper-sasl
 	@touch $@
 
 demo: build

@@ -18,6 +18,7 @@ SPEC = SchemeSpec(
     default_port=2181,
     options={
         "acl": one_of("creator", "open"),
+        "sasl": one_of("digest-md5"),
         "tls_ca": readable_file,
         "tls_cert": readable_file,
         "tls_key": readable_file,
@@ -33,6 +34,8 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     Raises:
         BackendNotInstalled: kazoo is missing.
         ConnectFailed: no server answered within ``connect_timeout_s``.
+        AuthenticationFailed: the servers refused the account; with ``sasl`` only.
+        InvalidURL: ``sasl`` without a user and a password.
     """
     from latchwork.backends.zookeeper.backend import ZooKeeperBackend
 

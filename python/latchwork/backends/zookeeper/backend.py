@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 import uuid
@@ -20,7 +21,7 @@ from latchwork.backends.zookeeper.nodes import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.watches import WatchHub, ZooKeeperWatch
-from latchwork.errors import Closed, ConnectFailed
+from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ZooKeeperBackend:
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
+        options = _kazoo_options(url)
         self._lock = threading.Lock()
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
@@ -60,10 +62,9 @@ class ZooKeeperBackend:
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._timer = Timer(clock, "latchwork-zk-timer")
-        self._settings = Settings(
-            url.hosts, _kazoo_options(url), url.connect_timeout_s, url.call_timeout_s, clock, self._timer
-        )
+        self._settings = Settings(url.hosts, options, url.connect_timeout_s, url.call_timeout_s, clock, self._timer)
         self._layout = Layout(url.root)
+        self._sasl = "sasl" in url.options
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
         self._acl = wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL)
         self._reader = Reader(self._layout)
@@ -74,8 +75,8 @@ class ZooKeeperBackend:
 
     @property
     def capabilities(self) -> Capability:
-        """Digest authentication accepts any password; the ACL refuses later."""
-        return Capability("zk", verifies_password=False)
+        """Digest authentication accepts any password, and the ACL refuses later; SASL does not."""
+        return Capability("zk", verifies_password=self._sasl)
 
     # Reading.
 
@@ -213,6 +214,11 @@ class ZooKeeperBackend:
             self._main.abandon()
             self._main.join(url.connect_timeout_s)
             self._timer.close()
+            if self._main.was_refused:
+                raise AuthenticationFailed(
+                    f"ZooKeeper at {url.redacted()} refused SASL for {url.user!r}; check user and password, and "
+                    "that the server has SASLAuthenticationProvider and a JAAS section Server"
+                ) from error
             raise ConnectFailed(
                 f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s"
                 f"{f' ({self._main.trouble})' if self._main.trouble else ''}; check the hosts, that the servers run, "
@@ -290,13 +296,23 @@ class ZooKeeperBackend:
 
 def _kazoo_options(url: StoreURL) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if url.user is not None:
+    if "sasl" in url.options:
+        options["sasl_options"] = _sasl_options(url)
+    elif url.user is not None:
         options["auth_data"] = {("digest", f"{url.user}:{url.password or ''}")}
     files = {"ca": "tls_ca", "certfile": "tls_cert", "keyfile": "tls_key"}
     given = {ours: url.options[name] for ours, name in files.items() if name in url.options}
     if given:
         options |= {"use_ssl": True, "verify_certs": True, "check_hostname": True, **given}
     return options
+
+
+def _sasl_options(url: StoreURL) -> dict[str, Any]:
+    if url.user is None or url.password is None:
+        raise InvalidURL(f"sasl= needs a user and a password; {url.redacted()} does not have both, add them")
+    if importlib.util.find_spec("puresasl") is None:
+        raise BackendNotInstalled('zk:// with sasl= needs pure-sasl; run: pip install "latchwork[zookeeper-sasl]"')
+    return {"mechanism": "DIGEST-MD5", "username": url.user, "password": url.password}
 
 
 def _pass_on(done: Future[int], waiting: Future[None]) -> None:

@@ -166,6 +166,11 @@ class Connection:
         return self._link.trouble
 
     @property
+    def was_refused(self) -> bool:
+        """The last attempt to connect ended at the account."""
+        return self._link.was_refused
+
+    @property
     def up(self) -> bool:
         """Connected, as far as is known here."""
         return self._up

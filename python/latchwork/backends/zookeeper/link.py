@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.states import KazooState, KeeperState
@@ -94,7 +94,7 @@ class Link:
     Args:
         hosts: tried in random order.
         ttl_s: session timeout to ask for.
-        options: ``auth_data``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile`` for kazoo.
+        options: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile`` for kazoo.
         owner: takes what happens.
         clock: stamps the handshakes.
         name: of the thread.
@@ -119,7 +119,7 @@ class Link:
             logger=_kazoo_log,
             **options,
         )
-        self._loop = _Loop(self._client, owner, clock)
+        self._loop = _Loop(self._client, owner, clock, options.get("sasl_options"))
         self._client._connection = self._loop  # noqa: SLF001 - kazoo has no other way to replace it
         self._client.add_listener(self._on_state)
         self._owner = owner
@@ -147,6 +147,11 @@ class Link:
     def trouble(self) -> str:
         """Why the last attempt to connect failed; empty if none did."""
         return self._loop.trouble
+
+    @property
+    def was_refused(self) -> bool:
+        """The last attempt to connect ended at the account."""
+        return self._loop.was_refused
 
     def oldest_sent_at(self) -> float | None:
         """When the oldest request without an answer was sent on this connection; None if there is none."""
@@ -220,14 +225,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Loop(ConnectionHandler):  # type: ignore[misc]
-    def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock) -> None:
-        super().__init__(client, client._conn_retry.copy(), logger=_kazoo_log)  # noqa: SLF001
+    def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None) -> None:
+        retry = client._conn_retry.copy()  # noqa: SLF001
+        super().__init__(client, retry, logger=_kazoo_log, sasl_options=sasl)
         self._owner = owner
         self._clock = clock
         self._unread = bytearray()
         self._xid = 0
         self._patience_s = _HANDSHAKE_S
         self.trouble = ""
+        self.was_refused = False
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -252,6 +259,11 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
             read_ms, connect_ms = super()._connect(host, hostip, port)
         except Exception as error:
             self.trouble = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
+            if (
+                self.was_refused
+            ):  # a server that dies at this moment looks the same: try on, as after any broken connection
+                raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
         self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
