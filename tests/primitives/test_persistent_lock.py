@@ -259,7 +259,7 @@ def test_a_takeover_by_a_late_observer_takes_one_more_ttl(holder, locks):
     time.sleep(2.0 * TTL_S)
     started_at = time.monotonic()
     locks().acquire(10.0)
-    assert TTL_S < time.monotonic() - started_at < 1.05 * TTL_S + 0.5
+    assert TTL_S < time.monotonic() - started_at < 2.0 * TTL_S  # and not another TTL
 
 
 def test_holders_in_many_threads_never_write_at_the_same_time(connect):

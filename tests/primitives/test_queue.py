@@ -305,8 +305,9 @@ def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
     assert drain(mine) == [b"2", b"3"]
 
 
-def test_many_putters_never_overfill_a_bounded_queue(queue, in_thread, eventually):
-    putters, taker, sizes = [queue(capacity=3) for _ in range(3)], queue(), []
+def test_many_putters_never_overfill_a_bounded_queue(queue, connect, in_thread, eventually):
+    store = connect(session_ttl_s=30.0)
+    putters, taker, sizes = [queue(store=store, capacity=3) for _ in range(3)], queue(store=store), []
     putting = [in_thread(lambda each=each: [each.put(b"", timeout_s=60.0) for _ in range(4)]) for each in putters]
     for _ in range(12):
         claim = taker.take(30.0)
