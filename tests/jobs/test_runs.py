@@ -8,8 +8,9 @@ import time
 import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.jobs import FixedDelay, Job
+from latchwork.jobs import Cron, FixedDelay, Job
 from latchwork.jobs.context import JobContext
+from latchwork.jobs.fires import Step
 from latchwork.jobs.runs import Counters, JobRun, RunSetup
 from latchwork.jobs.schedule import Due, Instant
 
@@ -18,14 +19,15 @@ from latchwork.jobs.schedule import Due, Instant
 def start():
     runs = []
 
-    def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
+    def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02), turns=None):  # noqa: B008 - frozen
         setup = RunSetup(
             job=Job("report", work_pool=["a"], run=run, schedule=schedule),
-            new_context=lambda items: JobContext(items, job_id="report"),
+            new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
             counters=Counters(),
             may_run=may_run,
             on_end=lambda: None,
             clock=SYSTEM_CLOCK,
+            turns=turns,
         )
         made = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now() + due_in_s, schedule, Instant(0.0, 0.0)))
         runs.append(made)
@@ -81,6 +83,31 @@ def test_stop_returns_at_once_although_a_listener_hangs(start, eventually):
 def test_a_run_is_not_begun_while_its_locks_are_not_held(start, eventually):
     held, ran = threading.Event(), threading.Event()
     start(lambda context: ran.set(), may_run=held.is_set)
+    assert not ran.wait(0.3)
+    held.set()
+    assert ran.wait(5)
+
+
+def test_a_cron_run_is_not_begun_when_its_locks_ran_low_while_its_start_was_written_down(start, eventually):
+    held, begun, ran = threading.Event(), threading.Event(), threading.Event()
+    held.set()
+
+    class Turns:
+        def __init__(self, items):
+            self.items = items
+
+        def next(self, cron, now_s, since_s):
+            return Step(items=self.items, at=now_s, wait_s=3600.0 if ran.is_set() else 0.0)
+
+        def begin(self, step):
+            held.clear()  # as after a long freeze
+            begun.set()
+
+        def end(self, step):
+            pass
+
+    start(lambda context: ran.set(), may_run=held.is_set, schedule=Cron("* * * * *"), turns=Turns)
+    assert begun.wait(5)
     assert not ran.wait(0.3)
     held.set()
     assert ran.wait(5)

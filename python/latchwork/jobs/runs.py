@@ -299,6 +299,9 @@ class JobRun:
             log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
             return
+        while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
+            if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
+                return
         self._run_once(self._setup.new_context(step.items, step.at), -left)
         if not self._stop.is_set():  # else it was interrupted, and stays begun
             turns.end(step)
