@@ -24,7 +24,7 @@ pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Boun
     values.try_iter()?.map(|value| string(what, value?)).collect()
 }
 
-/// Visits each string of an iterable. Lists are read where they lie.
+/// Visits each string of an iterable. Its own iterator takes fewer calls than asking a list for each of its places.
 pub fn each_string<'py>(
     what: &str,
     values: &Bound<'py, PyAny>,
@@ -32,9 +32,6 @@ pub fn each_string<'py>(
 ) -> PyResult<()> {
     if values.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
-    }
-    if let Ok(list) = values.cast::<PyList>() {
-        return list.iter().try_for_each(|value| visit(string(what, value)?));
     }
     values.try_iter()?.try_for_each(|value| visit(string(what, value?)?))
 }
