@@ -12,7 +12,6 @@ pub mod flow;
 pub mod hash;
 pub mod input;
 pub mod items;
-pub mod joined;
 pub mod kernel;
 pub mod names;
 pub mod place;

@@ -6,7 +6,6 @@
 use std::cmp::Ordering;
 
 use crate::input::{check_weights, InputError, Job};
-use crate::joined::{self, processors, side_by_side};
 use crate::kernel::{self, Level, Table};
 use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, fast_worker};
 
@@ -14,8 +13,6 @@ use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, f
 const PAIRS_PER_THREAD: usize = 4_000_000;
 /// The same where every pair is hashed.
 const HASHED_PAIRS_PER_THREAD: usize = 200_000;
-/// Hashing a short text takes as long as so many pairs.
-const PAIRS_PER_TEXT: usize = 60;
 
 /// Which score is compared; see `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,29 +251,6 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         }));
     }
 
-    /// The owners of keys that stand in one text with zero bytes between them; `fast` mode only. O(keys x workers).
-    ///
-    /// They come in parts that follow each other, one for each thread; `threads` as for [`Self::owners_of`]. None if it
-    /// is not so many keys, because some have zero bytes of their own.
-    pub fn owners_in(&self, text: &[u8], keys: usize, threads: usize) -> Option<Vec<Vec<u32>>> {
-        let work = keys.saturating_mul(self.names.len() + PAIRS_PER_TEXT);
-        let sections = joined::sections(text, self.threads(work, threads));
-        let likely = keys / sections.len() + 1;
-        let parts = side_by_side(sections.into_iter().map(|section| move || self.owners_in_section(section, likely)));
-        (parts.iter().map(Vec::len).sum::<usize>() == keys).then_some(parts)
-    }
-
-    fn owners_in_section(&self, section: &[u8], likely: usize) -> Vec<u32> {
-        let (mut owners, mut scores) = (Vec::with_capacity(likely), Vec::new());
-        joined::hashes_in(section, |hashes| {
-            let done = owners.len();
-            owners.resize(done + hashes.len(), 0);
-            scores.resize(hashes.len(), 0);
-            self.fast_owners(hashes, &mut owners[done..], &mut scores);
-        });
-        owners
-    }
-
     fn threads(&self, pairs: usize, most: usize) -> usize {
         let most = if most == 0 { processors() } else { most };
         let pays = match self.mode {
@@ -362,6 +336,29 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         ranked.sort_unstable_by(order);
         ranked.into_iter().map(|(_, worker)| worker).collect()
     }
+}
+
+/// Does all of the work, each in a thread, the last of it in this one; the results in order.
+fn side_by_side<T: Send, W: FnOnce() -> T + Send>(work: impl Iterator<Item = W>) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let mut work = work.peekable();
+        let (mut started, mut here) = (Vec::new(), None);
+        while let Some(next) = work.next() {
+            if work.peek().is_none() {
+                here = Some(next());
+                break;
+            }
+            let thread = std::thread::Builder::new().name(format!("latchwork-assign-{}", started.len()));
+            started.push(thread.spawn_scoped(scope, next).expect("the system starts a thread"));
+        }
+        let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join().expect("no assignment panics");
+        started.into_iter().map(join).chain(here).collect()
+    })
+}
+
+/// How many processors this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Some workers of a rendezvous.
@@ -507,26 +504,6 @@ mod tests {
                 moved += usize::from(old != new);
             }
             assert!(moved > 100);
-        }
-    }
-
-    #[test]
-    fn keys_in_one_text_have_the_owners_of_keys_apart_however_the_text_is_cut() {
-        let names = names(7);
-        let hashing = rendezvous(&names, &[1.0; 7], Mode::Fast);
-        let mut random = Random::new(5);
-        for count in [1, 2, 3, 10, 1000, 3000, 30_000] {
-            let key = |_| "\u{7f}é\u{1}ab\u{1}".repeat(5).chars().take(random.below(30)).collect();
-            let keys: Vec<String> = (0..count).map(key).collect();
-            let text = keys.join("\0");
-            let expected: Vec<u32> = keys.iter().map(|key| owner(&hashing, key) as u32).collect();
-            for parts in [1, 2, 3, 64] {
-                let sections = joined::sections(text.as_bytes(), parts);
-                let found = side_by_side(sections.into_iter().map(|part| || hashing.owners_in_section(part, 0)));
-                assert_eq!(found.concat(), expected, "{count} keys, {parts} parts");
-            }
-            assert_eq!(hashing.owners_in(text.as_bytes(), count, 0).unwrap().concat(), expected);
-            assert_eq!(hashing.owners_in(text.as_bytes(), count - 1, 0), None);
         }
     }
 

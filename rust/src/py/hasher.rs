@@ -7,7 +7,7 @@ use pyo3::types::{PyList, PyString};
 use super::assignment::Assignment;
 use super::delta::memory;
 use super::items::ItemSet;
-use super::text::{each_string, joined, string, strings, utf8};
+use super::text::{each_string, string, strings, utf8};
 use crate::even::{seat, share_of};
 use crate::input::check_weights;
 use crate::rendezvous::{Keys, Mode, Rendezvous};
@@ -86,10 +86,9 @@ impl RendezvousHasher {
         }
         let owners = match self.rendezvous.mode() {
             Mode::Fast => self.owners_by_hash(py, keys, threads)?,
-            Mode::Compat => vec![self.owners_by_text(py, keys, threads)?],
+            Mode::Compat => self.owners_by_text(py, keys, threads)?,
         };
-        let count = owners.iter().map(Vec::len).sum();
-        let owners = Exactly(owners.iter().flatten().map(|owner| self.names[*owner as usize].bind(py)), count);
+        let owners = owners.into_iter().map(|owner| self.names[owner as usize].bind(py));
         Ok(PyList::new(py, owners)?.into_any())
     }
 
@@ -116,38 +115,14 @@ impl RendezvousHasher {
     }
 }
 
-/// An iterator whose length is known.
-struct Exactly<I>(I, usize);
-
-impl<I: Iterator> Iterator for Exactly<I> {
-    type Item = I::Item;
-
-    fn next(&mut self) -> Option<I::Item> {
-        self.0.next()
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.1, Some(self.1))
-    }
-}
-
-impl<I: Iterator> ExactSizeIterator for Exactly<I> {}
-
 impl RendezvousHasher {
-    /// The owners, in parts that follow each other.
-    fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<Vec<u32>>> {
-        if let Some((text, count)) = joined(keys) {
-            let text = text.to_str()?.as_bytes();
-            if let Some(owners) = py.detach(|| self.rendezvous.owners_in(text, count, threads)) {
-                return Ok(owners);
-            }
-        }
+    fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
         let mut hashes = Vec::with_capacity(keys.len().unwrap_or(0));
         each_string("key", keys, |key| {
             hashes.push(fast_key(utf8("key", &key)?.as_bytes()));
             Ok(())
         })?;
-        Ok(vec![py.detach(|| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads))])
+        Ok(py.detach(|| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads)))
     }
 
     fn owners_by_text(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {

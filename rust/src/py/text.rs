@@ -2,11 +2,8 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple};
+use pyo3::types::PyString;
 use pyo3::CastIntoError;
-
-/// What stands between joined strings.
-const BREAK: &str = "\0";
 
 /// The UTF-8 form of a str; lone surrogates have none. `what` names the value in the error.
 pub fn utf8<'a>(what: &str, string: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
@@ -34,18 +31,6 @@ pub fn each_string<'py>(
         return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
     }
     values.try_iter()?.try_for_each(|value| visit(string(what, value?)?))
-}
-
-/// The strings of a list or tuple in one, with [`BREAK`] between them, and how many they are: Python does that faster than
-/// anybody else can visit them. None if it cannot, whatever the reason: visit them, and the reason shows.
-pub fn joined<'py>(values: &Bound<'py, PyAny>) -> Option<(Bound<'py, PyString>, usize)> {
-    if !(values.is_exact_instance_of::<PyList>() || values.is_exact_instance_of::<PyTuple>()) {
-        return None;
-    }
-    let joined = PyString::new(values.py(), BREAK).call_method1("join", (values,)).ok()?;
-    let joined = joined.cast_into::<PyString>().ok()?;
-    let count = values.len().ok()?;
-    (count > 0 && joined.to_str().is_ok()).then_some((joined, count))
 }
 
 /// A value as a str.
