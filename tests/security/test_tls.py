@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -11,6 +12,8 @@ from latchwork import ConnectFailed
 from security.authority import SERVERS
 
 CONNECT_TIMEOUT_S = 3.0
+#: How a server that will not have our certificate shows: by an alert, or, from etcd 3.4, by what gRPC makes of one.
+NOT_WANTED = "(?i)alert|bad.certificate|certificate.required|TSI_DATA_CORRUPTED"
 
 
 @pytest.fixture(scope="module", params=sorted(SERVERS))
@@ -43,17 +46,17 @@ def test_everything_goes_through_tls_with_both_certificates(guarded, certificate
 
 
 def test_a_client_without_a_certificate_is_refused(guarded):
-    assert "tls" in refused(guarded.url("/app", connect_timeout_s=CONNECT_TIMEOUT_S)).lower()
+    assert re.search(NOT_WANTED, refused(guarded.url("/app", connect_timeout_s=CONNECT_TIMEOUT_S)))
 
 
 def test_a_client_that_trusts_another_authority_refuses_the_server(guarded, certificates, strangers):
     options = {**certificates.client(), "tls_ca": strangers.ca, "connect_timeout_s": CONNECT_TIMEOUT_S}
-    assert "tls_ca" in refused(guarded.url("/app", **options))
+    assert "CERTIFICATE_VERIFY_FAILED" in refused(guarded.url("/app", **options))
 
 
 def test_a_client_of_another_authority_is_refused(guarded, strangers):
     options = {**strangers.client(), "connect_timeout_s": CONNECT_TIMEOUT_S}
-    assert "tls_cert" in refused(guarded.url("/app", **options))
+    assert re.search(NOT_WANTED, refused(guarded.url("/app", **options)))
 
 
 def test_a_client_without_tls_is_refused(guarded):
@@ -67,4 +70,5 @@ def test_a_server_whose_certificate_names_another_host_or_is_out_of_date_is_refu
     bad = {"host": "10.9.8.7"} if wrong == "host" else {"not_after": yesterday}
     with SERVERS[kind](certificates.server(**bad)) as server:
         options = {**certificates.client(), "connect_timeout_s": CONNECT_TIMEOUT_S}
-        assert "tls" in refused(server.url("/app", **options)).lower()
+        said = {"host": "(?i)host.?name verification|mismatch", "date": "certificate has expired"}[wrong]
+        assert re.search(said, refused(server.url("/app", **options)))

@@ -320,7 +320,13 @@ def test_accounts_see_only_what_their_acl_lets_them(zookeeper, root, raw, wait_u
         owner = connect("ann:secret@")
         put(owner, "k")
         raw.add_auth("digest", "ann:secret")
-        assert [(acl.perms, acl.id.scheme) for acl in raw.get_acls(f"/{root}/k")[0]] == [(31, "digest")]
+        put(owner, "deep/below/k")
+        paths = [f"/{root}"]
+        for path in paths:
+            paths += [f"{path}/{child}" for child in raw.get_children(path)]
+        assert {f"/{root}/k", f"/{root}/deep/below/k"} < set(paths)
+        for path in paths[1:]:  # the root was there before
+            assert [(acl.perms, acl.id.scheme) for acl in raw.get_acls(path)[0]] == [(31, "digest")], path
         assert get(connect("ann:secret@"), "k").value == b"v"
         for account in ("", "ann:wrong@", "bob:secret@"):
             stranger = connect(account)

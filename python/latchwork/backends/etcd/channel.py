@@ -57,6 +57,14 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     # Otherwise channels with equal arguments share a connection, and one store's trouble is another's.
     ("grpc.use_local_subchannel_pool", 1),
 )
+#: What gRPC says when the other side is not who it should be, or will not have us.
+_TLS_TROUBLE = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "SSL_ERROR",
+    "SSL routines",
+    "handshake failed",
+    "Hostname Verification Check failed",
+)
 _METHODS = {
     "Range": ("KV", pb.RangeResponse),
     "Txn": ("KV", pb.TxnResponse),
