@@ -283,8 +283,13 @@ def test_start_that_takes_too_long_is_given_up():
 @pytest.mark.parametrize("kind", KINDS)
 def test_port_taken_by_a_stranger_is_replaced_on_first_start(kind, monkeypatch):
     with socket.socket() as stranger:
-        taken = reserve_port()
-        stranger.bind(("127.0.0.1", taken.port))
+        while True:
+            taken = reserve_port()
+            try:
+                stranger.bind(("127.0.0.1", taken.port))
+                break
+            except OSError:  # somebody who reserves nothing was faster
+                taken.release()
         stranger.listen()
         offers = [taken]
         monkeypatch.setattr(_server, "reserve_port", lambda: offers.pop() if offers else reserve_port())

@@ -149,9 +149,13 @@ def test_session_of_a_server_that_went_away_for_good_does_not_hold_up_close(own,
 
 def test_server_absent_at_start_and_coming_up_in_time_is_found(own, opened):
     own.kill()
-    threading.Timer(0.3, own.restart).start()
-    backend = opened(own.url("faults", connect_timeout_s=10))
-    assert backend.get("k", stale_ok=False).result(5) is None
+    starting = threading.Timer(0.3, own.restart)
+    starting.start()
+    try:
+        backend = opened(own.url("faults", connect_timeout_s=10))
+        assert backend.get("k", stale_ok=False).result(5) is None
+    finally:
+        starting.join()  # it waits until the server says that it is ready; closing one meanwhile would fail there
 
 
 def test_unreachable_server_is_connect_failed_in_time(own, opened):
