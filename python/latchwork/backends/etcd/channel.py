@@ -327,9 +327,7 @@ class Link:
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
         """Trying again helps no certificate."""
         said = rpc_errors.details(error)
-        if any(
-            words in said for words in ("CERTIFICATE_VERIFY_FAILED", "SSL_ERROR", "SSL routines", "handshake failed")
-        ):
+        if any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
                 f"TLS with etcd at {_join(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
                 "tls_key, and that the server's certificate names the host"

@@ -260,9 +260,8 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         except Exception as error:
             self.trouble = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
             self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
-            if (
-                self.was_refused
-            ):  # a server that dies at this moment looks the same: try on, as after any broken connection
+            if self.was_refused:
+                # A server that dies at this moment looks the same: try on, as after any broken connection.
                 raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
