@@ -145,6 +145,38 @@ def test_counting_through_a_bad_line_counts_every_known_increment_once(connect, 
         assert known.count(name) <= reached <= known.count(name) + unknown.count(name)
 
 
+def a_tree(backend):
+    """Three transactions' worth of keys; those below t/a go last."""
+    for parent in ("t/z", "t/a"):
+        for at in (0, 80):
+            result(backend.commit([], [Put(f"{parent}/{number:03d}", b"") for number in range(at, at + 70)]))
+
+
+def test_a_tree_that_was_deleted_by_halves_when_the_server_went_away_is_said_to_be(connect, proxy, monkeypatch):
+    backend = connect(proxy.endpoint, call_timeout_s=1.0)
+    a_tree(backend)
+    commit = backend._writer.commit
+
+    def commit_once(*call):
+        committed = yield from commit(*call)
+        proxy.refuse.set()
+        proxy.cut()
+        return committed
+
+    monkeypatch.setattr(backend._writer, "commit", commit_once)
+    with pytest.raises(OutcomeUnknown, match="100 of 280 keys were deleted, then: .*again for the rest") as caught:
+        backend.delete_tree("t").result(15)
+    assert "nothing was changed" not in str(caught.value)
+
+
+def test_a_tree_that_was_deleted_by_halves_for_want_of_rights_is_said_to_be(backend, raw, root):
+    a_tree(backend)
+    raw.set_acls(f"/{root}/t/a", [make_acl("world", "anyone", read=True, write=True, create=True)])
+    with pytest.raises(PermissionDenied, match="100 of 280 keys were deleted, then: .*no right"):
+        backend.delete_tree("t").result(15)
+    assert len(result(backend.list("t", recursive=True, limit=None, start_after=None))) == 180
+
+
 def test_an_order_of_pipelined_writes_survives_cuts(connect, proxy):
     backend = connect(proxy.endpoint)
     put(backend, "k", b"-1")

@@ -204,18 +204,22 @@ class Link:
             raise rpc_errors.translate(error, what)
         yield self.timer.after(RETRY_S)
 
-    def refresh_token(self) -> Future[None]:
-        """Get a new token, unless one is on its way already; the future fails as ``Authenticate`` does."""
+    def refresh_token(self, deadline: float | None = None) -> Future[None]:
+        """Get a new token, unless one is on its way already; the future fails as ``Authenticate`` does.
+
+        All who ask meanwhile share one login, which has the call timeout; each waits until its own deadline.
+        """
         with self._lock:
-            if self._refreshing is not None:
-                return self._refreshing
-            refreshing: Future[None] = Future()
-            self._refreshing = refreshing
-        chain(drive(self._authenticate()), refreshing)
-        with self._lock:
-            if refreshing.done():
-                self._refreshing = None
-        return refreshing
+            refreshing = self._refreshing
+            begin = refreshing is None
+            if refreshing is None:
+                refreshing = self._refreshing = Future()
+        if begin:
+            chain(drive(self._authenticate()), refreshing)
+            with self._lock:
+                if refreshing.done():
+                    self._refreshing = None
+        return refreshing if deadline is None or refreshing.done() else self._in_time(refreshing, deadline)
 
     def failed(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
@@ -274,6 +278,17 @@ class Link:
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
+    def _in_time(self, shared: Future[None], deadline: float) -> Future[None]:
+        """Ends with what others wait for too, or with ``Unavailable`` when the deadline comes first."""
+        ours: Future[None] = Future()
+
+        def give_up() -> None:
+            reject(ours, Unavailable(f"etcd did not log in {self._url.user!r} in time; try again"))
+
+        chain(shared, ours)
+        self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
+        return ours
+
     def _authenticate(self) -> Steps[None]:
         try:
             yield from self._login(self.clock.now() + self.call_timeout_s)
@@ -314,7 +329,7 @@ class Link:
         """Make a next try worth it, or raise; True when the token is new."""
         fate = rpc_errors.fate(error)
         if fate is Fate.STALE_TOKEN and self._url.user is not None and not refreshed:
-            yield self.refresh_token()
+            yield self.refresh_token(deadline)
             return True
         if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
             self.healthy = True

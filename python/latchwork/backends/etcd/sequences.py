@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from latchwork.types import HasId
 
 _DIGITS = 10
+#: Parents whose counters are remembered; of more, those that nobody waits at are read again.
+_REMEMBERED = 1_000
 
 
 @dataclass(slots=True)
@@ -70,7 +72,11 @@ class Sequences:
         wish = _Wish(key, value, session, deadline, Future())
         parent = key.rpartition("/")[0]
         with self._lock:
-            line = self._lines.setdefault(parent, _Line())
+            line = self._lines.get(parent)
+            if line is None:
+                if len(self._lines) >= _REMEMBERED:
+                    self._lines = {name: each for name, each in self._lines.items() if each.busy}
+                line = self._lines[parent] = _Line()
             line.waiting.append(wish)
             first, line.busy = not line.busy, True
         if first:

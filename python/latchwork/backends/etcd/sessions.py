@@ -50,6 +50,8 @@ class EtcdSession:
         self.opened_at = opened_at
         self.token = 0
         self.renew_every_s = ttl_s / 3
+        #: Set when it is closed here; ends when that is done, or left to the TTL.
+        self.closing: Future[None] | None = None
         self._owner = owner
 
     def renew(self) -> Future[float]:
@@ -65,7 +67,8 @@ class Sessions:
     """The sessions of one store. Safe to share between threads.
 
     Attributes:
-        ended: ids of the sessions that were closed here; whatever names one of them is refused before any I/O.
+        ended: ids of the sessions that were closed here and may live on the server yet; whatever names one of them is
+            refused before any I/O. The server itself refuses what names one that has ended there.
     """
 
     def __init__(self, link: Link, keys: Keys, writer: Writer, hub: WatchHub) -> None:
@@ -75,7 +78,6 @@ class Sessions:
         self._hub = hub
         self._lock = threading.Lock()
         self._open: dict[str, tuple[EtcdSession, BackendWatch | None]] = {}
-        self._closing: dict[str, Future[None]] = {}
         self.ended: set[str] = set()
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
@@ -84,7 +86,7 @@ class Sessions:
 
     def renew(self, session: EtcdSession) -> Future[float]:
         """One keepalive, tried once: the session's owner knows best when to try again."""
-        if session.id in self.ended:
+        if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
         outcome: Future[float] = Future()
         sent_at = self._link.clock.now()
@@ -107,11 +109,10 @@ class Sessions:
     def end(self, session: EtcdSession) -> Future[None]:
         """Refuse the session from now on, and revoke its lease."""
         with self._lock:
+            if session.closing is not None:
+                return session.closing
+            closing = session.closing = Future()
             self.ended.add(session.id)
-            found = self._closing.get(session.id)
-            if found is not None:
-                return found
-            closing = self._closing[session.id] = Future()
             _, watch = self._open.pop(session.id, (None, None))
         if watch is not None:
             watch.close()
@@ -137,19 +138,21 @@ class Sessions:
         session = EtcdSession(self, f"{lease:x}", granted_s, sent_at)
         plan = session_put(self._keys, session.id, b"%d" % granted_s)
         try:
-            session.token = yield self._writer.write(plan, lambda: plan)
+            session.token = yield self._writer.write(plan, lambda: plan, deadline)
         except LatchworkError:
             self.end(session)
             raise
         watch = self._hub.watch_spans([exactly(self._keys.marker(session.id))], _Vigil(session.id, on_gone))
         with self._lock:
-            if session.id not in self.ended:
+            if session.closing is None:
                 self._open[session.id] = (session, watch)
+                return session
+        watch.close()
         return session
 
     def _renewal_failed(self, error: Any, session: EtcdSession, outcome: Future[float]) -> None:
         if rpc_errors.fate(error) is rpc_errors.Fate.STALE_TOKEN:
-            refreshed = self._link.refresh_token()
+            refreshed = self._link.refresh_token(self._link.clock.now() + self._patience_s(session))
             refreshed.add_done_callback(lambda _: self._renew_again(session, outcome, refreshed))
             return
         self._link.failed(error)
@@ -180,9 +183,16 @@ class Sessions:
         try:
             yield from self._link.call("LeaseRevoke", request, f"close session {session.id}", deadline)
         except SessionLost:
-            return
+            pass
         except LatchworkError as error:
             _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
+            self._link.timer.call_later(session.ttl_s, lambda: self._revoke_again(session))
+            return
+        self.ended.discard(session.id)
+
+    def _revoke_again(self, session: EtcdSession) -> None:
+        """Until the server has said that it is gone; the store's close drops what is to come."""
+        drive(self._revoke(session))
 
 
 class _Vigil:

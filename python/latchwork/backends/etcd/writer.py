@@ -256,7 +256,7 @@ class Writer:
             yield from self._link.pause(error, plan.what, deadline)
         elif fate is Fate.STALE_TOKEN:
             self._require_time(plan, deadline, error)
-            yield self._link.refresh_token()
+            yield self._link.refresh_token(deadline)
         elif rpc_errors.says(error, "lease not found"):
             yield from self._find_lost_lease(error, plan, slot.lease, deadline)
         elif not plan.is_flat and rpc_errors.says(error, "key not found"):
@@ -316,7 +316,7 @@ class Writer:
         The answer is final: it came after the write was applied, or instead of it.
         """
         try:
-            revision = yield from self._written_at(slot, max(deadline, self._link.clock.now() + 1.0))
+            revision = yield from self._written_at(slot, deadline)
         except _GuardGone as gone:
             raise self._unknown(plan, "its guard is gone, so it cannot land any more", error) from gone
         except LatchworkError:
@@ -371,7 +371,7 @@ class Writer:
             self._forget(slot.lease)
             raise _GuardGone from error
         except QuotaExceeded:
-            revision = yield from self._written_at(slot, self._link.clock.now() + timeout_s)
+            revision = yield from self._written_at(slot, deadline)
             if not revision:
                 raise  # it cannot be kept from landing while the server refuses every put
             return revision
@@ -387,8 +387,7 @@ class Writer:
 
     def _recall(self, plan: Plan, revision: int, deadline: float) -> Steps[Any]:
         """The outcome of a transaction that is known to have been applied at a revision."""
-        until = max(deadline, self._link.clock.now() + 1.0)
-        found = yield read_ranges(self._link, plan.recall(revision), plan.what, deadline=until)
+        found = yield read_ranges(self._link, plan.recall(revision), plan.what, deadline=deadline)
         return plan.decode_recall(found, revision)
 
     def _unknown(self, plan: Plan, state: str, error: BaseException) -> OutcomeUnknown:

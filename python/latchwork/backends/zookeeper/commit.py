@@ -28,7 +28,16 @@ from latchwork.backends.zookeeper.nodes import (
 )
 from latchwork.backends.zookeeper.plan import HasDescendants, Known, NeedStates, Plan, compile_plan, entries_of
 from latchwork.backends.zookeeper.wire import MULTI, MULTI_READ, NO_AUTH, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import InvalidKey, LatchworkError, OutcomeUnknown, TransactionTooLarge, Unavailable
+from latchwork.errors import (
+    Closed,
+    InvalidKey,
+    LatchworkError,
+    OutcomeUnknown,
+    PermissionDenied,
+    QuotaExceeded,
+    TransactionTooLarge,
+    Unavailable,
+)
 from latchwork.types import Absent, At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
@@ -366,12 +375,10 @@ class Writer:
         for at in range(0, len(keys), _BATCH):
             try:
                 committed = yield from self.commit(task, [], [Delete(key) for key in keys[at : at + _BATCH]])
-            except Unavailable as error:
+            except LatchworkError as error:
                 if not deleted:
                     raise
-                raise OutcomeUnknown(
-                    f"{task.what}: {deleted} of {len(keys)} keys were deleted, then: {error}; do it again for the rest"
-                ) from error
+                raise partly_deleted(task.what, deleted, len(keys), error) from error
             deleted += len(committed.deleted)
         above = {each for key in keys for each in ancestors(key)}
         yield from self.sweep(task.connection, above, task.deadline)
@@ -450,6 +457,17 @@ class Writer:
         for number, guard in enumerate(wire.parse_multi_read(reply.body)):
             if isinstance(guard, Data):
                 self._reader.learn(number, guard.stat.version)
+
+
+def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
+    """What to tell of a tree that was deleted by halves.
+
+    Of the family that the error is of, unless that says that nothing was done.
+    """
+    reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for the call alone
+    told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"
+    kept = isinstance(error, (Closed, PermissionDenied, QuotaExceeded))
+    return type(error)(told) if kept else OutcomeUnknown(told)
 
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
