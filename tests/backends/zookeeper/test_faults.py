@@ -164,7 +164,7 @@ def test_a_tree_that_was_deleted_by_halves_when_the_server_went_away_is_said_to_
         return committed
 
     monkeypatch.setattr(backend._writer, "commit", commit_once)
-    with pytest.raises(OutcomeUnknown, match="100 of 280 keys were deleted, then: .*again for the rest") as caught:
+    with pytest.raises(OutcomeUnknown, match=r"100 of 280 keys were deleted, then: .*again for the rest") as caught:
         backend.delete_tree("t").result(15)
     assert "nothing was changed" not in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_a_tree_that_was_deleted_by_halves_when_the_server_went_away_is_said_to_
 def test_a_tree_that_was_deleted_by_halves_for_want_of_rights_is_said_to_be(backend, raw, root):
     a_tree(backend)
     raw.set_acls(f"/{root}/t/a", [make_acl("world", "anyone", read=True, write=True, create=True)])
-    with pytest.raises(PermissionDenied, match="100 of 280 keys were deleted, then: .*no right"):
+    with pytest.raises(PermissionDenied, match=r"100 of 280 keys were deleted, then: .*no right"):
         backend.delete_tree("t").result(15)
     assert len(result(backend.list("t", recursive=True, limit=None, start_after=None))) == 180
 

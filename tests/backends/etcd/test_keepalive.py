@@ -1,0 +1,64 @@
+"""Pings: never more of them than etcd allows, and a server that has fallen silent is noticed all the same."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from latchwork.backends.etcd import channel
+from latchwork.testing.proxy import Proxy
+
+#: As often as gRPC pings at most.
+PING_S = 1.0
+#: etcd counts pings without a call under way as strikes, and closes the connection at the third.
+STRIKES = 3
+
+
+@pytest.fixture
+def proxy(server):
+    with Proxy(server.endpoint) as between:
+        yield between
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Let channels ping often; takes other options of theirs too."""
+
+    def change(**options):
+        changed = {**dict(channel._CHANNEL_OPTIONS), "grpc.keepalive_time_ms": int(PING_S * 500)}
+        changed |= {f"grpc.{name}": value for name, value in options.items()}
+        monkeypatch.setattr(channel, "_CHANNEL_OPTIONS", tuple(changed.items()))
+
+    return change
+
+
+def connections(proxy):
+    return list(proxy._pairs)
+
+
+def test_a_store_that_is_idle_for_long_keeps_its_connection(etcd35, root, opened, often):
+    with Proxy(etcd35.endpoint) as proxy, Proxy(etcd35.endpoint) as beside:
+        often()
+        backend = opened(f"etcd://{proxy.endpoint}/{root}")
+        often(keepalive_permit_without_calls=1)
+        control = opened(f"etcd://{beside.endpoint}/{root}")
+        before, other = connections(proxy), connections(beside)
+        time.sleep((STRIKES + 2) * PING_S)
+        assert control.get("k", stale_ok=False).result(5) is None
+        assert backend.get("k", stale_ok=False).result(5) is None
+        assert connections(beside) != other, "the server allows such pings: this proves nothing"
+        assert connections(proxy) == before
+
+
+def test_a_watch_notices_a_silent_connection_by_its_pings(proxy, root, opened, often, collector):
+    often()
+    backend = opened(f"etcd://{proxy.endpoint}/{root}")
+    seen = collector()
+    backend.watch("k", seen)
+    seen.wait_until(lambda it: it.events)
+    before = connections(proxy)
+    proxy.hold(present_only=True)  # new connections pass: only who gives up the old one gets on
+    count = len(seen.events)
+    seen.wait_until(lambda it: len(it.events) > count, 20.0)
+    assert connections(proxy) != before
