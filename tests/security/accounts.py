@@ -26,14 +26,23 @@ class Accounts:
         request = pb.AuthenticateRequest(name="root", password=self._password)
         self._metadata = (("token", self._auth.Authenticate(request, timeout=5).token),)
 
-    def grant(self):
-        perm = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"/app/", range_end=b"/app0")
+    def grant(self, prefix=b"/app/"):
+        kind = auth_pb2.Permission.READWRITE
+        perm = auth_pb2.Permission(permType=kind, key=prefix, range_end=prefix[:-1] + b"0")
         request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
         self._auth.RoleGrantPermission(request, timeout=5, metadata=self._metadata)
 
     def revoke(self):
         request = pb.AuthRoleRevokePermissionRequest(role="app", key=b"/app/", range_end=b"/app0")
         self._auth.RoleRevokePermission(request, timeout=5, metadata=self._metadata)
+
+    def put(self, key, value):
+        """As root."""
+        pb.KVStub(self._channel).Put(pb.PutRequest(key=key, value=value), timeout=5, metadata=self._metadata)
+
+    def remove(self):
+        """The account itself."""
+        self._auth.UserDelete(pb.AuthUserDeleteRequest(name="app"), timeout=5, metadata=self._metadata)
 
     def close(self):
         self._channel.close()

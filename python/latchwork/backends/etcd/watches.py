@@ -14,6 +14,7 @@ server does an answer move the revision from which a watch resumes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import queue
@@ -27,6 +28,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.ranges import read_apart
+from latchwork.backends.etcd.rights import REFUSALS, Rights
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from latchwork.backends.base import Sink
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import KeyRange, Keys
+    from latchwork.backends.etcd.rights import Watched
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +84,9 @@ class EtcdWatch:
     ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered.
     """
 
-    def __init__(self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink) -> None:
+    def __init__(self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink, *, what: str) -> None:
+        #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
+        self.what = what
         self.lock = threading.RLock()
         self.sink = sink
         self.parts = [_Part(self, span) for span in spans]
@@ -126,15 +131,18 @@ class WatchHub:
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._to_be_looked_after)
         self._name = name
 
     def watch(self, prefix: str, sink: Sink) -> EtcdWatch:
         """Watch the key equal to a prefix and all below it."""
-        return self.watch_spans(self._keys.at_or_below(prefix), sink)
+        watch = self.watch_spans(self._keys.at_or_below(prefix), sink, what=f"watch {prefix!r}")
+        self._rights.look_after()
+        return watch
 
-    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink) -> EtcdWatch:
+    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "") -> EtcdWatch:
         """Watch some ranges of raw keys."""
-        watch = EtcdWatch(self, spans, sink)
+        watch = EtcdWatch(self, spans, sink, what=what)
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed; open a new one")
@@ -199,7 +207,7 @@ class WatchHub:
     def _not_started(self, watch: EtcdWatch, epoch: int, error: BaseException) -> None:
         if watch.epoch != epoch:
             return
-        if isinstance(error, PermissionDenied):
+        if isinstance(error, REFUSALS):
             self._break(watch, error)
         elif not self._closing.is_set() and not watch.closed:
             _log.debug("a watch waits for the server: %s", error)
@@ -219,6 +227,13 @@ class WatchHub:
                 self._deliver(watch, Broken(error))
                 watch.closed = True
         self.drop(watch)
+
+    def _to_be_looked_after(self) -> list[Watched]:
+        with self._lock:
+            watches = [] if self._closing.is_set() else [watch for watch in self._watches if watch.what]
+        return [
+            (part.span, watch.what, functools.partial(self._break, watch)) for watch in watches for part in watch.parts
+        ]
 
     # Under self._lock: what goes out on the stream.
 

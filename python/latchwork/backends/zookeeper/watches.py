@@ -5,10 +5,14 @@ it as a ``Snapshot``), then lives on re-reads of the keys that events named. Eve
 connection. States between two reads are merged; a key never moves backwards, because one connection's reads never do
 and a load begins with a barrier. Once a second one barrier serves all watches: the events of all that was committed
 before it was sent have come before its answer.
+
+Rights: the server says nothing when they are taken away. A watch finds out when it next reads what it is about; the
+prefix itself is looked at every few seconds, for all watches by one request.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -17,7 +21,7 @@ from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.futures import drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Cut
-from latchwork.backends.zookeeper.wire import ADD_WATCH, REMOVE_WATCHES
+from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
 
@@ -36,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
 _RETRY_S = 0.2
+#: Beats of the heart between two looks at whether the prefixes may still be read, and prefixes that one request is for.
+_RIGHTS_EVERY, _PREFIXES = 4, 200
+#: What is at a prefix is read for that, unless it is more: then the names below it are.
+_SMALL = 4_096
 _LOAD_TIMEOUT_S = 60.0
 
 
@@ -48,6 +56,7 @@ class ZooKeeperWatch:
         self.live = False
         self.dirty: set[str] = set()  # named by events while loading
         self.tokens: dict[str, int] = {}  # of the keys reported
+        self.size = 0  # of the value at the prefix, as last reported
         self.closed = False
         self._hub = hub
         self._sink = sink
@@ -89,6 +98,8 @@ class ZooKeeperWatch:
             elif entry.token > self.tokens.get(key, 0):
                 self.tokens[key] = entry.token
                 news.append(Change(key, entry))
+                if key == self.prefix:
+                    self.size = len(entry.value)
         return tuple(news)
 
 
@@ -106,6 +117,7 @@ class WatchHub:
         self._dirty: set[str] = set()
         self._current: float | None = None
         self._pumping = self._beating = self._closed = False
+        self._beats = 0
 
     def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
         """Begin a watch; its first event comes by itself."""
@@ -205,6 +217,7 @@ class WatchHub:
             if watch.loads != load:
                 return
             watch.tokens = {entry.key: entry.token for entry in entries}
+            watch.size = next((len(entry.value) for entry in entries if entry.key == watch.prefix), 0)
         watch.deliver(Snapshot(tuple(entries), confirmed.sent_at))
         with self._lock:
             if watch.loads == load:
@@ -297,6 +310,9 @@ class WatchHub:
         if self._connection.up:
             call = self._connection.confirm(self._clock.now() + 2 * _HEARTBEAT_S)
             call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
+            self._beats += 1
+            if self._beats % _RIGHTS_EVERY == 0:
+                self._look_at_rights()
         self._timer.call_later(_HEARTBEAT_S, self._beat)
 
     def _confirmed(self, sent_at: float, answered: bool) -> None:
@@ -304,3 +320,28 @@ class WatchHub:
             with self._lock:
                 self._current = sent_at
             self._kick()
+
+    def _look_at_rights(self) -> None:
+        """Ask whether each prefix may still be read; whom that concerns loads again, and ends when it may not."""
+        with self._lock:
+            sizes = {prefix: max(watch.size for watch in same) for prefix, same in self._watches.items() if same}
+        prefixes = list(sizes)
+        deadline = self._clock.now() + 2 * _HEARTBEAT_S
+        for at in range(0, len(prefixes), _PREFIXES):
+            some = prefixes[at : at + _PREFIXES]
+            reads = [
+                (wire.read_data if sizes[prefix] <= _SMALL else wire.read_children)(self._layout.path(prefix))
+                for prefix in some
+            ]
+            call = self._connection.call(MULTI_READ, wire.multi(reads), deadline)
+            call.add_done_callback(functools.partial(self._judge_rights, some))
+
+    def _judge_rights(self, prefixes: list[str], done: Future[wire.Reply]) -> None:
+        if done.exception() is not None or done.result().error != OK:
+            return
+        for prefix, found in zip(prefixes, wire.parse_multi_read(done.result().body), strict=True):
+            if found == NO_AUTH:
+                with self._lock:
+                    same = list(self._watches.get(prefix, ()))
+                for watch in same:
+                    self._load(watch)

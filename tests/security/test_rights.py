@@ -1,0 +1,132 @@
+"""Rights that are taken away while something is watched: servers say nothing, the watch ends all the same."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import closing
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+import latchwork
+from latchwork import AuthenticationFailed, PermissionDenied
+from latchwork.backends.etcd import rights
+from latchwork.backends.zookeeper import watches
+from latchwork.testing.proxy import Proxy
+from latchwork.testing.servers import EtcdServer
+from security.accounts import Accounts
+
+#: Promised are 5 s; machines are busy.
+SOON_S = 30.0
+PASSWORD = "app-secret"
+
+
+@pytest.fixture(scope="module", params=["3.4", "3.5"])
+def accounts(request):
+    """Of a server of etcd."""
+    with EtcdServer(request.param) as server, closing(Accounts(server, PASSWORD)) as made:
+        made.log_in()
+        made.url = lambda root="app/x": server.url(root).replace("://", f"://app:{PASSWORD}@")
+        yield made
+
+
+def ended(watch):
+    """The error that a watch ends with."""
+    with pytest.raises((PermissionDenied, AuthenticationFailed)) as caught:
+        while watch.next(SOON_S):
+            pass
+    return caught.value
+
+
+def test_an_open_watch_on_etcd_ends_when_its_account_loses_the_right(accounts):
+    with latchwork.connect(accounts.url()) as store:
+        store.put("k", b"1")
+        mirror = store.mirror("")
+        with store.watch("k") as watch:
+            watch.next(SOON_S)
+            mirror.wait_until(lambda it: "k" in it, timeout_s=SOON_S)
+            accounts.revoke()
+            try:
+                error = ended(watch)
+                with pytest.raises(PermissionDenied):
+                    mirror.wait_until(lambda it: False, timeout_s=SOON_S)
+            finally:
+                accounts.grant()
+        assert isinstance(error, PermissionDenied)
+        assert "watch 'k'" in str(error)
+        with store.watch("k") as again:
+            assert again.next(SOON_S)
+
+
+def test_an_open_watch_on_etcd_goes_on_when_only_other_parts_of_the_root_are_refused(accounts, monkeypatch):
+    monkeypatch.setattr(rights, "_EVERY_S", 0.2)
+    accounts.grant(b"/part/mine/")
+    with latchwork.connect(accounts.url("part")) as store, store.watch("mine/k") as watch:
+        watch.next(SOON_S)
+        with pytest.raises(PermissionDenied):
+            store.get("k")
+        time.sleep(1.5)
+        accounts.put(b"/part/mine/k", b"1")
+        assert watch.next(SOON_S)[-1].entry.value == b"1"
+
+
+def test_an_open_watch_on_etcd_ends_when_its_account_is_removed(accounts, monkeypatch):
+    """The last test of the server: the account is gone."""
+    monkeypatch.setattr(rights, "_EVERY_S", 0.2)
+    with latchwork.connect(accounts.url()) as store, store.watch("") as watch:
+        watch.next(SOON_S)
+        accounts.remove()
+        assert isinstance(ended(watch), AuthenticationFailed)
+
+
+@pytest.fixture
+def ann(zookeeper):
+    """Her store, and somebody who may change the rights to what is hers."""
+    root = f"rights-{uuid.uuid4().hex}"
+    raw = KazooClient(zookeeper.endpoint, auth_data=[("digest", "ann:secret"), ("digest", "bob:secret")])
+    raw.start()
+    with (
+        Proxy(zookeeper.endpoint) as proxy,
+        latchwork.connect(f"zk://ann:secret@{proxy.endpoint}/{root}") as store,
+    ):
+        store.give_to_bob = lambda key: raw.set_acls(f"/{root}/{key}", [make_digest_acl("bob", "secret", all=True)])
+        store.proxy = proxy
+        yield store
+    raw.stop()
+    raw.close()
+
+
+@pytest.mark.parametrize("value", [b"small", b"x" * 100_000], ids=["small", "large"])
+def test_an_open_watch_on_zookeeper_ends_when_its_account_loses_the_right_to_its_prefix(ann, value, monkeypatch):
+    if len(value) > 100:  # one of the two takes its time
+        monkeypatch.setattr(watches, "_RIGHTS_EVERY", 1)
+    ann.put("k", value)
+    mirror = ann.mirror("k")
+    with ann.watch("k") as watch:
+        watch.next(SOON_S)
+        mirror.wait_until(lambda it: "k" in it, timeout_s=SOON_S)
+        ann.give_to_bob("k")
+        error = ended(watch)
+    assert isinstance(error, PermissionDenied)
+    assert "'k'" in str(error)
+    with pytest.raises(PermissionDenied, match="'k'"):
+        mirror.wait_until(lambda it: False, timeout_s=SOON_S)
+
+
+def test_an_open_watch_on_zookeeper_ends_with_the_next_connection_when_it_may_not_read_a_key_below_any_more(ann):
+    """The server hides what happens to such a key."""
+    ann.put("w/k", b"1")
+    with ann.watch("w") as watch:
+        watch.next(SOON_S)
+        ann.give_to_bob("w/k")
+        ann.proxy.cut()
+        assert "'w/k'" in str(ended(watch))
+
+
+def test_a_mirror_on_zookeeper_without_rights_says_so(ann, zookeeper):
+    ann.put("k", b"1")
+    ann.give_to_bob("k")
+    with pytest.raises(PermissionDenied, match="'k'"):
+        ann.mirror("").wait_until(lambda it: False, timeout_s=SOON_S)
