@@ -202,9 +202,16 @@ class Board:
 class Moves:
     """What one placement changed: rows (job, item, source, target), sorted by job, then item.
 
-    `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. The rows are
-    made when they are asked for.
+    `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
+    made when its turn comes.
     """
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs in which something moved, in name order."""
+
+    def of(self, job: str) -> Iterator[tuple[str, str, str | None, str | None]]:
+        """Return the rows of one job, none if nothing moved there. O(workers), and O(1) for each row."""
 
     @property
     def deferred(self) -> int:

@@ -22,7 +22,8 @@ pub type Runs = Option<BTreeSet<String>>;
 struct Worker {
     name: String,
     weight: f64,
-    runs: Runs,
+    /// One set for workers that can run the same: most can.
+    runs: Option<Arc<BTreeSet<String>>>,
     /// Gone, but items may still be with it.
     gone: bool,
 }
@@ -152,8 +153,8 @@ impl Board {
         if self.number.contains_key(name) {
             return Err(InputError(format!("worker '{name}' is there already; let it leave first, or reweigh it")));
         }
-        let worker = Worker { name: name.to_owned(), weight, runs, gone: false };
         let number = self.number_for(name);
+        let worker = Worker { name: name.to_owned(), weight, runs: runs.map(|runs| self.shared(runs)), gone: false };
         for (job, items) in &mut self.jobs {
             items.held.resize(items.held.len().max(number + 1), 0);
             items.able.resize(items.held.len(), false);
@@ -165,6 +166,12 @@ impl Board {
             None => self.workers.push(worker),
         }
         Ok(())
+    }
+
+    /// The very set of the worker before, if it can run the same.
+    fn shared(&self, runs: BTreeSet<String>) -> Arc<BTreeSet<String>> {
+        let before = self.workers.last().and_then(|worker| worker.runs.as_ref());
+        before.filter(|before| ***before == runs).map_or_else(|| Arc::new(runs), Arc::clone)
     }
 
     /// The number it had if items are with it still, else one that nothing is with.

@@ -187,3 +187,27 @@ def test_bad_changes_are_refused_by_name_and_change_nothing(call, message):
     assert message in str(caught.value)
     assert (board.jobs, board.workers) == (["j"], ["w"])
     assert list(board.place()) == [("j", "a", None, "w")]
+
+
+def test_the_rows_of_one_job_are_those_of_all_that_name_it():
+    board = Board()
+    for job in ("a", "b", "c"):
+        board.add_job(job, [f"{job}{n}" for n in range(5)])
+    board.join("w1", 1.0, ["a", "c"])
+    board.join("w2", 1.0, ["a", "c"])
+    moves = board.place()
+    assert moves.jobs == ["a", "c"]
+    assert {job: list(moves.of(job)) for job in "abcd"} == {
+        job: [row for row in moves if row[0] == job] for job in "abcd"
+    }
+    assert len(list(moves.of("c"))) == 5
+
+
+def test_rows_can_be_gone_through_again_and_outlive_the_board():
+    board = Board()
+    board.add_job("a", ["1", "2"])
+    board.join("w1")
+    moves = board.place()
+    rows = moves.of("a")
+    del board
+    assert list(rows) == list(moves) == [("a", "1", None, "w1"), ("a", "2", None, "w1")]

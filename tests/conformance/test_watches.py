@@ -235,6 +235,15 @@ def test_a_mirror_behaves_as_a_mapping_and_is_kept_current(store, other):
             mirror.wait_until(lambda state: "m/never" in state, 0.2)
 
 
+def test_a_mirror_without_values_knows_keys_and_versions(store, other):
+    store.put("a/large", b"x" * 1000)
+    with store.mirror("a", values=False) as mirror:
+        assert (mirror["a/large"].value, mirror["a/large"].version) == (b"", store.get("a/large").version)
+        newer = other.put("a/large", b"y" * 1000)
+        mirror.wait_until(lambda now: now["a/large"].version == newer.version, 10)
+        assert mirror["a/large"].value == b""
+
+
 def test_a_mirror_says_how_stale_it_may_be(store):
     with store.mirror("m") as mirror:
         assert mirror.stale_s() < 3

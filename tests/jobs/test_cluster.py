@@ -454,7 +454,8 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             joined.append(cluster.node(memory, "n3", cluster.endless("old", ["a"])))
         return found
 
-    from latchwork.jobs.manager import Term
+    from latchwork.jobs.known_pools import KnownPools
+    from latchwork.jobs.term import Term
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
@@ -463,7 +464,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             membership.registration().member,
             membership._manager._latch.fence,
             alive=alive,
-            pools=pools,
+            pools=KnownPools(memory, pools),
             restarts=None,
             options=membership._manager_options,
         )

@@ -14,10 +14,12 @@ import pytest
 
 from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
 from latchwork.jobs import Job, JobManager, inspect, keys, packed_store
-from latchwork.jobs.manager import ManagerOptions, Term
+from latchwork.jobs.known_pools import KnownPools
+from latchwork.jobs.manager import ManagerOptions
 from latchwork.jobs.members import Member
 from latchwork.jobs.rebalance import Strategies
 from latchwork.jobs.registration import Registration
+from latchwork.jobs.term import Term
 
 
 @pytest.fixture
@@ -71,9 +73,10 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     fence = memory.fence(ticket.created, Exists(ticket.key))
     options = ManagerOptions(Strategies(), 0.1, 1.0, 1.0, 0.0, lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
-        monkeypatch.setattr(pools, "snapshot", lambda: {e.key: e for e in memory.list(keys.WORK_POOL, recursive=True)})
+        known = KnownPools(memory, pools)
+        monkeypatch.setattr(known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.pool("report"))]})
         with pytest.raises(Conflict):
-            Term(Leaders(), leader, fence, alive=alive, pools=pools, restarts=None, options=options).cleanup()
+            Term(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
     assert len(packed_store.read(memory, keys.pool("report")).packed.items) == 3000

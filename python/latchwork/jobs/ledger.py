@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 #: Shares that are written together: what they hold is in memory twice until they are.
 _SLICE = 2_000
 #: Workers whose keys are read at a time.
-_LONGEST_NOTE = 2_000  # characters
 _LOADING = 16
+_LONGEST_NOTE = 2_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,26 @@ class _Kept:
 
     Attributes:
         version: of its head, None when there is none.
-        packed: the set.
+        content: the set; of one without chunks its items alone.
     """
 
     version: Hashable | None = None
-    packed: PackedSet = EMPTY
+    content: tuple[str, ...] | PackedSet = ()
+
+    @classmethod
+    def of(cls, version: Hashable, packed: PackedSet) -> _Kept:
+        """A set, and the version of its head."""
+        return cls(version, packed if packed.chunks else packed.inline)
+
+    @property
+    def packed(self) -> PackedSet:
+        """The set."""
+        return PackedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Its items: sorted, unique."""
+        return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged(self, key: str) -> At | Absent:
         """The check that nobody wrote the head at ``key`` since."""
@@ -84,7 +99,7 @@ class _JobShares(Mapping[str, tuple[str, ...]]):
         self._kept = kept
 
     def __getitem__(self, worker: str) -> tuple[str, ...]:
-        return self._kept[worker].packed.items
+        return self._kept[worker].items
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
@@ -165,7 +180,7 @@ class Ledger:
         lost = []
         for job, part in below.items():
             head = keys.assigned(worker, job)
-            lost += orphans(head, part, {self._names.tag})
+            lost += orphans(head, part, part.get(head), {self._names.tag})
             if head in part:
                 self._keep(worker, job, _decode(head, part))
         return lost
@@ -180,8 +195,8 @@ class Ledger:
             kept = self._shares.get(job, {})
             for worker, items in by_worker.items():
                 known = kept.get(worker)
-                if known is not None and known.packed.items == items:
-                    kept[worker] = _Kept(known.version, known.packed.made_of(items))
+                if known is not None and known.items == items:
+                    kept[worker] = _Kept.of(known.version, known.packed.made_of(items))
 
     def known_workers(self) -> set[str]:
         """Every worker that has anything stored."""
@@ -256,7 +271,7 @@ class Ledger:
         self.writes += 1
         for worker, job, _, update in flips:
             head = heads.get(keys.assigned(worker, job))
-            self._keep(worker, job, None if head is None else _Kept(head.version, update.after))
+            self._keep(worker, job, None if head is None else _Kept.of(head.version, update.after))
 
     def _keep(self, worker: str, job: str, kept: _Kept | None) -> None:
         shares = self._shares.setdefault(intern(job), {})
@@ -288,7 +303,7 @@ def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
 def _decode(head: str, entries: dict[str, Entry]) -> _Kept:
     version = entries[head].version
     try:
-        return _Kept(version, from_entries(head, entries).packed)
+        return _Kept.of(version, from_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
         log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
         return _Kept(version)

@@ -23,6 +23,8 @@ _INLINE_BYTES = 3_000
 _MIN_CHUNK_BYTES = 2_000
 _MAX_CHUNK_BYTES = 32_000
 _NAME_BYTES = 24
+#: Gives the items of a chunk by its name; None when it is not known.
+KnownChunks = Callable[[str], "tuple[str, ...] | None"]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -122,12 +124,22 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     return tuple(_texts(names))
 
 
-def decode(head: bytes, chunk_value: Callable[[str], bytes | None]) -> PackedSet:
+def not_known(_name: str) -> tuple[str, ...] | None:
+    """No chunk is known."""
+    return None
+
+
+def decode(
+    head: bytes,
+    chunk_value: Callable[[str], bytes | None],
+    known: KnownChunks = not_known,
+) -> PackedSet:
     """The set that a head and its chunks stand for.
 
     Args:
         head: the head's value.
         chunk_value: gives the value of a chunk by its name, None when it is not there.
+        known: gives the items of a chunk that was decoded before: chunks never change.
     Raises:
         MissingChunk: a chunk is not there (yet, or any more).
         BadHead: head or chunk cannot be read.
@@ -137,6 +149,10 @@ def decode(head: bytes, chunk_value: Callable[[str], bytes | None]) -> PackedSet
         return PackedSet(inline=_texts(body.get("items", [])))
     chunks = []
     for name in _texts(body["chunks"]):
+        items = known(name)
+        if items is not None:
+            chunks.append(Chunk(name, items))
+            continue
         value = chunk_value(name)
         if value is None:
             msg = f"chunk {name} is not there"

@@ -17,12 +17,14 @@ from latchwork.errors import Conflict
 from latchwork.jobs.packed import (
     EMPTY,
     BadHead,
+    KnownChunks,
     MissingChunk,
     PackedSet,
     Update,
     batched,
     chunk_names,
     decode,
+    not_known,
     plan_update,
 )
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
@@ -92,19 +94,20 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
     return Stored(head, decode(head.value, chunk_value))
 
 
-def read(store: Store, key: str) -> Stored:
+def read(store: Store, key: str, known: KnownChunks = not_known) -> Stored:
     """Read the set at ``key``; when a chunk is missing because the set is being rewritten, its new head is read.
 
-    Never fails on content: a head that cannot be read is an empty set, and a chunk that stays missing under an
-    unchanged head is left out; both are logged as errors, and the next rewrite repairs them.
+    Chunks of which ``known`` gives the items are not read. Never fails on content: a head that cannot be
+    read is an empty set, and a chunk that stays missing under an unchanged head is left out; both are logged as errors,
+    and the next rewrite repairs them.
     """
     head = store.get(key)
     for _ in range(_READ_ATTEMPTS):
         if head is None:
             return Stored()
         try:
-            chunks = _read_chunks(store, key, chunk_names(head.value))
-            return Stored(head, decode(head.value, chunks.get))
+            chunks = _read_chunks(store, key, [name for name in chunk_names(head.value) if known(name) is None])
+            return Stored(head, decode(head.value, chunks.get, known))
         except BadHead as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
             return Stored(head)
@@ -112,7 +115,7 @@ def read(store: Store, key: str) -> Stored:
             again = store.get(key)
             if again is not None and again.version == head.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
-                return Stored(head, decode(head.value, lambda name, chunks=chunks: chunks.get(name, b"[]")))  # type: ignore[misc]
+                return Stored(head, decode(head.value, lambda name, chunks=chunks: chunks.get(name, b"[]"), known))  # type: ignore[misc]
             head = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)
@@ -191,19 +194,25 @@ def replace(
     raise AssertionError
 
 
-def orphans(key: str, entries: Mapping[str, Entry], living: Collection[str]) -> list[str]:
-    """The keys of chunks below ``key`` that its head does not name and that no living writer may be about to name."""
-    head = entries.get(key)
+def orphans(key: str, found: Iterable[str], head: Entry | None, living: Collection[str]) -> list[str]:
+    """The chunks that no head names, and that no living writer may be about to name.
+
+    Args:
+        key: of the head.
+        found: keys of the set; the head's own may be among them.
+        head: as it was read after those keys; None when there is none.
+        living: the incarnations of all living writers.
+    """
     try:
         named = set(chunk_names(head.value)) if head is not None else set()
     except BadHead:
         named = set()
-    found = []
-    for full in entries:
+    lost = []
+    for full in found:
         name = full.removeprefix(f"{key}/")
         if name != full and name not in named and tag_of(name) not in living:
-            found.append(full)
-    return found
+            lost.append(full)
+    return lost
 
 
 def _read_chunks(store: Store, key: str, names: Sequence[str]) -> dict[str, bytes]:

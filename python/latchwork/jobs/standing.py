@@ -84,9 +84,11 @@ class _Placement:
         touched = _Touched()
         self._take_workers(view.workers)
         fresh = self._take_pools(view, touched)
-        for job, item, source, target in self._board.place():
-            if job not in fresh:
-                touched.move(job, _same(self._pools[job], item), source, target)
+        placed = self._board.place()
+        for job in placed.jobs:
+            if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
+                for _, item, source, target in placed.of(job):
+                    touched.move(job, _same(self._pools[job], item), source, target)
         self.whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
         changes = [*touched.changes(view), *self._whole_changes(view)]
         changes.sort(key=lambda change: (change.job, change.worker))

@@ -21,8 +21,10 @@ class Mirror(Feed, Mapping[str, Entry]):
     I/O. Entries of different keys may be from different moments.
     """
 
-    def __init__(self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher) -> None:
-        super().__init__(prefix, scope, clock, keep_values=True)
+    def __init__(
+        self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher, *, keep_values: bool = True
+    ) -> None:
+        super().__init__(prefix, scope, clock, keep_values=keep_values)
         self._dispatcher = dispatcher
         self._listeners: list[_Listener] = []
         self._version = 0

@@ -301,17 +301,19 @@ class Store:
         self._core.add_feed(watch, absolute)
         return watch
 
-    def mirror(self, prefix: str, *, wait: bool = True) -> Mirror:
+    def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:
         """A local read-only mapping of all keys at and below a prefix, kept current. Close it when done.
 
         Args:
             prefix: a key, or "" for the root.
             wait: return once the first state is there; else call ``ready`` yourself.
+            values: False for entries with empty values, when they are large and only which keys there are, and that
+                they change, matters.
         Raises:
             Unavailable: the first state did not come within the call timeout.
         """
         absolute = self._scope.absolute(validate_prefix(prefix))
-        mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher)
+        mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
         self._core.add_feed(mirror, absolute)
         return self._ready(mirror) if wait else mirror
 

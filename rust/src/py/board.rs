@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::text::{string, strings, utf8};
 use crate::board;
@@ -213,21 +213,68 @@ impl Moves {
         self.delta.jobs.iter().map(|job| job.moves.len()).sum()
     }
 
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        let workers: Vec<_> = self.delta.workers.iter().map(|name| PyString::new(py, name)).collect();
-        let worker = |number: u32| if number == NOBODY { None } else { workers.get(number as usize) };
-        let list = PyList::empty(py);
-        for changes in &self.delta.jobs {
-            let job = PyString::new(py, &changes.job);
-            for change in &changes.moves {
-                let item = changes.names.get(change.item as usize);
-                list.append((&job, item, worker(change.from), worker(change.to)))?;
-            }
-        }
-        list.try_iter()
+    #[getter]
+    fn jobs(&self) -> Vec<&str> {
+        self.delta.jobs.iter().map(|changes| changes.job.as_str()).collect()
+    }
+
+    fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
+        let jobs = &slf.get().delta.jobs;
+        let from = jobs.partition_point(|changes| changes.job.as_str() < job);
+        let till = from + usize::from(jobs.get(from).is_some_and(|changes| changes.job == job));
+        MoveRows::new(slf, from, till)
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> MoveRows {
+        let till = slf.get().delta.jobs.len();
+        MoveRows::new(slf, 0, till)
     }
 
     fn __repr__(&self) -> String {
         format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred)
+    }
+}
+
+/// The rows of some jobs, each made when its turn comes: there may be a million.
+#[pyclass(module = "latchwork._core")]
+pub struct MoveRows {
+    moves: Py<Moves>,
+    workers: Vec<Py<PyString>>,
+    /// The job at hand, and the end of those to go through, by place in the outcome.
+    job: usize,
+    till: usize,
+    /// The next move of the job at hand.
+    next: usize,
+    name: Option<Py<PyString>>,
+}
+
+impl MoveRows {
+    fn new(moves: Bound<'_, Moves>, job: usize, till: usize) -> Self {
+        let py = moves.py();
+        let workers = moves.get().delta.workers.iter().map(|name| PyString::new(py, name).unbind()).collect();
+        Self { moves: moves.unbind(), workers, job, till, next: 0, name: None }
+    }
+}
+
+#[pymethods]
+impl MoveRows {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        while self.job < self.till {
+            let changes = &self.moves.get().delta.jobs[self.job];
+            let Some(change) = changes.moves.get(self.next) else {
+                (self.job, self.next, self.name) = (self.job + 1, 0, None);
+                continue;
+            };
+            self.next += 1;
+            let job = self.name.get_or_insert_with(|| PyString::new(py, &changes.job).unbind()).bind(py);
+            let item = changes.names.get(change.item as usize);
+            let worker = |number: u32| if number == NOBODY { None } else { self.workers.get(number as usize) };
+            return (job, item, worker(change.from), worker(change.to)).into_pyobject(py).map(Some);
+        }
+        Ok(None)
     }
 }
