@@ -189,8 +189,8 @@ DEFECTS = (
         "Once",
         "who gets its turn does not look whether there is an outcome",
         "primitives/once.py",
-        "                entry = entry or waiter.keep_trying(self._outcome, patience)\n",
-        "                entry = entry or (None if place else waiter.keep_trying(self._outcome, patience))\n",
+        "            return self._run(fn, place) if entry is None and place is not None else entry\n",
+        "            return self._run(fn, place) if place is not None else entry\n",
         (
             *at("once", "it_runs_in_one_place_and_all_get_the_result"),
             *schedules("once", "once"),

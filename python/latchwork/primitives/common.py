@@ -6,6 +6,7 @@ Nothing here talks to a server.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import random
 import socket
@@ -13,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import ForkedProcess, InvalidKey, LatchworkError
 from latchwork.store.dispatch import in_callback
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from latchwork.store.dispatch import Dispatcher
 
 _log = logging.getLogger(__name__)
+
+Listener = TypeVar("Listener", bound=Callable[..., None])
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -50,6 +53,20 @@ def check_least(value: float, what: str, least: float) -> float:
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
+
+
+def check_whole(value: int, what: str) -> int:
+    """The number itself, if it is a whole one.
+
+    Raises:
+        TypeError: it is none: a float would be stored, and be another number when it is read.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, not {value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,24 @@ class Home:
             )
 
 
+def lost_by_fork() -> threading.Event:
+    """What a child of a fork gets for an event of its parent's ownership: set, because nothing is held here."""
+    lost = threading.Event()
+    lost.set()
+    return lost
+
+
+def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
+    """Register a listener; what takes it back, harmless at any time."""
+    number = object()
+    to[number] = fn
+
+    def cancel() -> None:
+        to.pop(number, None)
+
+    return cancel
+
+
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
     """Let a wait pass outside callbacks; inside one, only a try.
 
@@ -117,9 +152,18 @@ class Backoff:
 
 
 class Patience:
-    """How long a call may still wait. One thread only."""
+    """How long a call may still wait. One thread only.
+
+    Raises:
+        ValueError: the time is negative, or no number.
+        TypeError: it is True or False, which other libraries take for "block or not".
+    """
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        if isinstance(timeout_s, bool):
+            raise TypeError(f"timeout_s is in seconds, not {timeout_s!r}; None waits for ever, 0 tries once")
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s must be None or at least 0 seconds, not {timeout_s!r}")
         self._clock = clock
         self._until = None if timeout_s is None else clock.now() + timeout_s
 

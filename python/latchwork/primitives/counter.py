@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latchwork.primitives.cell import Cell
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_name, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,15 +52,18 @@ class Counter:
         Returns:
             The number with this change and all before it.
         Raises:
+            TypeError: it is no whole number.
             Conflict: not added: the fence is broken, or others kept changing it all the time.
             Unavailable: not added.
             OutcomeUnknown: added or not, and no way to tell: the server could not be reached in time after the
                 connection broke, or more than 16 other changes came between.
         """
+        amount = check_whole(amount, f"an amount for counter {self.name!r}")
         return self._changed(self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s))
 
     def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Set the number, whatever it was. Arguments and errors as for ``add``."""
+        value = check_whole(value, f"a value for counter {self.name!r}")
         self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
     def compare_and_set(
@@ -70,6 +73,7 @@ class Counter:
 
         Arguments and errors as for ``add``.
         """
+        value = check_whole(value, f"a value for counter {self.name!r}")
         done = self._cell.change(
             lambda now: value if now == expected else None, checks=_checks(fence), timeout_s=timeout_s
         )

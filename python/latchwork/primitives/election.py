@@ -107,8 +107,8 @@ class Election:
             LatchworkError: this is a callback, which must not wait.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
-        seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
         self._home.check()
+        seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
         with self._lock:
             if self._closed:
                 raise Closed(f"{self._what} was closed; make another one")
@@ -168,6 +168,8 @@ class Election:
 
     def close(self) -> None:
         """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
+        if self._home.is_foreign:
+            return
         with self._lock:
             self._closed = True
             seats = list(self._seats)
@@ -175,6 +177,8 @@ class Election:
             seat.close()
 
     def _forget(self, seat: _Seat) -> None:
+        if self._home.is_foreign:
+            return
         with self._lock:
             self._seats.discard(seat)
 
@@ -350,6 +354,7 @@ class _Seat(SessionLock):
             raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
 
     def release(self) -> None:
+        self._home.check()
         self.is_over = True
         try:
             super().release()

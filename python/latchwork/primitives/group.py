@@ -27,7 +27,16 @@ from latchwork.errors import (
     SessionLost,
     WaitTimeout,
 )
-from latchwork.primitives.common import Announcer, Backoff, Home, Identity, Patience, check_name, refuse_in_callback
+from latchwork.primitives.common import (
+    Announcer,
+    Backoff,
+    Home,
+    Identity,
+    Patience,
+    check_name,
+    listen,
+    refuse_in_callback,
+)
 from latchwork.primitives.group_membership import Membership
 from latchwork.primitives.group_views import GroupMember, View, ViewChange, ViewLog, delay_s
 from latchwork.primitives.tickets import FATAL, read_body
@@ -221,16 +230,11 @@ class Group:
 
         Listeners are called one at a time: a slow one delays the others. Returns what ends it.
         """
-        number = object()
+        self._home.check()
         with self._changed:
             if self._seen:
                 self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
-            self._listeners[number] = fn
-
-        def cancel() -> None:
-            self._listeners.pop(number, None)
-
-        return cancel
+            return listen(self._listeners, fn)
 
     # Inside
 

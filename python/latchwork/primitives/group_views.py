@@ -210,9 +210,12 @@ def check_member_body(member: GroupMember) -> GroupMember:
 
     Raises:
         ValueError: its weight is negative or no number.
-        TypeError: a label is no text.
+        TypeError: a label or the address is no text.
     """
     check_least(member.weight, "weight", 0.0)
+    given: object = member.address
+    if not isinstance(given, str):
+        raise TypeError(f"the address of member {member.id!r} must be text, not {given!r}")
     for key, value in member.labels.items():
         texts: tuple[object, object] = (key, value)
         if not all(isinstance(text, str) for text in texts):

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Closed, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
-from latchwork.primitives.common import Home, Patience, refuse_in_callback
+from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
+from latchwork.primitives.common import Home, Patience, listen, lost_by_fork, refuse_in_callback
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership
 
@@ -120,10 +120,10 @@ class SessionLock(ABC):
             return  # released inside the block, or closed
         try:
             hold.owner.end(hold)
-        except OwnershipLost:
+        except (OwnershipLost, ForkedProcess) as error:
             if exc_type is None:
                 raise
-            _log.warning("%s was lost while its work failed", self.what)
+            _log.warning("%s is not released, and its work failed: %s", self.what, error)
 
     def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for it and return proof of ownership.
@@ -190,6 +190,8 @@ class SessionLock(ABC):
     @property
     def lost(self) -> threading.Event:
         """Set when the current hold is lost, never by a release; ask again after each ``acquire``."""
+        if self._home.is_foreign:
+            return lost_by_fork()
         hold = self._current()
         return hold.place.session.lost if hold is not None else threading.Event()
 
@@ -200,13 +202,8 @@ class SessionLock(ABC):
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time a hold is lost: stop what it protected. Not on release. Returns what ends that."""
-        number = object()
-        self._listeners[number] = fn
-
-        def cancel() -> None:
-            self._listeners.pop(number, None)
-
-        return cancel
+        self._home.check()
+        return listen(self._listeners, fn)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
@@ -231,12 +228,12 @@ class SessionLock(ABC):
 
     def _acquire(self, timeout_s: float | None) -> Hold:
         self._home.check()
+        patience = Patience(self.clock, timeout_s)
         again = self._again()
         if again is not None:
             return again
         refuse_in_callback(self.what, timeout_s)
         self._before()
-        patience = Patience(self.clock, timeout_s)
         session = self._given if self._given is not None else self._store.session
         session.ensure_usable()
         waiter = Waiter(self._store, session)
@@ -307,6 +304,8 @@ class SessionLock(ABC):
             raise Closed(f"{self.what} was closed while it was being acquired; make another one")
         self._push(hold)
         hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
+        if hold.given_back.is_set():  # closed meanwhile, which could not take the listener back
+            hold.unlisten()
         _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
         return hold
 
@@ -317,7 +316,9 @@ class SessionLock(ABC):
 
         Raises:
             LockLost: it had run out, or was ended by somebody else.
+            ForkedProcess: it is of the parent of this process.
         """
+        self._home.check()
         if hold.depth > 1:
             hold.depth -= 1
             return
@@ -343,6 +344,8 @@ class SessionLock(ABC):
 
     def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners."""
+        if hold.given_back.is_set():
+            return  # released just before: nobody has lost anything
         hold.ownership.end()
         _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
         for listener in list(self._listeners.values()):
@@ -367,6 +370,8 @@ class SessionLock(ABC):
         return stack[-1] if stack else None
 
     def _current(self) -> Hold | None:
+        if self._home.is_foreign:
+            return None
         hold = self._of_thread()
         if hold is None:
             with self._lock:

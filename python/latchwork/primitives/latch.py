@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
-from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, refuse_in_callback
+from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, listen, refuse_in_callback
 from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue
 from latchwork.primitives.turns import await_turn, everyone, until_over
 from latchwork.primitives.waiter import Waiter
@@ -261,15 +261,17 @@ class LeaderLatch:
         Elected and revoked alternate, in order and one at a time: a slow listener delays those after it. Returns what
         ends it.
         """
+        self._home.check()
         with self._changed:
             if self._led is not None:
                 self._announcer.post(fn)
-            return _listen(self._elected_listeners, fn)
+            return listen(self._elected_listeners, fn)
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we cease to be leader, by leaving or by loss, in a callback thread."""
+        self._home.check()
         with self._changed:
-            return _listen(self._revoked_listeners, fn)
+            return listen(self._revoked_listeners, fn)
 
     # Looking around
 
@@ -429,16 +431,6 @@ class LeaderLatch:
         if not self._leaving:
             self._store.clock.wait(self._wake, seconds)
             self._wake.clear()
-
-
-def _listen(to: dict[object, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
-    number = object()
-    to[number] = fn
-
-    def cancel() -> None:
-        to.pop(number, None)
-
-    return cancel
 
 
 def _candidate(ticket: Ticket) -> Candidate:

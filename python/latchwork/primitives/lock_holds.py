@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives.lock_owner import HeldLock, LockOwner
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class LockHolds:
@@ -82,6 +84,57 @@ class LockHolds:
                     raise
                 _log.warning("%d of %d locks were taken, then: %s", len(granted), len(claimed), error)
         return granted
+
+    def adopt(
+        self,
+        old: str,
+        only: Collection[str] | None,
+        make: Callable[[LockOwner, str, Entry], HeldLock],
+        keep_on: Callable[[], bool],
+    ) -> dict[str, HeldLock]:
+        """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
+
+        It is renewed once before, so that no third one takes it for dead meanwhile; and removed last, so that whatever
+        it took after we had looked is free then. ``keep_on`` pauses after trouble; False when there is no more time.
+
+        Raises:
+            Unavailable, OutcomeUnknown: not everything was taken; what was, is held.
+        """
+        granted: dict[str, HeldLock] = {}
+        _persist(lambda: self._table.prolong(old), keep_on)
+        found = _persist(lambda: self._table.held_by(old), keep_on)
+        names = [name for name in found if only is None or name in only]
+        left = names
+        while left:
+            self._inherit(left, old, partial(self._grant, make, granted), granted, keep_on=keep_on)
+            left = [name for name in left if name not in granted and self._is_busy(name)]
+            if left and not keep_on():  # another thread of ours is trying to have them just now
+                return granted
+        if len(names) == len(found):
+            self._remove(old)
+        return granted
+
+    def _inherit(
+        self,
+        names: Sequence[str],
+        old: str,
+        grant: Callable[[LockOwner, str, Entry], None],
+        granted: dict[str, HeldLock],
+        *,
+        keep_on: Callable[[], bool],
+    ) -> None:
+        with self._claimed(names) as claimed:  # also while we pause: nobody settles what is in doubt
+            _persist(lambda: self._take([n for n in claimed if n not in granted], grant, granted, old), keep_on)
+
+    def _is_busy(self, name: str) -> bool:
+        with self._changed:
+            return name in self._busy
+
+    def _remove(self, owner: str) -> None:
+        try:
+            self._table.delete_owner(owner)
+        except LatchworkError as error:
+            _log.info("lock owner %s, which has nothing any more, is left to run out: %s", owner, error)
 
     def release(self, names: Iterable[str]) -> None:
         """Give back what is held under these names, lost holds included.
@@ -152,13 +205,17 @@ class LockHolds:
         self._poke(names)
 
     def _take(
-        self, names: Sequence[str], grant: Callable[[LockOwner, str, Entry], None], granted: dict[str, HeldLock]
+        self,
+        names: Sequence[str],
+        grant: Callable[[LockOwner, str, Entry], None],
+        granted: dict[str, HeldLock],
+        heir_of: str | None = None,
     ) -> None:
         left = list(names)
         while left:
             with self._life.using(self._refuse_closed) as owner:
                 try:
-                    self._table.take(left, owner.id, partial(grant, owner))
+                    self._table.take(left, owner.id, partial(grant, owner), heir_of=heir_of)
                     return
                 except Doubtful as error:
                     self._remember(error.doubts)
@@ -223,3 +280,13 @@ class LockHolds:
             _log.info("lock %r is not settled yet: %s", name, error)
         finally:
             self._done_with([name])
+
+
+def _persist(step: Callable[[], T], keep_on: Callable[[], bool]) -> T:
+    """Do something with the server, again and again while it cannot be reached and there is time."""
+    while True:
+        try:
+            return step()
+        except (Unavailable, OutcomeUnknown):
+            if not keep_on():
+                raise

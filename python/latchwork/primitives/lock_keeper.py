@@ -9,36 +9,40 @@ The protocol is in ``lock_protocol``, its race analysis in docs/design/0006.
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.common import Announcer, Backoff, Identity, Patience, check_least, check_name
+from latchwork.primitives.common import (
+    Announcer,
+    Backoff,
+    Home,
+    Identity,
+    Patience,
+    check_least,
+    check_name,
+    lost_by_fork,
+    refuse_in_callback,
+)
 from latchwork.primitives.lock_holds import LockHolds
 from latchwork.primitives.lock_life import LockLife
+from latchwork.primitives.lock_listeners import LockListeners
+from latchwork.primitives.lock_loop import LockLoop
 from latchwork.primitives.lock_owner import HeldLock, LockOwner
-from latchwork.primitives.lock_protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord
+from latchwork.primitives.lock_protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord, raised_ttl_s
 from latchwork.primitives.lock_state import LockState, state_of, states_of
 from latchwork.primitives.lock_table import LockTable
 from latchwork.primitives.lock_waits import LockWaits
+from latchwork.primitives.waits import check_member
 from latchwork.store.dispatch import Dispatcher
 from latchwork.types import At
 
 if TYPE_CHECKING:
-    from latchwork.store.mirror import Mirror
     from latchwork.store.store import Store
     from latchwork.types import Entry
-
-_log = logging.getLogger(__name__)
-
-_Listener = TypeVar("_Listener", bound=Callable[..., None])
-
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class LockKeeper:
@@ -55,7 +59,7 @@ class LockKeeper:
         store: the store, or a namespace of it. It stays the caller's.
         owners_prefix: where owners are kept; all that compete for the same locks must agree on both prefixes.
         locks_prefix: where locks are kept.
-        ttl_s: seconds that locks outlive the last renewal, at least 0.3.
+        ttl_s: seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
         owner_label: what others see when they ask who holds a lock.
     """
 
@@ -68,38 +72,43 @@ class LockKeeper:
         ttl_s: float = 10.0,
         owner_label: str = "",
     ) -> None:
-        self.ttl_s = check_least(ttl_s, "ttl_s", LEAST_TTL_S)
+        self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {owner_label!r}")
         self._store = store
         self._clock = store.clock
         self._table = LockTable(store, owners_prefix, locks_prefix)
         identity = Identity()
-        self._pid = identity.pid
+        self._home = Home("a lock keeper")
         self._record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
         self._changed = threading.Condition()
         self._wake = threading.Event()
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = Announcer(self._dispatcher, "a lock keeper")
+        self._listeners = LockListeners(self._urgent)
         self._relaxed = Announcer(self._dispatcher, "waits for locks")
-        self._chores = self._dispatcher.lane(self._tidy, "the chores of a lock keeper")
-        self._next_chores = 0.0
-        self._thread: threading.Thread | None = None
-        self._mirror: Mirror | None = None
         self._life = LockLife(
             self._table,
             self._record,
             self._changed,
             on_lost=self._tell_lost,
-            on_failed=self._tell_failed,
+            on_failed=self._listeners.tell_failed,
             wake=self._wake.set,
         )
         self._holds = LockHolds(
             self._table, self._life, self._changed, refuse_closed=self._refuse_closed, poke=self._poke
         )
         self._waits = LockWaits(self._table, self._holds.is_ours, self._wake.set)
-        self._lost_listeners: list[Callable[[tuple[str, ...]], None]] = []
-        self._failed_listeners: list[Callable[[BaseException, float], None]] = []
+        self._loop = LockLoop(
+            self._table,
+            self._life,
+            self._holds,
+            self._waits,
+            dispatcher=self._dispatcher,
+            changed=self._changed,
+            wake=self._wake,
+            ttl_s=self.ttl_s,
+            label=owner_label,
+        )
         self._closed = False
-        self._stopping = False
 
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
@@ -119,21 +128,8 @@ class LockKeeper:
         Raises:
             Closed: the keeper was closed.
         """
-        with self._changed:
-            self._refuse_closed()
-            if self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name=f"latchwork-locks-{self._record.label}", daemon=True)
-        try:
-            mirror = self._store.mirror(self._table.owners_prefix, wait=False)
-        except BaseException:
-            with self._changed:
-                self._thread = None
-            raise
-        mirror.on_change(self._owners_changed)
-        with self._changed:
-            self._mirror = mirror
-        self._thread.start()
+        self._home.check()
+        self._loop.start(self._refuse_closed)
 
     def close(self, *, release: bool = True) -> None:
         """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.
@@ -142,24 +138,20 @@ class LockKeeper:
             release: give all locks back, so that others can have them at once. False leaves them to run out, which
                 takes others up to 1.05 TTL; use it when what they protect may still be going on.
         """
+        if self._home.is_foreign:
+            return
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             held = self._life.all_held()
-            self._stopping = not release
+            if not release:
+                self._loop.renew_no_more()
             self._changed.notify_all()
         self._waits.close()
         if release:
             self._holds.give_back(held)
-        with self._changed:
-            self._stopping = True
-            thread, mirror = self._thread, self._mirror
-        self._wake.set()
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout=_CLOSE_TIMEOUT_S)
-        if mirror is not None:
-            mirror.close()
+        self._loop.stop()
         self._urgent.settle(self._clock, 1.0)
         self._dispatcher.close()
 
@@ -179,12 +171,16 @@ class LockKeeper:
         Raises:
             WaitTimeout: somebody else still holds it.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
+            LatchworkError: this is a callback, which must not wait.
             Closed: the keeper or its store was closed.
+            ForkedProcess: it was made by the parent of this process.
             InvalidKey: the name cannot be a key.
         Source:
             docs/design/0006.
         """
         check_name(name, "lock")
+        self._home.check()
+        refuse_in_callback(f"lock {name!r}", timeout_s)
         patience = Patience(self._clock, timeout_s)
         backoff = Backoff()
         while True:
@@ -198,7 +194,7 @@ class LockKeeper:
             if patience.is_over:
                 raise trouble or WaitTimeout(self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and self._wait_free(name, patience):
+            if trouble is None and self._waits.wait_free(name, patience):
                 backoff.reset()
             else:
                 self._pause(patience.left_s(pause_s))
@@ -228,6 +224,44 @@ class LockKeeper:
         self.start()
         return self._holds.take(wanted, self._hold)
 
+    def adopt(
+        self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
+    ) -> dict[str, HeldLock]:
+        """Have, at once, the locks that an earlier life of ours still holds: after a restart, without waiting a TTL.
+
+        Each lock passes from exactly that owner to this keeper, with a new fence: writes under the old one are refused
+        from then on. Whoever calls this vouches that the earlier life has stopped its work. Should it still run, it is
+        told as soon as it hears of it that its locks are lost.
+
+        Args:
+            owner_id: of the earlier life: ``owner_id`` of then, or of the ``holder`` in ``holders()``.
+            names: only these locks; None for all of them.
+            timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
+        Returns:
+            The locks that are ours now, by name; not those that others had taken over meanwhile. May be empty.
+        Raises:
+            ValueError: it is the owner by which this keeper holds its locks now.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; what was adopted is in
+                ``held()``, call again for the rest.
+            Closed, ForkedProcess, LatchworkError: as for ``acquire``.
+        Source:
+            docs/design/0006.
+        """
+        self._home.check()
+        refuse_in_callback("locks of an earlier owner", timeout_s)
+        if owner_id == self.owner_id:
+            raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
+        patience, backoff = Patience(self._clock, timeout_s), Backoff()
+
+        def keep_on() -> bool:
+            if patience.is_over or self._closed:
+                return False
+            self._pause(patience.left_s(backoff.next_s()))
+            return True
+
+        self.start()
+        return self._holds.adopt(check_member(owner_id, "owner"), names, self._hold, keep_on)
+
     def release(self, names: Iterable[str]) -> None:
         """Give locks back, many in one transaction; others can have them at once.
 
@@ -236,10 +270,12 @@ class LockKeeper:
         Raises:
             LockLost: some had run out or were not held; all the others are released all the same.
         """
+        self._home.check()
         self._holds.release(names)
 
     def release_held(self, locks: Sequence[HeldLock]) -> None:
         """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
+        self._home.check()
         self._holds.release_these(locks)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
@@ -263,20 +299,34 @@ class LockKeeper:
 
     def held(self) -> dict[str, HeldLock]:
         """The locks this keeper holds for certain, by name."""
-        return self._holds.now()
+        return {} if self._home.is_foreign else self._holds.now()
 
     def holds(self, held: HeldLock) -> bool:
         """True if this very hold was not released; it may have run out."""
-        return held.owner.held.get(held.name) is held and os.getpid() == self._pid
+        return held.owner.held.get(held.name) is held and not self._home.is_foreign
+
+    @property
+    def owner_id(self) -> str | None:
+        """The id of the owner that holds our locks, None before the first; another one after a loss. See ``adopt``."""
+        owner = self._life.current
+        return owner.id if owner is not None else None
+
+    def refuse_foreign(self) -> None:
+        """Let a call pass, except in a child of the process that made us."""
+        self._home.check()
 
     def remaining_s(self) -> float:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any. Does no I/O."""
+        if self._home.is_foreign:
+            return 0.0
         owner = self._life.current
         return owner.remaining_s() if owner is not None and owner.held else 0.0
 
     @property
     def lost(self) -> threading.Event:
         """Set when the locks held at this moment run out; ask again after that, for the next ones."""
+        if self._home.is_foreign:
+            return lost_by_fork()
         owner = self._life.current
         return owner.lost if owner is not None else threading.Event()
 
@@ -294,7 +344,8 @@ class LockKeeper:
         Returns:
             A function that ends it.
         """
-        return self._listen(self._lost_listeners, fn)
+        self._home.check()
+        return self._listeners.on_lost(fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; so long the locks are still ours.
@@ -302,7 +353,8 @@ class LockKeeper:
         Returns:
             A function that ends it.
         """
-        return self._listen(self._failed_listeners, fn)
+        self._home.check()
+        return self._listeners.on_failed(fn)
 
     # What is whose
 
@@ -336,29 +388,11 @@ class LockKeeper:
 
     # Inside
 
-    def _listen(self, listeners: list[_Listener], fn: _Listener) -> Callable[[], None]:
-        with self._changed:
-            listeners.append(fn)
-        return lambda: listeners.remove(fn) if fn in listeners else None
-
     def _poke(self, names: Iterable[str]) -> None:
         self._waits.poke(names)
 
     def _hold(self, owner: LockOwner, name: str, entry: Entry) -> HeldLock:
         return HeldLock(self, owner, name, entry, self._store.fence(entry.token, At(entry)))
-
-    def _wait_free(self, name: str, patience: Patience) -> bool:
-        """Wait until the lock looks free or the time is over; False if it looked free at once."""
-        looks_free = threading.Event()
-        cancel = self._waits.add(name, looks_free.set)
-        try:
-            if looks_free.is_set():
-                return False
-            self._wake.set()
-            self._clock.wait(looks_free, patience.left_s())
-            return True
-        finally:
-            cancel()
 
     def _pause(self, seconds: float | None) -> None:
         with self._changed:
@@ -375,79 +409,11 @@ class LockKeeper:
             f"raise timeout_s, or list its holders"
         )
 
-    # What happens by itself
-
-    def _run(self) -> None:
-        while not self._stopping:
-            try:
-                due = self._step(self._clock.now())
-            except Exception:  # renewing must go on, whatever went wrong once
-                _log.exception("lock keeper %r: a step failed, the next one follows", self._record.label)
-                due = self._clock.now() + self.ttl_s / 8
-            if self._clock.wait(self._wake, max(0.0, due - self._clock.now())):
-                self._wake.clear()
-        self._life.bury(also_current=True)
-        self._waits.close()
-
-    def _step(self, now: float) -> float:
-        """Do what is due; when to come back, at the latest."""
-        due = [now + self.ttl_s, self._waits.fire_due(now) or now + self.ttl_s, *self._life.step(now)]
-        if now >= self._next_chores:
-            self._next_chores = now + self.ttl_s / 4
-            if self._is_abandoned():
-                self._stopping = True
-            self._chores.signal()
-        return min(*due, self._next_chores)
-
-    def _is_abandoned(self) -> bool:
-        """True if the store was closed and nothing is held: there is nothing left to do, ever."""
-        mirror = self._mirror
-        if mirror is None or self._life.current is not None:
-            return False
-        try:
-            mirror.wait_until(lambda _mirror: False, timeout_s=0.0)
-        except Closed:
-            return True
-        except LatchworkError:
-            pass
-        return False
+    # Telling
 
     def _tell_lost(self, names: tuple[str, ...]) -> None:
-        with self._changed:
-            listeners = list(self._lost_listeners) if names else []
-        self._urgent.post(*(partial(listener, names) for listener in listeners))
+        self._listeners.tell_lost(names)
         self._poke(names)
-
-    def _tell_failed(self, error: BaseException, remaining_s: float) -> None:
-        with self._changed:
-            listeners = list(self._failed_listeners)
-        self._urgent.post(*(partial(listener, error, remaining_s) for listener in listeners))
-
-    def _owners_changed(self, changes: Sequence[object]) -> None:
-        for owner in self._table.note(changes):  # type: ignore[arg-type]
-            self._waits.owner_gone(owner)
-        if self._unwatched():
-            self._chores.signal()
-        self._wake.set()
-
-    def _unwatched(self) -> list[str]:
-        """Owners in the way that were read but are not in the mirror, which will never tell when they go."""
-        mirror = self._mirror
-        owners = self._waits.blocking() if mirror is not None else []
-        return [owner for owner in owners if mirror is not None and self._table.owner_key(owner) not in mirror]
-
-    # Chores, in the callback pool
-
-    def _tidy(self) -> None:
-        """Delete owners that ended, settle doubtful writes, look for owners that went unseen, close idle watches."""
-        self._life.bury()
-        self._holds.settle()
-        try:
-            for owner in self._table.gone(self._unwatched()):
-                self._waits.owner_gone(owner)
-        except LatchworkError as error:
-            _log.info("owners that hold what is waited for could not be read: %s", error)
-        self._waits.trim()
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -122,6 +122,12 @@ class LockLife:
         _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
         self._on_lost(names)
 
+    def lose_gone(self, owner_id: str) -> None:
+        """The key of an owner was deleted: if it was the current one, another took over."""
+        owner = self.current
+        if owner is not None and owner.id == owner_id:
+            self.lose(owner, "another owner took it over")
+
     def bury(self, *, also_current: bool = False) -> None:
         """Delete the keys of owners that ended and hold nothing; what cannot be deleted now is left for later."""
         with self._changed:

@@ -113,6 +113,11 @@ class HeldLock:
         return f"<HeldLock {self.name!r} token {self.fence.token} {self.remaining_s():.2f}s>"
 
     @property
+    def owner_id(self) -> str:
+        """The id of the owner that holds it; by it a later life can ``adopt`` the lock."""
+        return self.owner.id
+
+    @property
     def is_held(self) -> bool:
         """True while it is ours for certain, by our own clock."""
         return self.remaining_s() > 0.0
@@ -127,6 +132,7 @@ class HeldLock:
         Args:
             margin_s: how long before; None takes a tenth of the TTL.
         """
+        self._keeper.refuse_foreign()
         with _making:
             if self._ownership is None:
                 owner = self.owner

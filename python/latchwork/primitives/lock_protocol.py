@@ -10,12 +10,15 @@ Others: take over once they saw O unchanged for 1.05 TTL since the *response* th
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
+
+_log = logging.getLogger(__name__)
 
 #: Where owners and locks are kept unless a keeper is told otherwise.
 OWNERS_PREFIX = "owners"
@@ -86,6 +89,19 @@ class LockRecord:
 
 
 FREE = LockRecord().encode()
+
+
+def raised_ttl_s(ttl_s: float, what: str) -> float:
+    """A TTL that leaves time for a second renewal after a lost one: a shorter one is raised to the least.
+
+    Raises:
+        ValueError: it is no positive number.
+    """
+    if not 0.0 < ttl_s < math.inf:
+        raise ValueError(f"ttl_s of {what} must be more than 0 seconds and finite, not {ttl_s!r}")
+    if ttl_s < LEAST_TTL_S:
+        _log.warning("%s: a ttl of %.3g s is raised to the least, %.3g s", what, ttl_s, LEAST_TTL_S)
+    return max(float(ttl_s), LEAST_TTL_S)
 
 
 def _object(value: bytes) -> dict[str, Any]:
@@ -234,3 +250,22 @@ def plan(
         return Held(record.owner, seen.dead_at)
     unchanged = At.of(owner_key, seen.version)
     return Take((At(entry), unchanged, *alive), (write, Delete(owner_key)), buries=record.owner)
+
+
+def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:
+    """How to write a lock that is to pass from one owner to its heir, and from nobody else.
+
+    Args:
+        key: L.
+        entry: L as read, None when absent.
+        value: what to write: our own claim.
+        me: the key of our O, which must live.
+        owner_key: the key of the O that L names; ignored when it names nobody.
+        old: the key of the O that is inherited from; it may live or not.
+    """
+    record = LockRecord.decode(entry.value) if entry is not None else None
+    if entry is None or record is None or record.owner is None:
+        return Held("", None)
+    if owner_key in {old, me}:  # me: an earlier try got through, its answer did not
+        return Take((At(entry), Exists(me)), (Put(key, value),))
+    return Held(record.owner, None)

@@ -5,6 +5,7 @@ Blocking calls, no thread of its own. Knows nothing of who holds what in this pr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -26,6 +27,7 @@ from latchwork.primitives.lock_protocol import (
     Sightings,
     Take,
     plan,
+    plan_adoption,
 )
 from latchwork.types import At, Check, Delete, Entry, Exists, Op, Put
 
@@ -130,8 +132,12 @@ class LockTable:
 
     # Writing
 
-    def take(self, names: Sequence[str], me: str, taken: Callable[[str, Entry], None]) -> dict[str, Held]:
+    def take(
+        self, names: Sequence[str], me: str, taken: Callable[[str, Entry], None], *, heir_of: str | None = None
+    ) -> dict[str, Held]:
         """Take each lock that may be taken for the owner ``me``; ``taken`` is told of each as soon as it is certain.
+
+        With ``heir_of`` those that this owner has, alive or not, and no others.
 
         Returns:
             Who holds the others, by name.
@@ -141,13 +147,13 @@ class LockTable:
             Conflict: our own O is gone.
         """
         held: dict[str, Held] = {}
-        guess = len(names) >= _GUESS_FROM
+        guess = len(names) >= _GUESS_FROM and heir_of is None
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else self.look(batch, fresh=tries > 0)
             mine = LockRecord(me, uuid.uuid4().hex, time.time()).encode()
-            takes = self._plans(entries, self.owner_key(me), mine, held)
+            takes = self._plans(entries, self.owner_key(me), mine, held, heir_of)
             now, later = _fit(takes)
             if later:
                 todo.insert(0, (later, tries))
@@ -161,24 +167,33 @@ class LockTable:
         return held
 
     def _plans(
-        self, entries: dict[str, Entry | None], me: str | None, value: bytes, held: dict[str, Held]
+        self,
+        entries: dict[str, Entry | None],
+        me: str | None,
+        value: bytes,
+        held: dict[str, Held],
+        heir_of: str | None = None,
     ) -> dict[str, Take]:
         now = self.store.clock.now()
         takes = {}
         with self._lock:  # one look at the sightings for all, so that no two plans of a batch contradict
             for name, entry in entries.items():
-                decision = self._plan(name, entry, me, value, now)
+                decision = self._plan(name, entry, me, value, now=now, heir_of=heir_of)
                 if isinstance(decision, Take):
                     takes[name] = decision
                 else:
                     held[name] = decision
         return takes
 
-    def _plan(self, name: str, entry: Entry | None, me: str | None, value: bytes, now: float) -> Plan:
+    def _plan(
+        self, name: str, entry: Entry | None, me: str | None, value: bytes, *, now: float, heir_of: str | None
+    ) -> Plan:
         owner = owner_of(entry) or ""
-        key = self.lock_key(name)
+        key, owner_key = self.lock_key(name), self.owner_key(owner)
+        if heir_of is not None and me is not None:
+            return plan_adoption(key, entry, value, me=me, owner_key=owner_key, old=self.owner_key(heir_of))
         seen = self._sightings.of(owner)
-        return plan(key, entry, value, me=me, owner_key=self.owner_key(owner), seen=seen, now=now)
+        return plan(key, entry, value, me=me, owner_key=owner_key, seen=seen, now=now)
 
     def _write(
         self, takes: dict[str, Take], entries: dict[str, Entry | None], taken: Callable[[str, Entry], None]
@@ -252,6 +267,19 @@ class LockTable:
         self.store.delete(self.owner_key(owner))
         with self._lock:
             self._sightings.gone(owner)
+
+    def prolong(self, owner: str) -> None:
+        """Have an owner live for another TTL, if it is still there, so that nobody takes its locks over meanwhile."""
+        key = self.owner_key(owner)
+        while (entry := self.store.get(key)) is not None:
+            with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
+                self.store.commit([At(entry)], [Put(key, entry.value)])
+                return
+
+    def held_by(self, owner: str) -> list[str]:
+        """The names of the locks that name an owner, sorted. Not a snapshot."""
+        found = self.store.list(self.locks_prefix, recursive=True)
+        return [self.name_of(entry.key) for entry in found if owner_of(entry) == owner]
 
     def sweep(self) -> tuple[int, int]:
         """Remove what dead owners left: owners silent for 2 TTL, and then what names owners that are gone.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from latchwork.primitives.lock_protocol import LockRecord
 
 if TYPE_CHECKING:
+    from latchwork.primitives.common import Patience
     from latchwork.primitives.lock_table import LockTable
     from latchwork.store.mirror import Mirror
     from latchwork.types import Change
@@ -61,6 +62,19 @@ class LockWaits:
             self._open(prefix, group)
         self.poke([name])
         return lambda: self._cancel(name, fire)
+
+    def wait_free(self, name: str, patience: Patience) -> bool:
+        """Wait until the lock looks free or the time is over; False if it looked free at once."""
+        looks_free = threading.Event()
+        cancel = self.add(name, looks_free.set)
+        try:
+            if looks_free.is_set():
+                return False
+            self._on_blocked()
+            self._clock.wait(looks_free, patience.left_s())
+            return True
+        finally:
+            cancel()
 
     def names(self) -> list[str]:
         """The names waited for, sorted."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
-from latchwork.primitives.common import Identity, Patience, check_name
+from latchwork.primitives.common import Identity, Patience, check_name, check_whole
 from latchwork.primitives.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waits import Waits, check_member
 from latchwork.types import At, Put
@@ -243,8 +243,8 @@ def _phase(batch: Batch, before: int, board_key: str | None = None) -> int:
 
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:
-    if isinstance(parties, int):
-        if parties < 1:
+    if not isinstance(parties, Collection):
+        if check_whole(parties, f"the number of parties of {what}") < 1:
             raise ValueError(f"{what} needs at least 1 party, not {parties}")
         return parties
     names = {check_member(each, "member") for each in parties}

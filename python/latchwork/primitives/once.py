@@ -10,6 +10,7 @@ Runner: the live ticket with the lowest number. It writes the outcome in one tra
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.common import Identity, Patience, check_name
+from latchwork.primitives.common import Identity, Patience, check_name, check_whole
 from latchwork.primitives.queue_items import MAX_VALUE_BYTES
 from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.turns import take_turn
@@ -64,7 +65,7 @@ class Once:
         self, store: Store, name: str, *, max_starts: int = 3, session: Session | None = None, label: str = ""
     ) -> None:
         self.name = check_name(name, "once")
-        if not max_starts >= 1:
+        if not check_whole(max_starts, "max_starts") >= 1:
             raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")
         self._what = f"once {name!r}"
         self._store = store
@@ -73,6 +74,7 @@ class Once:
         self._identity = Identity()
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
+        self._running = threading.local()
         self._outcome_key = f"{name}/outcome"
         self._starts_key = f"{name}/starts"
 
@@ -104,24 +106,32 @@ class Once:
             OutcomeUnknown: it ran here, and whether its outcome was recorded could not be found out; ask again.
             Unavailable: the server could not be reached in that time.
             Closed, ForkedProcess: as for every primitive.
-            LatchworkError: this is a callback.
+            LatchworkError: this is a callback, or the function itself asks for its own outcome.
         """
-        with self._waits.begin(timeout_s) as (waiter, patience):
-            entry = waiter.keep_trying(self._outcome, patience)
-            place = None
-            if entry is None:
-                place = self._await_turn(waiter, patience)
-            try:
-                entry = entry or waiter.keep_trying(self._outcome, patience)
-                if entry is None and place is not None:
-                    entry = self._run(fn, place)
-            finally:
-                if place is not None:
-                    self._queue.leave(place)
-            if entry is None:
+        if getattr(self._running, "here", False):
+            raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
+        patience = Patience(self._store.clock, timeout_s)
+        while True:
+            with self._waits.begin(patience.left_s()) as (waiter, _):
+                entry = self._have_outcome(fn, waiter, patience)
+                if entry is not None:
+                    return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
+            if patience.is_over:
                 raise WaitTimeout(f"{self._what} is still run by {self._runner()}; wait longer, or ask them")
-            return _result(entry, self._what)
+
+    def _have_outcome(self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience) -> Entry | None:
+        """The outcome, here or of others; None when time is over, or it was reset as soon as it was there."""
+        entry = waiter.keep_trying(self._outcome, patience)
+        if entry is not None:
+            return entry
+        place = self._await_turn(waiter, patience)
+        try:
+            entry = waiter.keep_trying(self._outcome, patience)
+            return self._run(fn, place) if entry is None and place is not None else entry
+        finally:
+            if place is not None:
+                self._queue.leave(place)
 
     def outcome(self) -> bytes | None:
         """The result, None while there is none. Runs nothing.
@@ -206,12 +216,15 @@ class Once:
         return self._record(place, self._body({"ok": True}, value))
 
     def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+        self._running.here = True
         try:
             value: object = fn(work)
         except OwnershipLost as error:
             if work.is_stopped:
                 raise
             raise RuntimeError(f"something else was lost: {error}") from error
+        finally:
+            self._running.here = False
         if value is None:
             return b""
         if not isinstance(value, bytes):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost
-from latchwork.primitives.common import check_least, check_name
+from latchwork.primitives.common import Home, check_name, listen, lost_by_fork
 from latchwork.primitives.lock_keeper import LockKeeper
-from latchwork.primitives.lock_protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX
+from latchwork.primitives.lock_protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.lock_state import state_of
 from latchwork.primitives.lock_table import LockTable
 
@@ -40,7 +41,8 @@ class PersistentLock:
     Args:
         store: the store, or a namespace of it.
         name: the lock's name: one or more key segments.
-        ttl_s: seconds the lock outlives its last renewal, at least 0.3; ignored when a keeper is given.
+        ttl_s: seconds the lock outlives its last renewal; less than 0.3 is raised to that, with a logged warning.
+            Ignored when a keeper is given.
         keeper: renews this lock together with others; it stays the caller's. None makes one for this lock alone.
         owner_label: what others see when they ask who holds it; ignored when a keeper is given.
     """
@@ -56,7 +58,7 @@ class PersistentLock:
     ) -> None:
         self.name = check_name(name, "lock")
         self._store = store
-        self._ttl_s = check_least(ttl_s, "ttl_s", LEAST_TTL_S)
+        self._ttl_s = raised_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s
         self._owner_label = owner_label
         self._given = keeper
         self._own: LockKeeper | None = None
@@ -65,8 +67,10 @@ class PersistentLock:
         self._holder_thread = 0
         self._entered = threading.local()  # the hold of a thread's own ``with``: another's is not its to release
         self._acquiring = 0
-        self._listeners: list[Callable[[], None]] = []
-        self._unlisten: Callable[[], None] = lambda: None
+        self._home = Home(f"lock {name!r}")
+        self._lost_listeners: dict[object, Callable[[], None]] = {}
+        self._failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
+        self._unlisten: Callable[[], None] = _nothing
         self._closed = False
 
     def __repr__(self) -> str:
@@ -112,6 +116,28 @@ class PersistentLock:
         """
         return self._acquire(timeout_s).fence
 
+    def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
+        """Have the lock at once from an earlier life of ours, after a restart, without waiting for its TTL to end.
+
+        Whoever calls this vouches that the earlier life has stopped its work. The lock passes from exactly that owner
+        to us, with a new fence: writes under the old one are refused from then on. See ``LockKeeper.adopt``.
+
+        Args:
+            owner_id: of the earlier life: ``owner_id`` of then, or of ``holder()``.
+            timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
+        Raises:
+            LockLost: that owner does not hold it any more; acquire it.
+            Unavailable, OutcomeUnknown, Closed, LatchworkError: as for ``acquire``.
+        """
+
+        def inherit(keeper: LockKeeper) -> HeldLock:
+            held = keeper.adopt(owner_id, [self.name], timeout_s).get(self.name)
+            if held is None:
+                raise LockLost(f"lock {self.name!r} is not held by owner {owner_id!r} any more; acquire it instead")
+            return held
+
+        return self._have(inherit).fence
+
     def release(self) -> None:
         """Give the lock back; somebody else can have it at once.
 
@@ -119,7 +145,9 @@ class PersistentLock:
 
         Raises:
             LockLost: it had run out, or was not held.
+            ForkedProcess: it was made by the parent of this process.
         """
+        self._home.check()
         held = self._held
         if held is None:
             raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
@@ -127,6 +155,8 @@ class PersistentLock:
 
     def close(self) -> None:
         """Release the lock if it is held, and end its own keeper. From any thread; twice is fine."""
+        if self._home.is_foreign:
+            return
         with self._lock:
             self._closed = True
             held, self._held = self._held, None
@@ -147,6 +177,15 @@ class PersistentLock:
         return self._current().fence
 
     @property
+    def owner_id(self) -> str:
+        """The id of the owner of the current hold: kept where a restart finds it, ``adopt`` can have the lock again.
+
+        Raises:
+            LockLost: it has run out, or is not held.
+        """
+        return self._current().owner_id
+
+    @property
     def is_held(self) -> bool:
         """True while the lock is ours for certain, by our own clock."""
         held = self._held
@@ -155,6 +194,8 @@ class PersistentLock:
     @property
     def lost(self) -> threading.Event:
         """Set when the current hold runs out; ask again after each ``acquire``."""
+        if self._home.is_foreign:
+            return lost_by_fork()
         held = self._held
         return held.lost if held is not None else threading.Event()
 
@@ -163,10 +204,21 @@ class PersistentLock:
         held = self._held
         return held.remaining_s() if held is not None else 0.0
 
-    def on_lost(self, fn: Callable[[], None]) -> None:
-        """Call ``fn()`` each time a hold runs out or is taken over: stop what it protected. Not on release."""
-        with self._lock:
-            self._listeners.append(fn)
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn()`` each time a hold runs out or is taken over: stop what it protected. Not on release.
+
+        Returns what ends that.
+        """
+        self._home.check()
+        return listen(self._lost_listeners, fn)
+
+    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
+        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails, or is not answered: so long it is ours.
+
+        Returns what ends that.
+        """
+        self._home.check()
+        return listen(self._failed_listeners, fn)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
@@ -191,10 +243,14 @@ class PersistentLock:
         return held
 
     def _acquire(self, timeout_s: float | None) -> HeldLock:
+        return self._have(lambda keeper: keeper.acquire(self.name, timeout_s))
+
+    def _have(self, take: Callable[[LockKeeper], HeldLock]) -> HeldLock:
+        self._home.check()
         keeper = self._keeper_for_use()
         held: HeldLock | None = None
         try:
-            held = keeper.acquire(self.name, timeout_s)
+            held = take(keeper)
         finally:
             with self._lock:
                 self._acquiring -= 1
@@ -225,19 +281,24 @@ class PersistentLock:
             if keeper is None:
                 keeper = self._own = LockKeeper(self._store, ttl_s=self._ttl_s, owner_label=self._owner_label)
             self._unlisten()
-            self._unlisten = keeper.on_lost(self._lost)
+            self._unlisten = _both(keeper.on_lost(self._lost), keeper.on_prolong_failed(self._prolong_failed))
             self._acquiring += 1
             return keeper
 
     def _lost(self, names: tuple[str, ...]) -> None:
-        with self._lock:
-            concerned = self.name in names and self._held is not None
-            listeners = list(self._listeners) if concerned else []
+        if self.name in names and self._held is not None:
+            self._tell(list(self._lost_listeners.values()))
+
+    def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
+        if self._held is not None:
+            self._tell([partial(listener, error, remaining_s) for listener in list(self._failed_listeners.values())])
+
+    def _tell(self, listeners: Iterable[Callable[[], None]]) -> None:
         for listener in listeners:
             try:
                 listener()
             except Exception:
-                _log.exception("an on_lost listener of lock %r raised; the others are called all the same", self.name)
+                _log.exception("a listener of lock %r raised; the others are called all the same", self.name)
 
     def _end_keeper(self, *, only_idle: bool = False) -> None:
         """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.
@@ -248,7 +309,19 @@ class PersistentLock:
             if only_idle and (self._acquiring > 0 or self._held is not None):
                 return
             keeper, self._own = self._own, None
-            unlisten, self._unlisten = self._unlisten, lambda: None
+            unlisten, self._unlisten = self._unlisten, _nothing
         unlisten()
         if keeper is not None:
             keeper.close()
+
+
+def _nothing() -> None:
+    """No listener to take back."""
+
+
+def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        one()
+        other()
+
+    return both

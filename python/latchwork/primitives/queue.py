@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, WaitTimeout
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_name, check_whole
 from latchwork.primitives.queue_claim import Claim
 from latchwork.primitives.queue_items import Item, Names, item_id, make_id
 from latchwork.primitives.queue_putting import Putting
@@ -60,9 +60,9 @@ class Queue:
         label: str = "",
     ) -> None:
         self.name = check_name(name, "queue")
-        if not max_attempts >= 1:
+        if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
-        if capacity is not None and not capacity >= 1:
+        if capacity is not None and not check_whole(capacity, "capacity") >= 1:
             raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
         self._what = f"queue {name!r}"
         self._names = Names(name)

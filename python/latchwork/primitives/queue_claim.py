@@ -7,12 +7,12 @@ session alive, so of all that ever took an item at most one can end it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.common import Home, Patience
+from latchwork.primitives.common import Home, Patience, lost_by_fork
 from latchwork.primitives.queue_items import Names
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership, Work
@@ -102,7 +102,12 @@ class Claim:
     @property
     def lost(self) -> threading.Event:
         """Set when the session is lost by which we hold it."""
-        return self._session.lost
+        return lost_by_fork() if self._home.is_foreign else self._session.lost
+
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn()`` if the session is lost by which we hold it, not when it is ended. Returns what ends that."""
+        self._home.check()
+        return self._session.on_lost(lambda: None if self._is_over else fn())
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal of the session succeeds. Does no I/O."""

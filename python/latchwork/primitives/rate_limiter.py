@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_name, check_whole
 from latchwork.primitives.rate_window import Permits, Window
 from latchwork.primitives.tickets import Ticket, TicketQueue
 from latchwork.primitives.turns import take_turn
@@ -69,7 +69,7 @@ class RateLimiter:
         label: str = "",
     ) -> None:
         self.name = check_name(name, "rate limiter")
-        if not permits >= 1:
+        if not check_whole(permits, "permits") >= 1:
             raise ValueError(f"permits must be at least 1, not {permits!r}")
         if not interval_s > 0.0:
             raise ValueError(f"interval_s must be more than 0, not {interval_s!r}")
@@ -111,7 +111,7 @@ class RateLimiter:
             Closed, ForkedProcess: as for every primitive.
             LatchworkError: the limiter has another rate than we were told, or this is a callback.
         """
-        if not 1 <= count <= self._fresh.limit:
+        if not 1 <= check_whole(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
         with self._waits.begin(timeout_s) as (waiter, patience):
             late = 0

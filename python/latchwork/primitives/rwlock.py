@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal
 
-from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.common import check_name
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
@@ -85,6 +85,7 @@ class ReadWriteLock:
         Raises:
             LockLost: this thread does not hold it for writing, or not any more.
             LatchworkError: it holds it more than once.
+            Closed: it was closed meanwhile, and is not held any more.
             Unavailable: the server was not reached; it is still held for writing.
         """
         return self.write.downgrade()
@@ -142,6 +143,8 @@ class Side(SessionLock):
     def hand_to_other(self, hold: Hold) -> None:
         """Have the other side hold what this one held, in this thread."""
         with self._lock:
+            if hold.given_back.is_set():
+                raise Closed(f"{self.what} was closed, and its hold released; make another one")
             self._holds.remove(hold)
             self._mine.stack = [each for each in self._mine.stack if each is not hold]
         self.other.adopt(hold)
@@ -150,8 +153,12 @@ class Side(SessionLock):
         """Hold what the other side held, in this thread."""
         hold.owner = self
         with self._lock:
+            surplus = self._closed
             self._holds.append(hold)
         self._push(hold)
+        if surplus:
+            self._give_back(hold)
+            raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _before(self) -> None:
         theirs = self.other.of_this_thread()

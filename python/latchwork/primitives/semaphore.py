@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_name, check_whole
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.turns import take_turn
@@ -207,7 +207,7 @@ class _Room:
 
 
 def _check_size(leases: int) -> int:
-    if not leases >= 1:
+    if not check_whole(leases, "the number of leases") >= 1:
         raise ValueError(f"a semaphore needs at least 1 lease, not {leases!r}")
     return leases
 

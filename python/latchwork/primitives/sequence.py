@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from latchwork.primitives.cell import Cell
-from latchwork.primitives.common import check_name
+from latchwork.primitives.common import check_name, check_whole
 from latchwork.primitives.counter import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Sequence:
             Unavailable: none taken.
             OutcomeUnknown: taken, with their records, or not: look for the records.
         """
-        if count < 1:
+        if check_whole(count, "count") < 1:
             raise ValueError(f"count must be at least 1, not {count}")
 
         def records(before: int, after: int) -> list[Op]:

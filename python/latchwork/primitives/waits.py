@@ -85,8 +85,6 @@ class Waits:
         """
         self.check()
         refuse_in_callback(self._what, timeout_s)
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout_s must be None or at least 0, not {timeout_s!r}")
         patience = Patience(self._store.clock, timeout_s)
         with closing(Waiter(self._store, self.session())) as waiter:
             with self._lock:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import OwnershipLost
-from latchwork.primitives.common import check_least
+from latchwork.primitives.common import Home, check_least, lost_by_fork
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -31,14 +31,16 @@ class Work:
     not at the end of the ``with``. It does not stop a paused process from writing late: pass ``fence`` to every write
     that matters.
 
+    In a child of a fork it has stopped: nothing is held there.
+
     Attributes:
         fence: the ownership's.
-        stopped: an event, set when the work has to stop.
     """
 
     def __init__(self, ownership: Ownership, margin_s: float) -> None:
         self.fence = ownership.fence
-        self.stopped = threading.Event()
+        self._home = Home(f"work under {ownership.what}")
+        self._stopped = threading.Event()
         self._ownership = ownership
         self._margin_s = margin_s
         self._done = threading.Event()
@@ -55,10 +57,17 @@ class Work:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._home.is_foreign:
+            return
         self._done.set()
         self._ownership.remove(self)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def stopped(self) -> threading.Event:
+        """Set when the work has to stop."""
+        return lost_by_fork() if self._home.is_foreign else self._stopped
 
     @property
     def is_stopped(self) -> bool:
@@ -67,7 +76,7 @@ class Work:
 
     def remaining_s(self) -> float:
         """Seconds until the work has to stop if no further renewal succeeds; 0 once it has to. Does no I/O."""
-        if self.stopped.is_set():
+        if self._home.is_foreign or self._stopped.is_set():
             return 0.0
         return max(0.0, self._ownership.remaining_s() - self._margin_s)
 
@@ -86,7 +95,7 @@ class Work:
 
     def stop(self) -> None:
         """Tell the work to stop. Does not block."""
-        self.stopped.set()
+        self._stopped.set()
         self._done.set()
 
     def _watch(self) -> None:
