@@ -575,3 +575,23 @@ def spy(patch, store, asked):
     for name in ("get", "get_many", "list", "children", "commit", "create", "put", "delete", "watch"):
         call = getattr(store, name)
         patch.setattr(store, name, lambda *a, call=call, name=name, **o: asked.append(name) or call(*a, **o))
+
+
+def test_a_hold_that_is_closed_as_it_is_had_is_not_told_as_lost_later(lock, connect, monkeypatch, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    mine, told, ended = lock(store=store), [], []
+    mine.on_lost(lambda: told.append("lost"))
+    session = store.session
+    on_lost = session.on_lost
+
+    def closed_meanwhile(fn):
+        mine.close()
+        return on_lost(fn)
+
+    monkeypatch.setattr(session, "on_lost", closed_meanwhile)
+    mine.acquire(5.0)
+    monkeypatch.undo()
+    session.on_lost(lambda: ended.append(1))  # called after those that were there before
+    session.notice_gone()
+    eventually(lambda: ended)
+    assert told == []

@@ -10,6 +10,7 @@ import pytest
 from latchwork.errors import (
     Closed,
     InvalidKey,
+    LatchworkError,
     LockLost,
     OnceFailed,
     OutcomeUnknown,
@@ -241,3 +242,41 @@ def test_bad_names_and_numbers_are_refused_before_any_io():
         Once(None, "a//b")
     with pytest.raises(ValueError, match="max_starts"):
         Once(None, "a", max_starts=0)
+
+
+def test_an_outcome_that_is_reset_as_soon_as_it_is_there_leaves_nobody_without_one(
+    once, connect, in_thread, eventually, monkeypatch
+):
+    gate, store = Gate(b"old"), connect(session_ttl_s=30.0)
+    runner, waiter, other = (once(store=each) for each in (connect(), store, connect()))
+    running = in_thread(lambda: runner.run(gate, timeout_s=30.0))
+    assert gate.started.wait(20.0)
+    get, resets = store.get, []
+
+    def reset_before_it_is_read(key, **options):
+        if key == "migrate/outcome" and gate.go.is_set() and not resets:
+            running.outcome()
+            resets.append(other.reset())
+        return get(key, **options)
+
+    waiting = in_thread(lambda: waiter.run(lambda _work: b"new", timeout_s=30.0))
+    eventually(lambda: len(runner.waiters()) == 1)
+    monkeypatch.setattr(store, "get", reset_before_it_is_read)
+    gate.go.set()
+    assert waiting.outcome() == b"new"
+    assert resets
+    assert other.outcome() == b"new"
+
+
+def test_a_function_that_asks_for_its_own_outcome_is_refused_instead_of_hanging(once):
+    mine, refusals = once(), []
+
+    def asks(_work):
+        with pytest.raises(LatchworkError, match="run by this very thread") as caught:
+            mine.run(never, timeout_s=30.0)
+        refusals.append(caught.value)
+        return b"done"
+
+    assert mine.run(asks, timeout_s=30.0) == b"done"
+    assert refusals
+    assert mine.run(never, timeout_s=30.0) == b"done"

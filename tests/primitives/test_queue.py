@@ -493,3 +493,17 @@ def test_the_largest_value_passes(queue):
 def test_bad_names_and_numbers_are_refused_before_any_io(name, options, error):
     with pytest.raises(error):
         Queue(None, name, **options)
+
+
+def test_a_claim_tells_that_it_is_lost_and_not_that_it_has_ended(queue, connect, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    mine, told = queue(store=store), []
+    mine.put_many([b"1", b"2", b"3"])
+    ended, lost, deaf = (mine.take(5.0) for _ in range(3))
+    ended.on_lost(lambda: told.append("ended"))
+    deaf.on_lost(lambda: told.append("deaf"))()
+    lost.on_lost(lambda: told.append("lost"))
+    ended.ack()
+    store.session.notice_gone()
+    eventually(lambda: told)
+    assert told == ["lost"]

@@ -6,7 +6,16 @@ import time
 
 import pytest
 
-from latchwork.errors import Conflict, InvalidKey, LatchworkError, LockLost, OutcomeUnknown, WaitTimeout
+from latchwork.errors import (
+    Closed,
+    Conflict,
+    InvalidKey,
+    LatchworkError,
+    LockLost,
+    OutcomeUnknown,
+    Unavailable,
+    WaitTimeout,
+)
 from latchwork.primitives import ReadWriteLock
 from latchwork.primitives.rwlock import held_count
 from latchwork.primitives.tickets import Ticket
@@ -203,3 +212,45 @@ def test_work_of_a_downgraded_writer_goes_on(rwlock):
 def test_a_malformed_name_is_refused_before_any_io(name):
     with pytest.raises(InvalidKey, match="lock name"):
         ReadWriteLock(None, name)
+
+
+def test_a_lock_that_is_closed_as_it_is_downgraded_is_released_and_says_so(rwlock, connect, monkeypatch):
+    store = connect()
+    mine, other = rwlock(store=store), rwlock()
+    mine.write.acquire(5.0)
+    commit = store.commit
+
+    def closed_meanwhile(checks, ops):
+        done = commit(checks, ops)
+        mine.close()
+        return done
+
+    monkeypatch.setattr(store, "commit", closed_meanwhile)
+    mine.downgrade()
+    assert not mine.read.is_held
+    assert other.write.acquire(30.0)
+
+
+def test_a_downgrade_that_fails_after_a_close_leaves_nothing_held(rwlock, connect, monkeypatch):
+    store = connect()
+    mine, other = rwlock(store=store), rwlock()
+    mine.write.acquire(5.0)
+
+    def closed_before(_checks, _ops):
+        mine.close()
+        raise Unavailable("cut")
+
+    monkeypatch.setattr(store, "commit", closed_before)
+    with pytest.raises(Closed, match="was closed, and its hold released"):
+        mine.downgrade()
+    assert (mine.read.is_held, mine.write.is_held) == (False, False)
+    assert other.write.acquire(30.0)
+
+
+def test_a_downgrade_after_the_close_of_the_side_that_takes_it_releases_it(rwlock):
+    mine, other = rwlock(), rwlock()
+    mine.write.acquire(5.0)
+    mine.read.close()
+    with pytest.raises(Closed, match="was closed, and its hold released"):
+        mine.downgrade()
+    assert other.write.acquire(30.0)

@@ -77,6 +77,7 @@ class PersistentLock:
         return f"<PersistentLock {self.name!r} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Fence:
+        self._home.check()
         try:
             held = self._acquire(None)
         except BaseException:
@@ -86,6 +87,10 @@ class PersistentLock:
         return held.fence
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self._home.check()
+        if self._home.is_foreign:
+            return
         held: HeldLock = self._entered.held
         try:
             if not self._closed:

@@ -1,0 +1,226 @@
+"""Bad input and misuse, the same at every primitive: a clear error at once, and never a hang. Memory is enough."""
+
+from __future__ import annotations
+
+import logging
+import math
+from queue import Queue as Mailbox
+
+import pytest
+
+import latchwork
+from latchwork.errors import Closed, InvalidKey, LatchworkError
+from latchwork.primitives import (
+    Barrier,
+    Counter,
+    DoubleBarrier,
+    Election,
+    Group,
+    LeaderLatch,
+    Lock,
+    LockKeeper,
+    Once,
+    PersistentLock,
+    PriorityQueue,
+    Queue,
+    RateLimiter,
+    ReadWriteLock,
+    Semaphore,
+    Sequence,
+)
+from latchwork.types import Create
+
+MAKERS = {
+    "Lock": lambda store, name="a": Lock(store, name),
+    "ReadWriteLock.read": lambda store, name="a": ReadWriteLock(store, name).read,
+    "ReadWriteLock.write": lambda store, name="a": ReadWriteLock(store, name).write,
+    "Semaphore": lambda store, name="a": Semaphore(store, name, leases=1),
+    "PersistentLock": lambda store, name="a": PersistentLock(store, name),
+    "LockKeeper": lambda store, name="a": LockKeeper(store),
+    "LeaderLatch": lambda store, name="a": LeaderLatch(store, name, node_id="n"),
+    "Election": lambda store, name="a": Election(store, name, node_id="n"),
+    "Barrier": lambda store, name="a": Barrier(store, name, parties=2, member_id="m"),
+    "DoubleBarrier": lambda store, name="a": DoubleBarrier(store, name, parties=2, member_id="m"),
+    "Group": lambda store, name="a": Group(store, name, member_id="m"),
+    "Queue": lambda store, name="a": Queue(store, name),
+    "PriorityQueue": lambda store, name="a": PriorityQueue(store, name),
+    "Once": lambda store, name="a": Once(store, name),
+    "RateLimiter": lambda store, name="a": RateLimiter(store, name, permits=1, interval_s=60),
+    "Counter": lambda store, name="a": Counter(store, name),
+    "Sequence": lambda store, name="a": Sequence(store, name),
+}
+WAITS = {
+    **{name: lambda one, s: one.acquire(s) for name in ("Lock", "ReadWriteLock.read", "ReadWriteLock.write")},
+    "Semaphore": lambda one, s: one.acquire(s),
+    "PersistentLock": lambda one, s: one.acquire(s),
+    "LockKeeper": lambda one, s: one.acquire("a", s),
+    "LeaderLatch": lambda one, s: one.wait(s),
+    "Election": lambda one, s: one.campaign(timeout_s=s),
+    "Barrier": lambda one, s: one.wait(s),
+    "DoubleBarrier": lambda one, s: one.enter(s),
+    "Group": lambda one, s: one.wait(s),
+    "Queue": lambda one, s: one.take(s),
+    "PriorityQueue": lambda one, s: one.take(s),
+    "Once": lambda one, s: one.run(lambda _work: b"", timeout_s=s),
+    "RateLimiter": lambda one, s: one.acquire(timeout_s=s),
+}
+CHANGES = {
+    "Counter": lambda one, s: one.add(timeout_s=s),
+    "Sequence": lambda one, s: one.take(lambda number: [Create(f"ids/{number}", b"")], timeout_s=s),
+}
+HELD_BY_ONE = {"Lock", "ReadWriteLock.write", "Semaphore", "PersistentLock", "LockKeeper", "Election"}
+
+
+@pytest.fixture
+def store():
+    with latchwork.connect("memory://bad-input/test") as opened:
+        yield opened
+        for key in opened.children(""):
+            opened.delete_tree(key)
+
+
+def started(name, store):
+    one = MAKERS[name](store)
+    if hasattr(one, "start"):
+        one.start()
+    return one
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -0.001, math.nan])
+@pytest.mark.parametrize("name", [*WAITS, *CHANGES])
+def test_a_time_below_zero_is_refused_instead_of_being_taken_for_ever_or_none(store, name, timeout_s):
+    one = started(name, store)
+    with pytest.raises(ValueError, match="timeout_s must be None or at least 0 seconds"):
+        {**WAITS, **CHANGES}[name](one, timeout_s)
+    getattr(one, "close", lambda: None)()
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("name", WAITS)
+def test_a_flag_for_blocking_is_refused_instead_of_being_taken_for_seconds(store, name, flag):
+    one = started(name, store)
+    with pytest.raises(TypeError, match="timeout_s is in seconds, not"):
+        WAITS[name](one, flag)
+    one.close()
+
+
+@pytest.mark.parametrize("name", [name for name in WAITS if name not in {"LeaderLatch", "Group"}])  # they have theirs
+def test_waiting_in_a_callback_is_an_error_instead_of_a_hang(store, name):
+    holder, one, said = MAKERS[name](store), MAKERS[name](store), Mailbox()
+    if name in HELD_BY_ONE:
+        WAITS[name](holder, 30.0)
+
+    def callback(_batch):
+        try:
+            said.put(WAITS[name](one, 30.0))
+        except LatchworkError as error:
+            said.put(error)
+
+    with store.watch("trigger") as watch:
+        watch.subscribe(callback)
+        assert "must not be waited for in a callback" in str(said.get(timeout=60.0))
+    one.close()
+    holder.close()
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a b", "@x", "../a", b"orders", None, "é"])
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "LockKeeper"])
+def test_a_name_that_is_no_key_is_refused_before_any_io_and_named(kind, name):
+    with pytest.raises(InvalidKey, match=r"name .* cannot be used: "):
+        MAKERS[kind](NoIo(), name)
+
+
+class NoIo:
+    """Fails if it is used: construction and bad names do no I/O."""
+
+    clock = None
+
+    def pipeline(self, **_):
+        return None
+
+
+@pytest.mark.parametrize("kind", [*WAITS, *CHANGES])
+def test_a_closed_store_is_said_to_be_closed(kind):
+    with latchwork.connect("memory://bad-input/closed") as store:
+        one = MAKERS[kind](store)
+    with pytest.raises(Closed):
+        if hasattr(one, "start"):
+            one.start()
+        {**WAITS, **CHANGES}[kind](one, 5.0)
+    getattr(one, "close", lambda: None)()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WAITS if not kind.startswith("ReadWriteLock")])
+def test_a_closed_object_says_so(store, kind):
+    one = started(kind, store)
+    one.close()
+    one.close()
+    with pytest.raises(Closed):
+        WAITS[kind](one, 5.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda counter: counter.add(0.5),
+        lambda counter: counter.add(True),
+        lambda counter: counter.put("7"),
+        lambda counter: counter.compare_and_set(0, 1.0),
+    ],
+    ids=["add", "flag", "put", "compare_and_set"],
+)
+def test_a_counter_refuses_what_it_would_read_back_as_another_number(store, change):
+    counter = Counter(store, "a")
+    with pytest.raises(TypeError, match="must be a whole number"):
+        change(counter)
+    assert counter.value() == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store: Semaphore(store, "a", leases=1.5),
+        lambda store: Semaphore(store, "a").resize(2.5),
+        lambda store: RateLimiter(store, "a", permits=1.5, interval_s=1),
+        lambda store: RateLimiter(store, "a", permits=2, interval_s=1).acquire(1.5),
+        lambda store: Queue(store, "a", capacity=1.5),
+        lambda store: Queue(store, "a", max_attempts=1.5),
+        lambda store: Once(store, "a", max_starts=1.5),
+        lambda store: Barrier(store, "a", parties=1.5, member_id="m"),
+        lambda store: Sequence(store, "a").take(lambda _number: [], count=1.5),
+        lambda store: Group(store, "a", member_id="m", address=None),
+    ],
+)
+def test_what_is_no_whole_number_or_no_text_is_refused(store, make):
+    with pytest.raises(TypeError, match="must be"):
+        make(store)
+
+
+@pytest.mark.parametrize("make", [LockKeeper, lambda store, ttl_s: PersistentLock(store, "a", ttl_s=ttl_s)])
+def test_a_ttl_below_the_least_is_raised_to_it_with_a_warning(store, make, caplog):
+    with caplog.at_level(logging.WARNING):
+        one = make(store, ttl_s=0.01)
+    assert "a ttl of 0.01 s is raised to the least, 0.3 s" in caplog.text
+    held = one.acquire("a", 5.0) if isinstance(one, LockKeeper) else one
+    if held is one:
+        one.acquire(5.0)
+        assert one.holder().ttl_s == 0.3
+    else:
+        assert one.state("a").holder.ttl_s == 0.3
+    assert 0 < held.remaining_s() <= 0.3
+    one.close()
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0, math.nan, math.inf])
+def test_a_ttl_that_is_no_time_is_refused(ttl_s):
+    with pytest.raises(ValueError, match="must be more than 0 seconds"):
+        LockKeeper(NoIo(), ttl_s=ttl_s)
+    with pytest.raises(ValueError, match="must be more than 0 seconds"):
+        PersistentLock(NoIo(), "a", ttl_s=ttl_s)
+
+
+def test_a_session_of_another_store_is_refused(store):
+    with latchwork.connect("memory://bad-input-elsewhere/test") as other:
+        lock = Lock(store, "a", session=other.session)
+        with pytest.raises(LatchworkError):
+            lock.acquire(0)
