@@ -64,9 +64,9 @@ class Proxy:
         """End the present connections for both sides, and say how many; new ones are served."""
         return self._do(self._cut)
 
-    def refuse(self) -> None:
-        """End the present connections and refuse new ones, until `accept`."""
-        self._await(self._refuse())
+    def refuse(self, *, new_only: bool = False) -> None:
+        """Refuse new connections until `accept`, and end the present ones unless only new ones are meant."""
+        self._await(self._refuse(new_only=new_only))
 
     def accept(self) -> None:
         """Take new connections again after `refuse`."""
@@ -152,11 +152,12 @@ class Proxy:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _refuse(self) -> None:
+    async def _refuse(self, *, new_only: bool = False) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._cut()
+        if not new_only:
+            self._cut()
         await asyncio.sleep(0)
 
     async def _finish(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 import uuid
@@ -14,6 +12,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
+from latchwork.testing.proxy import Proxy
 
 
 class Collector:
@@ -63,90 +62,6 @@ class Raw:
     def compact(self):
         revision = self.kv.Range(pb.RangeRequest(key=b"x"), timeout=5).header.revision
         self.kv.Compact(pb.CompactionRequest(revision=revision, physical=True), timeout=5)
-
-
-class Proxy:
-    """A TCP proxy to one server whose connections can be held, cut on the client's side only, or refused.
-
-    What a held connection has already sent reaches the server when it is released, also long after the client has
-    gone: that is a write delayed in the network.
-    """
-
-    def __init__(self, target):
-        host, _, port = target.partition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._lock = threading.Lock()
-        self._pairs = []
-        self._gates = {}
-        self.refusing = False
-        self._closed = False
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def hold(self, *, to_server):
-        """Keep back what the present connections send from now on, in one direction."""
-        with self._lock:
-            for pair in self._pairs:
-                self._gates[pair, to_server].clear()
-
-    def release(self):
-        """Pass on everything that was held back."""
-        for gate in list(self._gates.values()):
-            gate.set()
-
-    def cut_clients(self):
-        """End the present connections for the clients; the server does not notice."""
-        with self._lock:
-            pairs, self._pairs = self._pairs, []
-        for client, _ in pairs:
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._closed = True
-        self.refusing = True
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for client, server in list({pair for pair, _ in self._gates}):
-            for end in (client, server):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-        self.release()
-        for thread in self._threads:
-            thread.join(5)
-
-    def _accept(self):
-        while not self._closed:
-            try:
-                client, _ = self._listener.accept()
-                if self.refusing:
-                    client.close()
-                    continue
-                server = socket.create_connection(self._target)
-            except OSError:
-                continue
-            pair = (client, server)
-            with self._lock:
-                self._pairs.append(pair)
-                for to_server, source, sink in ((True, client, server), (False, server, client)):
-                    gate = self._gates[pair, to_server] = threading.Event()
-                    gate.set()
-                    thread = threading.Thread(target=self._pump, args=(source, sink, gate, to_server), daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
-
-    def _pump(self, source, sink, gate, to_server):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                gate.wait()
-                sink.sendall(data)
-        if to_server:
-            gate.wait()  # a held server side stays open after its client has gone
-            return
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
 
 
 def eventually(predicate, timeout_s=8.0):

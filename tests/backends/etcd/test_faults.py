@@ -91,13 +91,13 @@ def test_compaction_while_a_watch_is_cut_off_gives_a_new_snapshot_with_nothing_l
     raw.put(b"/faults/w/deleted", b"1")
     backend.watch("w", seen)
     seen.wait_until(lambda it: any(isinstance(event, Current) for event in it.events))
-    proxy.refusing = True
+    proxy.refuse(new_only=True)
     proxy.cut_clients()
     raw.kv.DeleteRange(pb.DeleteRangeRequest(key=b"/faults/w/deleted"), timeout=5)
     for number in range(10):
         raw.put(b"/faults/w/kept", b"%d" % number)
     raw.compact()
-    proxy.refusing = False
+    proxy.accept()
     seen.wait_until(lambda it: it.values() == {"w/kept": b"9"})
     assert sum(isinstance(event, Snapshot) for event in seen.events) == 2
     raw.put(b"/faults/w/kept", b"live")

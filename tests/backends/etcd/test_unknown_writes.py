@@ -27,7 +27,7 @@ def cut_off(proxy, root, opened):
 def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, raw, raw_client):
     delayed = raw_client(proxy)
     delayed.put(b"/control", b"1")
-    proxy.hold(to_server=True)
+    proxy.hold("requests", present_only=True)
     late = delayed.kv.Put.future(pb.PutRequest(key=b"/control", value=b"late"), timeout=5)
     time.sleep(0.1)
     proxy.cut_clients()
@@ -41,7 +41,7 @@ def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, 
 
 
 def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(proxy, cut_off, backend):
-    proxy.hold(to_server=True)
+    proxy.hold("requests", present_only=True)
     future = cut_off.commit([], [Put("k", b"delayed")])
     time.sleep(0.1)
     proxy.cut_clients()
@@ -57,7 +57,7 @@ def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(prox
 @pytest.mark.parametrize("kind", ["put", "create", "delete", "tree", "sequential"])
 def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, proxy, cut_off, backend):
     first = backend.commit([], [Put("k/a", b"1"), Put("k/b", b"1"), Put("gone", b"1")]).result(5)
-    proxy.hold(to_server=False)
+    proxy.hold("answers", present_only=True)
     sent = {
         "put": lambda: cut_off.commit([], [Put("k/a", b"2"), Delete("gone"), Delete("never")]),
         "create": lambda: cut_off.commit([], [Create("new", b"2")]),
@@ -91,18 +91,18 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
 ):
     cut_off = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1")
     cut_off.commit([], [Put("k", b"before")]).result(5)
-    proxy.hold(to_server=True)
+    proxy.hold("requests", present_only=True)
     started = time.monotonic()
     future = cut_off.commit([], [Put("k", b"delayed")])
     time.sleep(0.1)
-    proxy.refusing = True
+    proxy.refuse(new_only=True)
     proxy.cut_clients()
     with pytest.raises(OutcomeUnknown, match=r"'k'.*may land yet"):
         future.result(5)
     assert time.monotonic() - started < 1.3
     with pytest.raises(Unavailable, match="nothing was sent"):
         cut_off.commit([], [Put("other", b"")]).result(5)
-    proxy.refusing = False
+    proxy.accept()
     final = cut_off.get("k", stale_ok=False)
     while True:
         try:
@@ -117,7 +117,7 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
 
 
 def test_pipelined_writes_of_the_same_store_survive_the_settling_of_others(proxy, cut_off, backend):
-    proxy.hold(to_server=False)
+    proxy.hold("answers", present_only=True)
     futures = [cut_off.commit([], [Put(f"p/{number}", b"x"), Create(f"once/{number}", b"")]) for number in range(50)]
     time.sleep(0.3)
     proxy.cut_clients()
@@ -147,7 +147,7 @@ def test_closed_stores_leave_no_guards_behind(server, root, opened, raw):
 
 
 def test_close_with_writes_in_flight_ends_every_future_and_nothing_lands_afterwards(proxy, cut_off, backend):
-    proxy.hold(to_server=True)
+    proxy.hold("requests", present_only=True)
     futures = [cut_off.commit([], [Put(f"p/{number}", b"x")]) for number in range(100)]
     started = time.monotonic()
     cut_off.close()

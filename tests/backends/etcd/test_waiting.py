@@ -72,7 +72,7 @@ def test_store_waits_in_the_calling_thread_and_its_pipeline_does_not(server, roo
 
 def test_write_that_waits_is_settled_when_its_answer_is_lost(cut_off, backend):
     writer, proxy = cut_off
-    proxy.hold(to_server=False)
+    proxy.hold("answers", present_only=True)
     timer = threading.Timer(0.3, proxy.cut_clients)
     timer.start()
     told = writer.waiting.commit([], [Put("k", b"1")]).result(8)
@@ -83,8 +83,8 @@ def test_write_that_waits_is_settled_when_its_answer_is_lost(cut_off, backend):
 
 def test_closing_the_store_ends_a_call_that_waits_in_another_thread(cut_off):
     backend, proxy = cut_off
-    proxy.hold(to_server=False)
-    proxy.refusing = True
+    proxy.hold("answers", present_only=True)
+    proxy.refuse(new_only=True)
     errors = []
 
     def read():

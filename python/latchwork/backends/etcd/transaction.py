@@ -63,6 +63,7 @@ class Plan:
         decode_recall: from the answers to ``recall`` and the revision to the outcome.
         what: the action with its key, for messages.
         learned: leases of keys as last seen, by raw key; read when the plan is made again.
+        deleted_keys, deleted_ranges: one of them, where all that it does is to delete these.
     """
 
     conditions: list[Condition]
@@ -72,6 +73,8 @@ class Plan:
     decode_recall: Callable[[Sequence[Any], int], Any]
     what: str
     learned: dict[bytes, int] = field(default_factory=dict)
+    deleted_keys: list[bytes] | None = None
+    deleted_ranges: Sequence[KeyRange] | None = None
 
     @property
     def is_flat(self) -> bool:
@@ -165,6 +168,7 @@ class Compiler:
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
             _describe(checks, ops),
             learned,
+            [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
 
     @staticmethod
@@ -290,6 +294,7 @@ class DeleteTree:
             ],
             lambda answers, _: sum(answer.count for answer in answers),
             what,
+            deleted_ranges=spans,
         )
 
 

@@ -11,6 +11,7 @@ can land, and nothing is left behind. docs/design/0004-etcd-writes.md has the st
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -22,6 +23,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors, wire
 from latchwork.backends.etcd.channel import Link, chain, deliver
+from latchwork.backends.etcd.freeing import Deletion, can_do_without_space, delete_without_space
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_ranges
 from latchwork.backends.etcd.rpc_errors import Fate
@@ -87,7 +89,7 @@ class Writer:
         self._lease = 0
         self._numbers = itertools.count()
         self._free: list[Slot] = []
-        self.unsettled: list[Slot] = []
+        self.unsettled: list[Slot | Deletion] = []
         self._recovering: Future[None] | None = None
         self._closing = False
         timeout_s = link.call_timeout_s
@@ -149,9 +151,17 @@ class Writer:
                 yield self._link.timer.after(0.05)
 
     def settled(self, deadline: float) -> Steps[None]:
-        """Wait until no write that was reported as unknown can land any more."""
-        if self.unsettled:
-            yield from self.ready(deadline)
+        """Wait until no write that was reported as unknown can land any more.
+
+        Raises:
+            LatchworkError: not before the deadline.
+        """
+        while self.unsettled:
+            try:
+                yield from self.ready(deadline)
+            except QuotaExceeded:  # a full server gives no lease to write with; to read there is no need of one
+                if self.unsettled:
+                    raise
 
     def close(self, deadline: float) -> Steps[None]:
         """Give up the lease: all slots go, and nothing that is still under way can land."""
@@ -180,7 +190,12 @@ class Writer:
     def _until_done(self, plan: Plan, replan: Callable[[], Plan], deadline: float) -> Steps[Any]:
         """Send a transaction, again when it is known not to have been applied, until there is an answer."""
         while True:
-            yield from self._ready_for(plan, deadline)
+            try:
+                yield from self._ready_for(plan, deadline)
+            except QuotaExceeded:
+                if self.unsettled or not can_do_without_space(plan):
+                    raise
+                return (yield from delete_without_space(self._link, plan, self._leave_unsettled, deadline))
             slot = self._take()
             if slot is None:
                 continue
@@ -324,7 +339,10 @@ class Writer:
             raise self._unknown(plan, "the server is out of space", error) from error
         self._give_back(slot)
         if not revision:
-            raise rpc_errors.translate(error, plan.what) from error
+            if not can_do_without_space(plan):
+                raise rpc_errors.translate(error, plan.what) from error
+            result = yield from delete_without_space(self._link, plan, self._leave_unsettled, deadline)
+            return True, result
         try:
             result = yield from self._recall(plan, revision, deadline)
         except LatchworkError as failed:
@@ -373,7 +391,8 @@ class Writer:
         except QuotaExceeded:
             revision = yield from self._written_at(slot, deadline)
             if not revision:
-                raise  # it cannot be kept from landing while the server refuses every put
+                yield from self._revoke(slot.lease, deadline)  # no put is taken that would keep it from landing
+                raise _GuardGone from None
             return revision
         if response.succeeded:
             slot.revision = response.header.revision
@@ -399,10 +418,16 @@ class Writer:
         ours.__cause__ = error
         return ours
 
-    def _leave_unsettled(self, slot: Slot) -> None:
+    def _revoke(self, lease: int, deadline: float) -> Steps[None]:
+        """End a writer's lease, and with it whatever was sent under it and has not landed."""
+        with contextlib.suppress(SessionLost):
+            yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "settle a write", deadline)
+        self._forget(lease)
+
+    def _leave_unsettled(self, write: Slot | Deletion) -> None:
         self._link.healthy = False
         with self._lock:
-            self.unsettled.append(slot)
+            self.unsettled.append(write)
         self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
     def _settle_in_background(self) -> None:
@@ -430,17 +455,20 @@ class Writer:
                 self._recovering = None
 
     def _become_ready(self, deadline: float) -> Steps[None]:
+        while self.unsettled:
+            write = self.unsettled[0]
+            if isinstance(write, Deletion):
+                yield from write.settle(_PROBE_S)
+            else:
+                try:
+                    yield from self._settle(write, _PROBE_S)
+                    self._give_back(write)
+                except _GuardGone:
+                    pass
+            with self._lock:
+                self.unsettled.remove(write)
         if not self._lease and not self._closing:
             yield from self._open(deadline)
-        while self.unsettled:
-            slot = self.unsettled[0]
-            try:
-                yield from self._settle(slot, _PROBE_S)
-                self._give_back(slot)
-            except _GuardGone:
-                pass
-            with self._lock:
-                self.unsettled.remove(slot)
         if not self._link.healthy:
             probe = pb.RangeRequest(key=self._keys.slot(self._lease, 0), count_only=True)
             try:

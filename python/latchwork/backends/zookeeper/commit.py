@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Cut, EvidenceGone
 from latchwork.backends.zookeeper.failures import code_error, cut_error, session_lost
@@ -28,16 +29,7 @@ from latchwork.backends.zookeeper.nodes import (
 )
 from latchwork.backends.zookeeper.plan import HasDescendants, Known, NeedStates, Plan, compile_plan, entries_of
 from latchwork.backends.zookeeper.wire import MULTI, MULTI_READ, NO_AUTH, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import (
-    Closed,
-    InvalidKey,
-    LatchworkError,
-    OutcomeUnknown,
-    PermissionDenied,
-    QuotaExceeded,
-    TransactionTooLarge,
-    Unavailable,
-)
+from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge, Unavailable
 from latchwork.types import Absent, At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
@@ -457,17 +449,6 @@ class Writer:
         for number, guard in enumerate(wire.parse_multi_read(reply.body)):
             if isinstance(guard, Data):
                 self._reader.learn(number, guard.stat.version)
-
-
-def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
-    """What to tell of a tree that was deleted by halves.
-
-    Of the family that the error is of, unless that says that nothing was done.
-    """
-    reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for the call alone
-    told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"
-    kept = isinstance(error, (Closed, PermissionDenied, QuotaExceeded))
-    return type(error)(told) if kept else OutcomeUnknown(told)
 
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:

@@ -1,0 +1,202 @@
+"""Deletions on a server that is out of space: it refuses every put, so also the guard's of an ordinary write.
+
+Here the keys guard themselves: each is deleted only at the revision at which it was read. A revision never comes back,
+so the same request may be sent again until it is answered. If it succeeds then, none before it had landed. If it fails
+and a key is still there as it was read, none has landed, and once another key has changed none can any more.
+docs/design/0004-etcd-writes.md has the states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd.conditions import Kind
+from latchwork.backends.etcd.ranges import read_apart
+from latchwork.backends.etcd.rpc_errors import Fate
+from latchwork.backends.etcd.transaction import FLAT_LIMIT
+from latchwork.backends.etcd.wire import Target
+from latchwork.backends.outcomes import partly_deleted
+from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.types import At
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.transaction import Plan
+    from latchwork.backends.futures import Steps
+
+_BATCH = 100
+_TRY_S = 1.0
+
+
+class Deletion:
+    """One transaction that deletes some keys as they were read. Sent by one thread at a time.
+
+    Args:
+        link: to the cluster.
+        plan: whose conditions must hold too, and which knows what to tell.
+        seen: key to its revision as read, 0 for one that was not there.
+
+    Attributes:
+        may_land: it was sent, and nothing is known of it.
+    """
+
+    def __init__(self, link: Link, plan: Plan, seen: dict[bytes, int]) -> None:
+        self._link = link
+        self._plan = plan
+        self._seen = seen
+        self.may_land = False
+        compares = [condition.compare for condition in plan.conditions]
+        compares += [wire.compare(Target.MOD, key, revision) for key, revision in seen.items()]
+        deletes = [wire.delete(key) for key in seen]  # also of what is not there: a server may not take it for a read
+        self._request = wire.txn(compares, deletes, plan.reads() + [wire.peek(key) for key in seen])
+
+    def run(self, deadline: float) -> Steps[Any]:
+        """Send it until it is answered; the answer if it was applied, None if the keys have to be read again.
+
+        Raises:
+            LatchworkError: the plan's public error; ``OutcomeUnknown`` when nobody can tell, or nobody answers.
+        """
+        while True:
+            try:
+                answer = yield from self._answer(deadline)
+            except LatchworkError as error:
+                if not self.may_land:
+                    raise
+                raise self._unknown("it may land yet") from error
+            if answer.succeeded:
+                return answer
+            if not self.may_land or (self._is_undone(answer) and self._is_over(answer)):
+                reason = self._plan.failure(answer.responses[: len(self._plan.conditions)])
+                if reason is not None:
+                    raise reason
+                return None
+            if not self._is_undone(answer):
+                self.may_land = False
+                raise self._unknown("it cannot land any more")
+            if self._link.clock.now() >= deadline:
+                raise self._unknown("it may land yet")
+            yield self._link.timer.after(0.05)
+
+    def settle(self, timeout_s: float) -> Steps[None]:
+        """Make sure that it cannot land any more, be it by landing now.
+
+        Raises:
+            LatchworkError: there was no answer, or one that allows it to land yet.
+        """
+        answer = yield from self._answer(self._link.clock.now() + timeout_s)
+        if not answer.succeeded and not self._is_over(answer):
+            raise Unavailable(f"a delete may land yet ({self._plan.what}); try again")
+
+    # Private.
+
+    def _answer(self, deadline: float) -> Steps[Any]:
+        while True:
+            left_s = max(deadline - self._link.clock.now(), 0.01)
+            try:
+                return (yield self._link.send("Txn", self._request, min(left_s, _TRY_S)))
+            except grpc.RpcError as error:
+                yield from self._judge(error, deadline)
+
+    def _judge(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
+        fate = rpc_errors.fate(error)
+        if fate is Fate.STALE_TOKEN and self._link.clock.now() < deadline:
+            yield self._link.refresh_token(deadline)
+            return
+        if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
+            raise rpc_errors.translate(error, self._plan.what) from error
+        self._link.failed(error)
+        self.may_land = self.may_land or fate is Fate.UNKNOWN
+        yield from self._link.pause(error, self._plan.what, deadline)
+
+    def _found(self, answer: Any) -> list[int]:
+        """The revisions of the keys now, in the order of ``seen``."""
+        reads = answer.responses[len(self._plan.conditions) :]
+        return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
+
+    def _is_undone(self, answer: Any) -> bool:
+        """A key is there as it was read, or none was there: it has not been applied."""
+        now = zip(self._seen.values(), self._found(answer), strict=True)
+        return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
+
+    def _is_over(self, answer: Any) -> bool:
+        """Something that it compares is gone for good."""
+        now = zip(self._seen.values(), self._found(answer), strict=True)
+        if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
+            return True
+        pairs = zip(self._plan.conditions, answer.responses, strict=False)
+        return any(
+            condition.kind is Kind.CHECK
+            and isinstance(condition.subject, At)
+            and not condition.holds(read.response_range.kvs)
+            for condition, read in pairs
+        )
+
+    def _unknown(self, state: str) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"could not find out whether etcd did {self._plan.what}: {state}; read the key with this store, its answer "
+            "will be final"
+        )
+
+
+def can_do_without_space(plan: Plan) -> bool:
+    """Whether a plan only deletes, and fits."""
+    keys = plan.deleted_keys
+    return plan.deleted_ranges is not None or (keys is not None and len(keys) + len(plan.conditions) <= FLAT_LIMIT)
+
+
+def delete_without_space(link: Link, plan: Plan, leave: Callable[[Deletion], None], deadline: float) -> Steps[Any]:
+    """Carry out a plan that only deletes; its outcome.
+
+    Args:
+        link: to the cluster.
+        plan: as ``can_do_without_space`` says.
+        leave: takes over a deletion of unknown outcome that may land yet.
+        deadline: of the whole.
+    """
+    if plan.deleted_ranges is not None:
+        return (yield from _delete_ranges(link, plan, leave, deadline))
+    assert plan.deleted_keys is not None
+    while True:
+        ranges = [pb.RangeRequest(key=key, keys_only=True) for key in plan.deleted_keys]
+        answers = yield read_apart(link, ranges, plan.what, deadline=deadline)
+        found = [answer.kvs[0].mod_revision if answer.kvs else 0 for answer in answers]
+        seen = dict(zip(plan.deleted_keys, found, strict=True))
+        done = yield from _run(Deletion(link, plan, seen), leave, deadline)
+        if done is not None:
+            return plan.decode(done.responses, done.header.revision)
+        if link.clock.now() >= deadline:
+            raise Unavailable(f"could not {plan.what} in time, others wrote at the same time; try again")
+
+
+def _delete_ranges(link: Link, plan: Plan, leave: Callable[[Deletion], None], deadline: float) -> Steps[int]:
+    """A hundred keys at a time; how many there were."""
+    deleted = found = 0
+    assert plan.deleted_ranges is not None
+    try:
+        for start, end in plan.deleted_ranges:
+            request = pb.RangeRequest(key=start, range_end=end, keys_only=True, limit=_BATCH)
+            while (page := (yield from link.call("Range", request, plan.what, deadline))).kvs:
+                found = max(found, deleted + page.count)
+                seen = {kv.key: kv.mod_revision for kv in page.kvs}
+                done = yield from _run(Deletion(link, plan, seen), leave, deadline)
+                deleted += sum(each.response_delete_range.deleted for each in done.responses) if done else 0
+    except LatchworkError as error:
+        if not deleted:
+            raise
+        raise partly_deleted(plan.what, deleted, found, error) from error
+    return deleted
+
+
+def _run(deletion: Deletion, leave: Callable[[Deletion], None], deadline: float) -> Steps[Any]:
+    try:
+        return (yield from deletion.run(deadline))
+    except OutcomeUnknown:
+        if deletion.may_land:
+            leave(deletion)
+        raise
