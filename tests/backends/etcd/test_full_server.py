@@ -137,7 +137,7 @@ def test_a_delete_that_was_held_up_deletes_once_and_never_again(small, root, ope
     make_room()
     put(beside, "k", b"newer")
     proxy.release()
-    time.sleep(0.5)
+    time.sleep(1.0)  # by then it would have landed
     assert get(beside, "k").value == b"newer"
 
 
@@ -171,7 +171,7 @@ def test_a_delete_that_may_land_yet_is_settled_before_the_next_read(small, root,
     make_room()
     put(beside, "k", b"newer")
     proxy.release()
-    time.sleep(0.5)
+    time.sleep(1.0)  # by then it would have landed
     assert found is None  # settled by landing
     assert get(beside, "k").value == b"newer"
 

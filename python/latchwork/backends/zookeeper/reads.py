@@ -6,7 +6,6 @@ sized so that answers stay near half a megabyte. A key with children needs a sec
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 from latchwork.backends.zookeeper import wire
@@ -23,6 +22,7 @@ from latchwork.backends.zookeeper.nodes import (
     read_entry,
 )
 from latchwork.backends.zookeeper.plan import Known
+from latchwork.backends.zookeeper.subtree import SubtreePart
 from latchwork.backends.zookeeper.wire import EXISTS, GET_CHILDREN, GET_DATA, MULTI_READ, NO_NODE, OK, Data, Reply
 
 if TYPE_CHECKING:
@@ -263,13 +263,13 @@ class Reader:
         names = yield from self.names(connection, prefix, deadline)
         keys = sorted(key for key in self.below(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
-        at = 0
+        at = step = 0
         while at < len(keys) and (limit is None or len(entries) < limit):
-            step = len(keys) if limit is None else limit - len(entries)
+            step = len(keys) if limit is None else max(limit - len(entries), min(2 * step, _LARGEST_BATCH))
             found = yield from self.read_keys(connection, keys[at : at + step], gens, deadline)
             entries.extend(entry for entry in found if entry is not None)
             at += step
-        return entries
+        return entries[:limit]
 
     def ask_first(self, connection: Connection, prefix: str, deadline: float) -> tuple[Call, Call]:
         """Send what ``whole`` reads in any case: the names below a prefix, and the key there."""
@@ -327,28 +327,26 @@ class Reader:
         yield connection.confirm(deadline)
         if limit is None and start_after is None:
             return (yield from self.subtree(connection, prefix, deadline, gens))
+        part = SubtreePart(prefix, start_after)
         entries: list[Entry] = []
-        heap = [prefix + "/"]
-        while heap and (limit is None or len(entries) < limit):
-            batch = [heapq.heappop(heap)]
-            while heap and not batch[0].endswith("/") and not heap[0].endswith("/") and len(batch) < _FIRST_BATCH:
-                batch.append(heapq.heappop(heap))
-            if batch[0].endswith("/"):
-                yield from self._expand(connection, batch[0][:-1], start_after, heap, deadline)
-            else:
-                found = yield from self.read_keys(connection, batch, gens, deadline)
-                entries.extend(entry for entry in found if entry is not None)
-        return entries if limit is None else entries[:limit]
+        while part.todo and (limit is None or len(entries) < limit):
+            wanted = _LARGEST_BATCH if limit is None else limit - len(entries)
+            keys, parents = part.next(max(_FIRST_BATCH, min(wanted, _LARGEST_BATCH)))
+            yield from self._expand(connection, parents, part, deadline)
+            found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
+            part.add(keys, found, (yield from self._entries(connection, keys, found, gens, deadline)))
+            entries += part.take()
+        return entries[:limit]
 
-    def _expand(
-        self, connection: Connection, key: str, start_after: str | None, heap: list[str], deadline: float
-    ) -> Steps[None]:
-        """Put a key's children on the heap, and what stands for their subtrees ("a/" sorts after "a" and "a-b")."""
-        for child in self.below(key, (yield from self.names(connection, key, deadline))):
-            if start_after is None or child > start_after:
-                heapq.heappush(heap, child)
-            if start_after is None or child + "0" > start_after:  # "0" follows "/": not the whole subtree is before
-                heapq.heappush(heap, child + "/")
+    def _expand(self, connection: Connection, parents: list[str], part: SubtreePart, deadline: float) -> Steps[None]:
+        reads = [wire.read_children(self._layout.path(key)) for key in parents]
+        found = yield from self._read_each(connection, reads, deadline)
+        for key, names in zip(parents, found, strict=True):
+            if isinstance(names, list):
+                part.expect(self.below(key, _visible(names, key)))
+            else:
+                assert isinstance(names, int)
+                self._refuse(names, "list", key)
 
     def children(self, connection: Connection, prefix: str, deadline: float) -> Steps[tuple[list[str], list[str]]]:
         """Names directly below that are keys or have one below them, sorted; and keys of childless implied parents."""
