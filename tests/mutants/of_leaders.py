@@ -41,9 +41,9 @@ DEFECTS = (
         "LeaderLatch",
         "a candidate whose ticket was deleted goes on leading",
         "primitives/latch.py",
-        "                        if until_over(Ticket.of(place.ticket), everyone, waiter, forever):\n"
+        "                        if until_over(place.ticket.key, everyone, waiter, forever):\n"
         "                            raise self._queue.gone(place)\n",
-        "                        until_over(Ticket.of(place.ticket), everyone, waiter, forever)\n"
+        "                        until_over(place.ticket.key, everyone, waiter, forever)\n"
         "                        waiter.pause(None)\n",
         at("latch", "a_ticket_deleted_by_hand_revokes_and_the_candidate_queues_again"),
     ),

@@ -305,7 +305,9 @@ def test_each_waiter_watches_exactly_the_one_before_it_and_one_wakes(lock, conne
         seen = []
         watched.append(seen)
         watch = store.watch
-        monkeypatch.setattr(store, "watch", lambda key, seen=seen, watch=watch: seen.append(key) or watch(key))
+        monkeypatch.setattr(
+            store, "watch", lambda key, seen=seen, watch=watch, **how: seen.append(key) or watch(key, **how)
+        )
         locks.append(lock(store=store))
         takers.append(in_thread(lambda mine=locks[-1]: mine.acquire(30.0)))
         eventually(lambda number=number: len(first.waiters()) == number + 1 and watched[number])

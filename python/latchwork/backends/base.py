@@ -81,10 +81,12 @@ class Delta:
     Attributes:
         changes: at most one per key; an entry of None is a deletion.
         as_of: local clock time at or before which this was the newest state; None when unknown.
+        beside: the names beside a leaf that has gone, all of one state that lacks it; None when they were not read.
     """
 
     changes: tuple[Change, ...]
     as_of: float | None = None
+    beside: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +204,12 @@ class Backend(Protocol):
         """
         ...
 
-    def children(self, prefix: str) -> Future[Names]:
-        """Names directly below, sorted, unique: keys and implied parents that have at least one descendant key."""
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
+        """Names directly below, sorted, unique: keys and implied parents that have at least one descendant key.
+
+        With ``stale_ok`` they are either linearizable, or all of one older state, in which a parent may be named that
+        has no descendant key any more.
+        """
         ...
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
@@ -234,13 +240,18 @@ class Backend(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, sink: Sink) -> BackendWatch:
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> BackendWatch:
         """Watch the key equal to the prefix and all below it (``ab`` never for ``a``); "" is the root.
 
         The first event is a ``Snapshot``. Then every committed change is reported (states in between may be merged);
         after any gap (disconnect, restart, compaction) either the missed changes or a new ``Snapshot`` follow, as soon
         as the server is back, by itself. A key never moves backwards. While connected, ``Current`` (or other events
         with ``as_of``) arrive at least every 2 s. No thread per watch.
+
+        ``leaf`` asks for less, which may cost less: the prefix is a session-bound key with nothing below it. Its end is
+        reported; what comes to be under its name later, or takes its place in the same commit, need not be. The first
+        state may be an older one, but one without the key is not; ``Current`` need not come. With ``beside`` whoever
+        watches a leaf will ask for the names beside it once it is gone: the backend may read them at once.
         """
         ...
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, listen, refuse_in_callback
-from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue
-from latchwork.primitives.turns import await_turn, everyone, until_over
+from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue, everyone
+from latchwork.primitives.turns import await_turn, until_over
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership, Work, run_guarded
 from latchwork.store.dispatch import Dispatcher
@@ -330,7 +330,7 @@ class LeaderLatch:
                     if await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
-                        if until_over(Ticket.of(place.ticket), everyone, waiter, forever):
+                        if until_over(place.ticket.key, everyone, waiter, forever):
                             raise self._queue.gone(place)
             finally:
                 cancel()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.common import check_name
 from latchwork.primitives.holding import SessionLock
-from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
-from latchwork.primitives.turns import Blocks, everyone, take_turn
+from latchwork.primitives.tickets import Blocks, Ticket, TicketQueue, everyone, read_body, write_body
+from latchwork.primitives.turns import take_turn
 from latchwork.types import Put
 
 if TYPE_CHECKING:

@@ -50,8 +50,8 @@ FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 _STEM = "t"
 #: Seconds for which a ticket that was not there when we looked may still appear.
 _LATE_S = 120.0
-#: More tickets than that are not read one by one to see whether they are gone.
-_MANY = 32
+#: The names of more tickets than that are not listed to see whether the first of them is gone.
+_MANY = 256
 _NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
 
 
@@ -100,6 +100,15 @@ class Ticket:
     def nonce(self) -> str:
         """What tells its creator that it is his."""
         return str(self.body.get("nonce", ""))
+
+
+#: Which tickets ahead have to be waited for.
+Blocks = Callable[[Ticket], bool]
+
+
+def everyone(_ticket: Ticket) -> bool:
+    """Every ticket ahead has to go first."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +178,8 @@ class TicketQueue:
             raise
         return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
 
-    def ahead(self, place: Place) -> list[Ticket]:
-        """The tickets before ours, the nearest last; empty when ours is the first.
+    def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
+        """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
 
         A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
         then, and those that are gone from it never come back.
@@ -180,11 +189,25 @@ class TicketQueue:
             LockLost: our ticket is gone.
         """
         self.refuse_lost(place)
+        if blocks is everyone and not self._strays:  # then names are enough
+            return [key for key in self._keys_with_ours(place) if key < place.ticket.key]
         tickets = self._with_ours(place)
         strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
         for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
             self.store.delete(key)
-        return [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
+        ahead = [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
+        return [ticket.key for ticket in ahead if blocks(ticket)]
+
+    def _keys(self, *, stale_ok: bool) -> list[str]:
+        names = self.store.children(self._name, stale_ok=stale_ok)
+        return [f"{self._name}/{name}" for name in names if is_ticket(name)]
+
+    def _keys_with_ours(self, place: Place) -> list[str]:
+        for stale_ok in (True, False):
+            keys = self._keys(stale_ok=stale_ok)
+            if place.ticket.key in keys:
+                return keys
+        raise self.gone(place)
 
     def _with_ours(self, place: Place) -> list[Ticket]:
         for stale_ok in (True, False):
@@ -193,13 +216,19 @@ class TicketQueue:
                 return tickets
         raise self.gone(place)
 
-    def are_gone(self, place: Place, ahead: Sequence[Ticket]) -> bool:
-        """Whether tickets that were seen ahead of ours are gone: one request, of a state that has ours, as above."""
-        if len(ahead) > _MANY:
+    def are_gone(self, place: Place, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
+        """Whether tickets that were seen ahead of ours are gone, by a state of the queue that has ours, as above.
+
+        Args:
+            place: ours.
+            ahead: keys of the tickets seen.
+            names: of the tickets, when they were read already; None: costs one request.
+        """
+        if names is None and len(ahead) > _MANY:
             first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
             return bool(first) and first[0].key == place.ticket.key
-        ours, *others = self.store.get_many([place.ticket.key, *(ticket.key for ticket in ahead)], stale_ok=True)
-        return ours is not None and not any(others)
+        left = set(self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
+        return place.ticket.key in left and left.isdisjoint(ahead)
 
     def gone(self, place: Place) -> LockLost:
         """What to raise when our ticket is gone.

@@ -1,29 +1,21 @@
 """Waiting for one's turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
 
 A hand-over costs the next in the queue one watch event, and one request to see that it is first: none when only one
-ticket was ahead, because nothing can appear ahead later.
+ticket was ahead, because nothing can appear ahead later. The values of tickets are read only where they decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from latchwork.primitives.tickets import Ticket
+from latchwork.primitives.tickets import Ticket, everyone
 
 if TYPE_CHECKING:
     from latchwork.primitives.common import Patience
-    from latchwork.primitives.tickets import Place, TicketQueue
+    from latchwork.primitives.tickets import Blocks, Place, TicketQueue
     from latchwork.primitives.waiter import Waiter
     from latchwork.store.watch import Batch
-
-#: Which tickets ahead have to be waited for.
-Blocks = Callable[[Ticket], bool]
-
-
-def everyone(_ticket: Ticket) -> bool:
-    """Every ticket ahead has to go first."""
-    return True
 
 
 def take_turn(
@@ -69,21 +61,25 @@ def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patie
 def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:
-        ahead = [ticket for ticket in queue.ahead(place) if ticket.key not in over and blocks(ticket)]
+        ahead = [key for key in queue.ahead(place, blocks) if key not in over]
         if not ahead:
             return True
-        if patience.is_over or not until_over(ahead[-1], blocks, waiter, patience):
+        alone = len(ahead) == 1
+        if patience.is_over or not until_over(ahead[-1], blocks, waiter, patience, beside=not alone):
             return False
-        over.add(ahead[-1].key)
-        if len(ahead) == 1 or queue.are_gone(place, ahead[:-1]):
+        over.add(ahead[-1])
+        if alone or queue.are_gone(place, ahead[:-1], waiter.beside):
             return True
 
 
-def until_over(ticket: Ticket, blocks: Blocks, waiter: Waiter, patience: Patience) -> bool:
-    """Wait until a ticket is gone or blocks no more; False when time is over or called off."""
+def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
+    """Wait until a ticket is gone or blocks no more; False when time is over or called off.
+
+    With ``beside`` the waiter may have the names of the other tickets then.
+    """
 
     def is_over(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
         return entry is None or not blocks(Ticket.of(entry))
 
-    return waiter.follow(ticket.key, is_over, patience)
+    return waiter.follow(key, is_over, patience, leaf=True, beside=beside)

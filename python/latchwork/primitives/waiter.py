@@ -55,9 +55,26 @@ class Waiter:
         """Pause so long; False when called off."""
         return not self._store.clock.wait(self._off, seconds)
 
-    def follow(self, prefix: str, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
-        """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off."""
-        watch = self._store.watch(prefix)
+    @property
+    def beside(self) -> tuple[str, ...] | None:
+        """What the last wait found beside its leaf; see ``Watch.beside``."""
+        watch = self._watch
+        return None if watch is None else watch.beside
+
+    def follow(
+        self,
+        prefix: str,
+        is_done: Callable[[Batch], bool],
+        patience: Patience,
+        *,
+        leaf: bool = False,
+        beside: bool = False,
+    ) -> bool:
+        """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off.
+
+        ``leaf`` and ``beside`` as for ``Store.watch``.
+        """
+        watch = self._store.watch(prefix, leaf=leaf, beside=beside)
         self._replace(watch)
         try:
             while not self.is_off:

@@ -149,9 +149,9 @@ class LimitedCalls:
         """See ``Backend.list``."""
         return self._now().list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
 
-    def children(self, prefix: str) -> Future[Names]:
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """See ``Backend.children``."""
-        return self._now().children(prefix)
+        return self._now().children(prefix, stale_ok=stale_ok)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """See ``Backend.commit``."""

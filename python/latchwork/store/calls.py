@@ -95,9 +95,9 @@ class Calls:
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
         return then(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
-    def children(self, prefix: str) -> Future[Names]:
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """The names directly below the prefix."""
-        return self._backend.children(self._prefix(prefix))
+        return self._backend.children(self._prefix(prefix), stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""

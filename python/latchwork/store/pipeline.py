@@ -69,9 +69,9 @@ class Pipeline:
             self._calls.list, prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
         )
 
-    def children(self, prefix: str) -> Future[Names]:
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """See ``Store.children``."""
-        return self._send(self._calls.children, prefix)
+        return self._send(self._calls.children, prefix, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """See ``Store.put``."""

@@ -89,12 +89,13 @@ class Core:
             self.gate.check()
         return session
 
-    def add_feed(self, feed: Feed, prefix: str) -> None:
+    def add_feed(self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False) -> None:
         """Start a watch of the absolute prefix and own it until it is closed."""
         self.gate.check()
         with self._lock:
             self._feeds[feed] = None
-        feed.attach(self.backend.watch(prefix, feed), self._forget_feed)
+        watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside)
+        feed.attach(watch, self._forget_feed)
 
     def close(self) -> None:
         """End sessions, watches and the backend, in that order."""
@@ -197,9 +198,12 @@ class Store:
         future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
         return self._answers.read(future, f"list {prefix!r}")
 
-    def children(self, prefix: str) -> Names:
-        """The names directly below a prefix, of keys and implied parents; sorted, unique."""
-        return self._answers.read(self._calls.children(prefix), f"children of {prefix!r}")
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
+        """The names directly below a prefix, of keys and implied parents; sorted, unique.
+
+        With ``stale_ok`` for less work: perhaps all of one older state, with names of parents that are empty by now.
+        """
+        return self._answers.read(self._calls.children(prefix, stale_ok=stale_ok), f"children of {prefix!r}")
 
     # Writing
 
@@ -294,11 +298,20 @@ class Store:
 
     # Following
 
-    def watch(self, prefix: str) -> Watch:
-        """Batches of changes at and below a prefix; the first is the current state. Close it when done."""
+    def watch(self, prefix: str, *, leaf: bool = False, beside: bool = False) -> Watch:
+        """Batches of changes at and below a prefix; the first is the current state. Close it when done.
+
+        Args:
+            prefix: a key, or "" for the root.
+            leaf: it is a session-bound key, and only its life matters: costs less where the server allows. Its changes
+                and its end are reported; what is created or bound anew under its name need not be. The first state
+                may be an older one.
+            beside: with ``leaf``, have the names beside it read as soon as it is gone, where that is quicker than to
+                ask for them then; see ``Watch.beside``.
+        """
         absolute = self._scope.absolute(validate_prefix(prefix))
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
-        self._core.add_feed(watch, absolute)
+        self._core.add_feed(watch, absolute, leaf=leaf, beside=beside)
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from latchwork.backends.base import Broken, WatchEvent
+from latchwork.backends.base import Broken, Delta, WatchEvent
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.feed import Tracker
 from latchwork.types import Change
@@ -65,6 +65,7 @@ class Feed:
         self._changed = threading.Condition()
         self._tracker = Tracker(keep_values=keep_values)
         self._error: LatchworkError | None = None
+        self._beside: tuple[str, ...] | None = None
         self._closed = False
         self._backend: BackendWatch | None = None
         self._on_close: Callable[[Feed], None] = lambda _feed: None
@@ -83,6 +84,8 @@ class Feed:
                 return
             if isinstance(event, Broken):
                 self._error = event.error
+            elif isinstance(event, Delta) and event.beside is not None:
+                self._beside = event.beside
             changes = self._tracker.fold(event)
             if self._scope.prefix:
                 changes = [self._scope.change(change) for change in changes]
@@ -166,6 +169,11 @@ class Watch(Feed):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def beside(self) -> tuple[str, ...] | None:
+        """Of a leaf that has gone: the names beside it, all of one state without it, unsorted; None if not read."""
+        return self._beside
 
     def next(self, timeout_s: float | None = None) -> Batch:
         """The next batch; waits for it.

@@ -93,9 +93,11 @@ class FaultyBackend:
 
         return self._read("list", (prefix,), send)
 
-    def children(self, prefix: str) -> Future[builtins.list[str]]:
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:
         """See ``Backend.children``."""
-        return self._read("children", (prefix,), lambda: self._inner.children(prefix))
+        if stale_ok and (replica := self._lagging()) is not None:
+            return self._read("children", (prefix,), lambda: completed(replica.children(prefix)))
+        return self._read("children", (prefix,), lambda: self._inner.children(prefix, stale_ok=stale_ok))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """See ``Backend.commit``."""
@@ -124,9 +126,9 @@ class FaultyBackend:
         opening = self._read("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
-    def watch(self, prefix: str, sink: Sink) -> FaultyWatch:
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> FaultyWatch:
         """See ``Backend.watch``."""
-        watch = FaultyWatch(self, prefix, sink)
+        watch = FaultyWatch(self, prefix, sink, leaf=leaf, beside=beside)
         with self._lock:
             self._watches.append(watch)
             silent = self._is_cut_off
@@ -198,11 +200,11 @@ class FaultyBackend:
             self._sessions.pop(session.id, None)
         return self._read("close_session", (session.id,), session.close)
 
-    def open_watch(self, prefix: str, sink: Sink) -> BackendWatch | None:
+    def open_watch(self, prefix: str, sink: Sink, *, leaf: bool, beside: bool) -> BackendWatch | None:
         """A watch of the backend inside; None once this one is closed, or cut off."""
         if self._closed or self._is_cut_off:
             return None
-        return self._inner.watch(prefix, sink)
+        return self._inner.watch(prefix, sink, leaf=leaf, beside=beside)
 
     def forget(self, watch: FaultyWatch) -> None:
         """A watch was closed."""

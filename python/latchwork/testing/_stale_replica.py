@@ -63,6 +63,13 @@ class StaleReplica:
             ]
         return found[:limit]
 
+    def children(self, prefix: str) -> builtins.list[str]:
+        """As the backend's, all of one moment."""
+        below = f"{prefix}/" if prefix else ""
+        with self._lock:
+            known = [key for key in self._tracker.known if key.startswith(below)]
+        return sorted({key[len(below) :].partition("/")[0] for key in known})
+
     def _take(self, event: WatchEvent) -> None:
         with self._lock:
             self._tracker.fold(event)

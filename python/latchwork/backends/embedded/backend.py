@@ -116,7 +116,12 @@ class EmbeddedBackend:
             )
         )
 
-    def children(self, prefix: str) -> Future[builtins.list[str]]:
+    def children(
+        self,
+        prefix: str,
+        *,
+        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
+    ) -> Future[builtins.list[str]]:
         """Names directly below, sorted, each once."""
         return self._read(lambda conn: rows.children(conn, self._root, prefix))
 
@@ -185,7 +190,14 @@ class EmbeddedBackend:
 
     # Watches.
 
-    def watch(self, prefix: str, sink: Sink) -> Watcher:
+    def watch(
+        self,
+        prefix: str,
+        sink: Sink,
+        *,
+        leaf: bool = False,  # noqa: ARG002 - would save nothing
+        beside: bool = False,  # noqa: ARG002 - likewise
+    ) -> Watcher:
         """Watch the key equal to the prefix and all below it; see ``Backend.watch``."""
         self._require_open()
         return self._poller.watch(prefix, sink)

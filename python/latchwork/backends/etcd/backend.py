@@ -122,7 +122,12 @@ class EtcdBackend:
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
-    def children(self, prefix: str) -> Future[builtins.list[str]]:
+    def children(
+        self,
+        prefix: str,
+        *,
+        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
+    ) -> Future[builtins.list[str]]:
         """Names directly below a prefix."""
         return self._when_settled(lambda: self._reader.children(prefix))
 
@@ -152,9 +157,16 @@ class EtcdBackend:
         """Open a session."""
         return self._sessions.open(ttl_s, on_gone)
 
-    def watch(self, prefix: str, sink: Sink) -> BackendWatch:
+    def watch(
+        self,
+        prefix: str,
+        sink: Sink,
+        *,
+        leaf: bool = False,
+        beside: bool = False,  # noqa: ARG002 - nothing is saved by reading them from another thread
+    ) -> BackendWatch:
         """Watch the key equal to the prefix and all below it."""
-        return self._hub.watch(prefix, sink)
+        return self._hub.watch(prefix, sink, leaf=leaf)
 
     def close(self) -> None:
         """End watches, sessions and the writer, close the channel, join the threads. Twice is fine."""

@@ -27,6 +27,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.keys import exactly
 from latchwork.backends.etcd.ranges import read_apart
 from latchwork.backends.etcd.rights import REFUSALS, Rights
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
@@ -134,9 +135,10 @@ class WatchHub:
         self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._to_be_looked_after)
         self._name = name
 
-    def watch(self, prefix: str, sink: Sink) -> EtcdWatch:
-        """Watch the key equal to a prefix and all below it."""
-        watch = self.watch_spans(self._keys.at_or_below(prefix), sink, what=f"watch {prefix!r}")
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False) -> EtcdWatch:
+        """Watch the key equal to a prefix and, unless it is a leaf, all below it."""
+        spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
+        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}")
         self._rights.look_after()
         return watch
 

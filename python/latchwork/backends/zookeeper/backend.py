@@ -20,14 +20,14 @@ from latchwork.backends.zookeeper.failures import cut_error, session_lost
 from latchwork.backends.zookeeper.nodes import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
-from latchwork.backends.zookeeper.watches import WatchHub, ZooKeeperWatch
+from latchwork.backends.zookeeper.watches import WatchHub
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from latchwork.backends.base import BackendSession, Sink
+    from latchwork.backends.base import BackendSession, BackendWatch, Sink
     from latchwork.backends.futures import Steps
     from latchwork.backends.url import StoreURL
     from latchwork.clock import Clock
@@ -104,8 +104,11 @@ class ZooKeeperBackend:
         steps = self._reader.subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
-    def children(self, prefix: str) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
-        """As ``Backend.children``; childless implied parents are hidden, and swept soon."""
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
+        """As ``Backend.children``; childless implied parents are hidden unless stale, and swept soon."""
+        if stale_ok:
+            asked = f"list {prefix!r}"
+            return self._read(asked, lambda deadline: self._reader.children_stale(self._main, prefix, deadline))
         found = self._read(f"list {prefix!r}", lambda deadline: self._reader.children(self._main, prefix, deadline))
         return then(found, self._names_only)
 
@@ -159,9 +162,9 @@ class ZooKeeperBackend:
     def _is_history(self, session: ZooKeeperSession) -> bool:
         return session.connection.over and session.connection.join(0)
 
-    def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> BackendWatch:
         """As ``Backend.watch``."""
-        return self._hub.watch(prefix, sink)
+        return self._hub.watch_leaf(prefix, sink, beside=beside) if leaf else self._hub.watch(prefix, sink)
 
     def close(self) -> None:
         """As ``Backend.close``; unreachable servers delay it by a second at most."""
@@ -193,9 +196,9 @@ class ZooKeeperBackend:
         _log.debug("connected to ZooKeeper, root %s", self._layout.root)
         self._hub.on_up()
 
-    def on_event(self, kind: int, path: str) -> None:  # noqa: ARG002 - what happened is seen by reading
+    def on_event(self, kind: int, path: str) -> None:
         """A watch fired."""
-        self._hub.on_event(path)
+        self._hub.on_event(kind, path)
 
     def on_expired(self) -> bool:
         """Nothing is bound to it: the next one serves as well."""

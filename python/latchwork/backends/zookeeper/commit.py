@@ -131,6 +131,7 @@ class Writer:
         self._reader = reader
         self._timer = timer
         self.memory = Memory()
+        self._kept: set[str] = set()  # parents known to have a ``#keep``: never swept
         self._on_emptied = on_emptied
 
     # Transactions.
@@ -233,8 +234,9 @@ class Writer:
         self.memory.forget(plan.deleted)
         for entry in entries:
             self.memory.note(entry)
-        if plan.emptied:
-            self._on_emptied(plan.emptied)
+        emptied = plan.emptied - self._kept
+        if emptied:
+            self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
     def _judge(self, task: Task, plan: Plan, result: wire.MultiReply, *, tidy: bool) -> bool:
@@ -298,6 +300,7 @@ class Writer:
             if reply.settled:
                 made = yield from self._find_ticket(task, key, reply.zxid)
             elif result.error == OK:
+                self._note_kept(above)
                 name = str(result.results[len(parts) - 1]).rpartition("/")[2]
                 made = f"{above}/{name}" if above else name
             elif result.failed == len(parts):
@@ -311,6 +314,12 @@ class Writer:
             self.memory.note(entry)
             return entry
         raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
+
+    def _note_kept(self, parent_key: str) -> None:
+        """So that nobody looks whether it is empty each time a ticket of it is deleted."""
+        if len(self._kept) >= _REMEMBERED:
+            self._kept = set()
+        self._kept.add(parent_key)
 
     def _prepare_counter(self, task: Task, key: str, result: wire.MultiReply) -> Steps[None]:
         """Create the parent with its ``#keep``; others may do the same."""

@@ -348,6 +348,10 @@ class Reader:
                 assert isinstance(names, int)
                 self._refuse(names, "list", key)
 
+    def children_stale(self, connection: Connection, prefix: str, deadline: float) -> Steps[list[str]]:
+        """Names directly below as the connected server has them, sorted; also those of empty implied parents."""
+        return sorted((yield from self.names(connection, prefix, deadline)))
+
     def children(self, connection: Connection, prefix: str, deadline: float) -> Steps[tuple[list[str], list[str]]]:
         """Names directly below that are keys or have one below them, sorted; and keys of childless implied parents."""
         yield connection.confirm(deadline)

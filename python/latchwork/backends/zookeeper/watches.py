@@ -21,6 +21,8 @@ from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.futures import drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Cut
+from latchwork.backends.zookeeper.leaves import LeafHub, LeafWatch
+from latchwork.backends.zookeeper.outlets import Outlet
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
@@ -28,7 +30,7 @@ from latchwork.types import Change, Entry
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from latchwork.backends.base import Sink, WatchEvent
+    from latchwork.backends.base import Sink
     from latchwork.backends.futures import Steps
     from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Connection
@@ -47,46 +49,20 @@ _SMALL = 4_096
 _LOAD_TIMEOUT_S = 60.0
 
 
-class ZooKeeperWatch:
-    """As ``BackendWatch``. The hub's."""
+class ZooKeeperWatch(Outlet):
+    """The hub's."""
 
     def __init__(self, hub: WatchHub, prefix: str, sink: Sink) -> None:
-        self.prefix = prefix
+        super().__init__(prefix, sink)
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
         self.dirty: set[str] = set()  # named by events while loading
         self.tokens: dict[str, int] = {}  # of the keys reported
         self.size = 0  # of the value at the prefix, as last reported
-        self.closed = False
         self._hub = hub
-        self._sink = sink
-        self._idle = threading.Condition()
-        self._deliverer: int | None = None
 
-    def deliver(self, event: WatchEvent) -> None:
-        """Hand an event to the sink, unless closed; one thread at a time by the hub's order."""
-        with self._idle:
-            if self.closed:
-                return
-            self._deliverer = threading.get_ident()
-        try:
-            self._sink(event)
-        except Exception:
-            _log.exception("the receiver of watch %r failed; please report this", self.prefix)
-        finally:
-            with self._idle:
-                self._deliverer = None
-                self._idle.notify_all()
-
-    def close(self) -> None:
-        """Stop; waits for a delivery that another thread is in."""
-        with self._idle:
-            first = not self.closed
-            self.closed = True
-            while self._deliverer not in {None, threading.get_ident()}:
-                self._idle.wait(1.0)
-        if first:
-            self._hub.drop(self)
+    def _drop(self) -> None:
+        self._hub.drop(self)
 
     def changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
         """What is news to this watch."""
@@ -118,6 +94,12 @@ class WatchHub:
         self._current: float | None = None
         self._pumping = self._beating = self._closed = False
         self._beats = 0
+        is_watched = self._watches.__contains__
+        self._leaves = LeafHub(connection, reader, layout, timer, lock=self._lock, is_watched=is_watched)
+
+    def watch_leaf(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
+        """Begin a watch of a single key; its first event comes by itself."""
+        return self._leaves.watch(prefix, sink, beside=beside)
 
     def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
         """Begin a watch; its first event comes by itself."""
@@ -137,9 +119,12 @@ class WatchHub:
             same = self._watches.get(watch.prefix, [])
             if watch in same:
                 same.remove(watch)
-            if not same and self._watches.pop(watch.prefix, None) is not None and not self._closed:
+            removed = not same and self._watches.pop(watch.prefix, None) is not None and not self._closed
+            if removed:
                 path = self._layout.path(watch.prefix)
                 self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+        if removed:
+            self._leaves.look_again(watch.prefix)
 
     def close(self) -> None:
         """Close every watch."""
@@ -147,6 +132,7 @@ class WatchHub:
             self._closed = True
         for watch in self._all():
             watch.close()
+        self._leaves.close()
 
     def _all(self) -> list[ZooKeeperWatch]:
         with self._lock:
@@ -164,9 +150,13 @@ class WatchHub:
                     watch.live = False
         for watch in self._all():
             self._load(watch)
+        self._leaves.on_up()
 
-    def on_event(self, path: str) -> None:
+    def on_event(self, kind: int, path: str) -> None:
         """A key changed: look at it again."""
+        self._leaves.on_event(kind, path)
+        if not self._watches:
+            return
         key = self._layout.key_of(path)
         if key is None:
             return

@@ -21,6 +21,9 @@ NO_NODE, NO_AUTH, BAD_VERSION, EPHEMERAL_PARENT = -101, -102, -103, -108
 NODE_EXISTS, NOT_EMPTY, SESSION_EXPIRED, INVALID_ACL = -110, -111, -112, -114
 QUOTA_EXCEEDED = -125
 
+# Events.
+DELETED, CHANGED = 2, 3
+
 # Create flags.
 PERSISTENT, EPHEMERAL, SEQUENTIAL = 0, 1, 2
 
@@ -97,6 +100,11 @@ def blob(value: bytes) -> bytes:
 def path_and_flag(path: str, number: int | None = None) -> bytes:
     """Payload of getData, exists and getChildren (no one-shot watch), or of the requests that end in a number."""
     return text(path) + (b"\0" if number is None else INT.pack(number))
+
+
+def read_and_watch(path: str) -> bytes:
+    """Payload of getData with a one-shot watch."""
+    return text(path) + b"\1"
 
 
 def add_watch(path: str) -> bytes:

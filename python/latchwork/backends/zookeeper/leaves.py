@@ -1,0 +1,229 @@
+"""Watches of single session-bound keys: the server's one-shot watch, set by the read that tells the first state.
+
+One request begins such a watch, its end is told by the event itself, and nothing is left to remove then: what a
+hand-over of a lock costs hangs on this. Who will ask what else is beside the key has it read by the thread that hears
+of the end: sent at once, it is mostly ahead of what the key's owner writes next, and need not wait for that. A state
+*without* the key is believed only behind a barrier: the connected server may lag behind the one that told of the key.
+A deletion is believed when it comes after a state with the key on the same connection, and with no question open;
+otherwise the key is looked at again.
+
+A server before 3.9 has one watch for each path and connection: a one-shot watch set where the hub has its persistent
+one would replace that. So where the hub watches the same path no watch is asked for, its events serve; and when the hub
+removes its own, the key is looked at again. The lock that both share puts these requests in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from latchwork.backends.base import Broken, Delta, Snapshot
+from latchwork.backends.futures import drive
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Cut
+from latchwork.backends.zookeeper.failures import code_error
+from latchwork.backends.zookeeper.nodes import parent, read_entry
+from latchwork.backends.zookeeper.outlets import Outlet
+from latchwork.backends.zookeeper.wire import GET_DATA, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
+from latchwork.types import Change
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from latchwork.backends.base import Sink
+    from latchwork.backends.timer import Timer
+    from latchwork.backends.zookeeper.connection import Call, Connection
+    from latchwork.backends.zookeeper.nodes import Layout
+    from latchwork.backends.zookeeper.reads import Reader
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+_UNKNOWN_AGE = float("-inf")
+
+
+class LeafWatch(Outlet):
+    """The hub's."""
+
+    def __init__(self, hub: LeafHub, prefix: str, sink: Sink, *, beside: bool) -> None:
+        super().__init__(prefix, sink)
+        self.beside = beside
+        self.asks = 0  # an answer to an ask that is not the newest is of no use
+        self.waits = False  # for an answer
+        self.told: int | None = None  # token of the state told last; None before the first
+        self.over = False
+        self._hub = hub
+
+    def _drop(self) -> None:
+        self._hub.drop(self)
+
+
+class LeafHub:
+    """All such watches of a store. Safe to share.
+
+    Args:
+        connection: the store's own.
+        reader: of names.
+        layout: of the root.
+        timer: for looking again after trouble.
+        lock: the one of the hub of the other watches.
+        is_watched: whether that hub watches exactly this key; called with the lock held.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        reader: Reader,
+        layout: Layout,
+        timer: Timer,
+        *,
+        lock: threading.Lock,
+        is_watched: Callable[[str], bool],
+    ) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._layout = layout
+        self._timer = timer
+        self._lock = lock
+        self._is_watched = is_watched
+        self._watches: dict[str, list[LeafWatch]] = {}  # by path
+
+    def watch(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
+        """Begin a watch; its first event comes by itself."""
+        watch = LeafWatch(self, prefix, sink, beside=beside)
+        with self._lock:
+            self._watches.setdefault(self._layout.path(prefix), []).append(watch)
+        self._ask(watch)
+        return watch
+
+    def drop(self, watch: LeafWatch) -> None:
+        """Forget a closed watch, and the server's when it was the last at its path and has not fired."""
+        with self._lock:
+            self._forget(watch, remove=not watch.over)
+
+    def close(self) -> None:
+        """Close every watch."""
+        for watch in self._all():
+            watch.close()
+
+    def look_again(self, prefix: str) -> None:
+        """The server's watches at this key were removed."""
+        for watch in self._at(self._layout.path(prefix)):
+            self._ask(watch)
+
+    # Told by the connection.
+
+    def on_up(self) -> None:
+        """The server's watches are gone with the old connection."""
+        for watch in self._all():
+            self._ask(watch)
+
+    def on_event(self, kind: int, path: str) -> None:
+        """A watch fired; many of these are not about us."""
+        if path not in self._watches:
+            return
+        for watch in self._at(path):
+            if kind == wire.DELETED and watch.told is not None and not watch.waits:
+                self._end(watch, _UNKNOWN_AGE)
+            elif kind in {wire.DELETED, wire.CHANGED}:
+                self._ask(watch)
+
+    # Private.
+
+    def _all(self) -> list[LeafWatch]:
+        with self._lock:
+            return [watch for same in self._watches.values() for watch in same]
+
+    def _at(self, path: str) -> list[LeafWatch]:
+        with self._lock:
+            return list(self._watches.get(path, ()))
+
+    def _forget(self, watch: LeafWatch, *, remove: bool) -> None:
+        """With the lock held."""
+        path = self._layout.path(watch.prefix)
+        same = self._watches.get(path, [])
+        if watch not in same:
+            return
+        same.remove(watch)
+        if same:
+            return
+        del self._watches[path]
+        if remove and not self._is_watched(watch.prefix):
+            self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+
+    def _ask(self, watch: LeafWatch, *, barrier: bool = False) -> None:
+        with self._lock:
+            if watch.closed or watch.over:
+                return
+            watch.asks += 1
+            watch.waits = True
+            number = watch.asks
+            path = self._layout.path(watch.prefix)
+            payload = wire.read_and_watch(path) if not self._is_watched(watch.prefix) else wire.path_and_flag(path)
+            send = self._connection.read if barrier else self._connection.call
+            call = send(GET_DATA, payload)
+        call.add_done_callback(lambda _: self._answered(watch, number, call))
+
+    def _answered(self, watch: LeafWatch, number: int, call: Call) -> None:
+        if watch.asks != number:
+            return
+        watch.waits = False
+        error = call.exception()
+        if error is not None:
+            if not (isinstance(error, Cut) and self._connection.over):
+                self._ask_later(watch, number)
+            return
+        reply = call.result()
+        if reply.error not in {OK, NO_NODE}:
+            self._refused(watch, number, reply.error)
+            return
+        entry = read_entry(watch.prefix, wire.parse_data(reply.body)[0]) if reply.error == OK else None
+        if entry is not None:
+            self._tell(watch, entry)
+        elif call.linearizable:
+            self._end(watch, call.sent_at)
+        else:
+            self._ask(watch, barrier=True)
+
+    def _ask_later(self, watch: LeafWatch, number: int) -> None:
+        """After trouble; a new connection asks by itself, and sooner."""
+
+        def again() -> None:
+            if watch.asks == number:
+                self._ask(watch)
+
+        self._timer.call_later(_RETRY_S, again)
+
+    def _refused(self, watch: LeafWatch, number: int, code: int) -> None:
+        if code != NO_AUTH:
+            self._ask_later(watch, number)
+            return
+        watch.deliver(Broken(code_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
+        watch.close()
+
+    def _tell(self, watch: LeafWatch, entry: Entry) -> None:
+        told, watch.told = watch.told, max(watch.told or 0, entry.token)
+        if told is None:
+            watch.deliver(Snapshot((entry,), _UNKNOWN_AGE))
+        elif entry.token > told:
+            watch.deliver(Delta((Change(watch.prefix, entry),)))
+
+    def _end(self, watch: LeafWatch, as_of: float) -> None:
+        with self._lock:
+            watch.over = True
+            self._forget(watch, remove=False)
+        if watch.told is None:
+            watch.deliver(Snapshot((), as_of))
+        elif watch.beside:
+            names = drive(self._reader.names(self._connection, parent(watch.prefix), self._connection.deadline()))
+            names.add_done_callback(lambda read: self._tell_end(watch, read))
+        else:
+            self._tell_end(watch, None)
+
+    def _tell_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
+        """Without names, when they could not be read: whoever wants them asks."""
+        beside = tuple(names.result()) if names is not None and names.exception() is None else None
+        watch.deliver(Delta((Change(watch.prefix, None),), beside=beside))
