@@ -111,3 +111,9 @@ def test_listing_what_is_not_there_is_empty(store):
     assert store.list("nothing", recursive=True) == []
     assert store.children("nothing") == []
     assert store.delete_tree("nothing") == 0
+
+
+def test_children_that_may_be_stale_are_all_there_once_they_have_come(store, eventually):
+    for name in ("b", "a/x", "c"):
+        store.put(f"p/{name}", b"")
+    eventually(lambda: store.children("p", stale_ok=True) == ["a", "b", "c"])

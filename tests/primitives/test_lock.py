@@ -340,8 +340,9 @@ def test_a_hand_over_costs_the_next_one_request_at_most(lock, connect, in_thread
     for mine, taker in zip(locks, takers, strict=True):
         taker.outcome()
         mine.release()
-    # the first knew that only one was ahead
-    assert counts == [["delete"], ["get_many", "delete"], ["get_many", "delete"]]
+    # the first knew that only one was ahead; on ZooKeeper the end of a ticket brings the names of the others along
+    asked = [] if store.capabilities.name == "zk" else ["children"]
+    assert counts == [["delete"], [*asked, "delete"], [*asked, "delete"]]
 
 
 @pytest.mark.parametrize("when", ["applied", "never applied"])
