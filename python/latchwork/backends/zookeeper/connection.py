@@ -238,7 +238,7 @@ class Connection:
             call.set_exception(Cut(sent=False, over=True))
             return
         if wake:
-            self._link.wake()
+            self._link.flush()
         if sweep:
             self._settings.timer.call_later(_SWEEP_S, self._sweep)
 

@@ -4,6 +4,11 @@ kazoo does the handshake, authentication, pings and reconnecting. Requests wait 
 in kazoo's queue: what has not been sent survives a reconnect and is never failed as if it had been. Several requests
 share a system call in both directions. Replies end their futures on the connection's thread; kazoo's queue threads are
 not started.
+
+While nothing is in flight, whoever asks sends: to wake the connection's thread for that is a good part of what a small
+request costs. Sending, and the turn between sending and the end of a connection, is under one lock, which is only ever
+tried for by those who ask; they never wait, for it or for the network. Not with TLS, whose sockets are no place for two
+threads.
 """
 
 from __future__ import annotations
@@ -111,7 +116,7 @@ class Link:
         name: str,
     ) -> None:
         handler = _Handler(name, _TLS_CONNECT_S if options.get("use_ssl") else _TCP_CONNECT_S)
-        self._client = KazooClient(
+        self._client = _Client(
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts),
             timeout=ttl_s,
             handler=handler,
@@ -120,6 +125,7 @@ class Link:
             **options,
         )
         self._loop = _Loop(self._client, owner, clock, options.get("sasl_options"))
+        self._client.on_trouble = self._loop.close_to_others
         self._client._connection = self._loop  # noqa: SLF001 - kazoo has no other way to replace it
         self._client.add_listener(self._on_state)
         self._owner = owner
@@ -127,6 +133,11 @@ class Link:
     def start(self) -> None:
         """Connect, and keep connected, in the background."""
         self._client.start_async()
+
+    def flush(self) -> None:
+        """Have what waits in the outbox sent: at once, when nothing is in flight."""
+        if not self._loop.send_now():
+            self.wake()
 
     def wake(self) -> None:
         """Have the loop look into the outbox."""
@@ -224,6 +235,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return [each for each in ready if each in readers], [each for each in ready if each in writers], []
 
 
+class _Client(KazooClient):  # type: ignore[misc]
+    on_trouble: Callable[[], None]
+
+    def _session_callback(self, state: KeeperState) -> None:
+        if state not in {KeeperState.CONNECTED, KeeperState.CONNECTED_RO}:
+            self.on_trouble()  # before what is in flight is told
+        super()._session_callback(state)
+
+
 class _Loop(ConnectionHandler):  # type: ignore[misc]
     def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None) -> None:
         retry = client._conn_retry.copy()  # noqa: SLF001
@@ -231,6 +251,10 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         self._owner = owner
         self._clock = clock
         self._unread = bytearray()
+        self._sending = threading.Lock()  # held by who takes requests from the outbox and sends them
+        self._is_open = False  # to threads that are not the connection's; changes with the lock held
+        self._unsent = bytearray()  # what such a thread could not send without waiting
+        self._arrivals = select.poll()
         self._xid = 0
         self._patience_s = _HANDSHAKE_S
         self.trouble = ""
@@ -266,6 +290,11 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
         self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
+        arrivals = select.poll()
+        arrivals.register(self._socket, select.POLLIN)
+        with self._sending:
+            self._arrivals = arrivals
+            self._is_open = not self.client.use_ssl
         return read_ms, connect_ms
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
@@ -278,16 +307,63 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
         self._patience_s = _HANDSHAKE_S
         return answer
 
-    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
-        self._read_sock.recv(4096)
+    def close_to_others(self) -> None:
+        """Only the connection's own thread sends from now on, until the next connection is up."""
+        with self._sending:
+            self._is_open = False
+            self._unsent.clear()
+
+    def send_now(self) -> bool:
+        """Send what waits, in the thread that asks; False when that is the connection's thread's to do.
+
+        With nothing in flight, what has arrived is an event or the end of the connection: that comes first, so that
+        nothing is sent on a connection that is known to be closed.
+        """
+        if self.client._pending or not self._sending.acquire(blocking=False):  # noqa: SLF001
+            return False
+        try:
+            if not self._is_open or self._unsent or self._arrivals.poll(0):
+                return False
+            batch = self._next_batch()
+            sent = 0
+            try:
+                sent = self._socket.send(batch) if batch else 0
+            except BlockingIOError:
+                pass
+            except OSError:  # broken: the connection's thread sees that as well, and fails what is in flight
+                sent = len(batch)
+            self._unsent += batch[sent:]
+            return not self._unsent
+        finally:
+            self._sending.release()
+
+    def _next_batch(self) -> bytearray:
+        """With the lock held: requests from the outbox, as bytes; from here on they are in flight."""
         batch = bytearray()
         for sent in self._owner.take(_BATCH_BYTES):
             self._xid = self._xid % _MAX_XID + 1
             batch += REQUEST_HEAD.pack(len(sent.payload) + 8, self._xid, sent.kind)
             batch += sent.payload
             self.client._pending.append((sent, sent, self._xid))  # noqa: SLF001
-        if batch:
-            self._write(batch, connect_timeout)
+        return batch
+
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(4096)
+        with self._sending:
+            self._send_rest(connect_timeout)
+            batch = self._next_batch()
+            if batch:
+                self._write(batch, connect_timeout)
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        with self._sending:
+            self._send_rest(connect_timeout)
+            super()._send_ping(connect_timeout)
+
+    def _send_rest(self, connect_timeout: float) -> None:
+        rest, self._unsent = self._unsent, bytearray()
+        if rest:
+            self._write(rest, connect_timeout)
 
     def _read_socket(self, _read_timeout: float) -> object:
         self._receive()
