@@ -41,7 +41,7 @@ DEFECTS = (
         "LeaderLatch",
         "a candidate whose ticket was deleted goes on leading",
         "primitives/latch.py",
-        "                        if until_over(place.ticket.key, everyone, waiter, forever):\n"
+        "                        if until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:\n"
         "                            raise self._queue.gone(place)\n",
         "                        until_over(place.ticket.key, everyone, waiter, forever)\n"
         "                        waiter.pause(None)\n",

@@ -542,7 +542,7 @@ def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
 ):
     """One client stands for all 200: what it asks during one hand-over is what all of them ask."""
     asked, woken, follow = [], [], Waiter.follow
-    monkeypatch.setattr(Waiter, "follow", lambda *args: (follow(*args), woken.append(args))[0])
+    monkeypatch.setattr(Waiter, "follow", lambda *args, **how: (follow(*args, **how), woken.append(args))[0])
     first, waiting_store = Lock(store, "orders"), connect()
     first.acquire(5.0)
     locks = [Lock(waiting_store, "orders") for _ in range(200)]

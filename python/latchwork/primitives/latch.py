@@ -157,13 +157,35 @@ class LeaderLatch:
             if thread is None and self._closed:
                 self._state = "ended"
         self._revoke("it leaves")
-        self._wake.set()
-        if waiter is not None:
-            waiter.call_off()
+        try:
+            if self._announcer.settle(self._store.clock, 0.0):
+                self._hand_over()
+        finally:
+            self._wake.set()
+            if waiter is not None:
+                waiter.call_off()
         if thread is not None and thread is not threading.current_thread() and not self._announcer.is_mine:
             self._join_of(thread)
+            self._leave()  # if our thread ended while handing over failed
         if for_good and (thread is None or not thread.is_alive()):  # else it does so at its end
             self._dispatcher.close()
+
+    def _hand_over(self) -> None:
+        """Delete our ticket in the thread that leaves, when no listener has to end before; trouble is our thread's."""
+        with self._changed:
+            place, self._place = self._place, None
+        if place is None:
+            return
+        left = False
+        try:
+            self._store.delete(place.ticket.key)
+            left = True
+        except LatchworkError as error:
+            _log.debug("%s: node %r could not leave at once: %s", self._what, self.node_id, error)
+        finally:
+            if not left:
+                with self._changed:
+                    self._place = place
 
     def _join_of(self, thread: threading.Thread) -> None:
         thread.join()
@@ -330,7 +352,7 @@ class LeaderLatch:
                     if await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
-                        if until_over(place.ticket.key, everyone, waiter, forever):
+                        if until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:
                             raise self._queue.gone(place)
             finally:
                 cancel()
@@ -356,7 +378,8 @@ class LeaderLatch:
 
     def _leave(self) -> None:
         """Delete every ticket of ours; trouble ends at the latest when our session does."""
-        place, self._place = self._place, None
+        with self._changed:
+            place, self._place = self._place, None
         if self._session is not None:
             self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
 
