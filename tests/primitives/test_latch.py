@@ -325,7 +325,9 @@ def test_each_candidate_watches_exactly_the_one_before_it(connect, candidates, e
         seen = []
         watched.append(seen)
         watch = store.watch
-        monkeypatch.setattr(store, "watch", lambda key, seen=seen, watch=watch: seen.append(key) or watch(key))
+        monkeypatch.setattr(
+            store, "watch", lambda key, seen=seen, watch=watch, **how: seen.append(key) or watch(key, **how)
+        )
         latch = candidates(f"n{number}", store=store)
         eventually(lambda: latch.state in ("waiting", "leading") and seen)  # noqa: B023 - asked at once
         latches.append(latch)

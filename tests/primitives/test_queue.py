@@ -143,7 +143,9 @@ def test_only_the_first_taker_that_waits_watches_the_items(queue, connect, in_th
         seen = []
         watched.append(seen)
         watch = store.watch
-        monkeypatch.setattr(store, "watch", lambda key, seen=seen, watch=watch: seen.append(key) or watch(key))
+        monkeypatch.setattr(
+            store, "watch", lambda key, seen=seen, watch=watch, **how: seen.append(key) or watch(key, **how)
+        )
         taker = queue(store=store)
         waiting.append(in_thread(lambda taker=taker: taker.take(30.0)))
         eventually(lambda number=number: len(mine.takers()) == number + 1 and watched[number])

@@ -113,7 +113,9 @@ def test_only_the_first_waiter_watches_the_leases(semaphore, connect, in_thread,
         seen = []
         watched.append(seen)
         watch = store.watch
-        monkeypatch.setattr(store, "watch", lambda key, seen=seen, watch=watch: seen.append(key) or watch(key))
+        monkeypatch.setattr(
+            store, "watch", lambda key, seen=seen, watch=watch, **how: seen.append(key) or watch(key, **how)
+        )
         mine = semaphore(1, store=store)
         waiting.append(in_thread(lambda mine=mine: (mine.acquire(30.0), mine)[1]))
         eventually(lambda number=number: len(holder.waiters()) == number + 1 and watched[number])
