@@ -203,7 +203,7 @@ def cut_watch(store, monkeypatch, then=lambda: None):
     """Have the next watch of a store fail, as when the server goes; returns an event that tells that it did."""
     watch, has_failed = store.watch, threading.Event()
 
-    def fail(_prefix):
+    def fail(_prefix, **_how):
         monkeypatch.setattr(store, "watch", watch)
         then()
         has_failed.set()
@@ -218,9 +218,9 @@ def test_a_leader_that_looks_at_the_queue_again_is_not_elected_again(connect, ca
     latch = candidates("n1", store=store, start=False)
     latch.on_elected(lambda: told.append("elected"))
     latch.on_revoked(lambda: told.append("revoked"))
-    listing = store.list
+    listing = store.children
     has_failed = cut_watch(store, monkeypatch)
-    monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(1) or listing(*args, **options))
+    monkeypatch.setattr(store, "children", lambda *args, **options: looks.append(1) or listing(*args, **options))
     latch.start()
     latch.wait(10.0)
     assert has_failed.wait(20.0)
@@ -232,7 +232,7 @@ def test_a_leader_that_looks_at_the_queue_again_is_not_elected_again(connect, ca
 
 def test_a_session_that_ends_revokes_though_the_server_does_not_answer(connect, candidates, monkeypatch, eventually):
     store, told, asked, answer = connect(session_ttl_s=30.0), [], threading.Event(), threading.Event()
-    listing = store.list
+    listing = store.children
 
     def hang(*args, **options):
         asked.set()
@@ -241,14 +241,14 @@ def test_a_session_that_ends_revokes_though_the_server_does_not_answer(connect, 
 
     latch = candidates("n1", store=store, start=False)
     latch.on_revoked(lambda: told.append("revoked"))
-    cut_watch(store, monkeypatch, lambda: monkeypatch.setattr(store, "list", hang))
+    cut_watch(store, monkeypatch, lambda: monkeypatch.setattr(store, "children", hang))
     latch.start()
     latch.wait(10.0)
     assert asked.wait(20.0)
     store.session.notice_gone()
     eventually(lambda: told == ["revoked"])
     assert not answer.is_set()
-    monkeypatch.setattr(store, "list", listing)
+    monkeypatch.setattr(store, "children", listing)
     answer.set()
 
 

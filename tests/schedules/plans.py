@@ -29,7 +29,7 @@ _CALL_KINDS: tuple[FaultKind, ...] = (
     "slow_answer",
     "expire_session",
 )
-_OPS = ("create", "put", "delete", "commit", "get", "list", "renew", "open_session", "close_session")
+_OPS = ("create", "put", "delete", "commit", "get", "list", "children", "renew", "open_session", "close_session")
 
 
 @dataclass(frozen=True)
