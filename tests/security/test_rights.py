@@ -13,7 +13,7 @@ from kazoo.security import make_digest_acl
 import latchwork
 from latchwork import AuthenticationFailed, PermissionDenied
 from latchwork.backends.etcd import rights
-from latchwork.backends.zookeeper import watches
+from latchwork.backends.zookeeper import leaves, watches
 from latchwork.testing.proxy import Proxy
 from latchwork.testing.servers import EtcdServer
 from security.accounts import Accounts
@@ -123,6 +123,15 @@ def test_an_open_watch_on_zookeeper_ends_with_the_next_connection_when_it_may_no
         ann.give_to_bob("w/k")
         ann.proxy.cut()
         assert "'w/k'" in str(ended(watch))
+
+
+def test_a_watched_leaf_on_zookeeper_ends_when_its_account_loses_the_right_to_it(ann, monkeypatch):
+    monkeypatch.setattr(leaves, "_RIGHTS_EVERY_S", 0.2)
+    ann.put("k", b"1", session=ann.session)
+    with ann.watch("k", leaf=True) as watch:
+        watch.next(SOON_S)
+        ann.give_to_bob("k")
+        assert "'k'" in str(ended(watch))
 
 
 def test_a_mirror_on_zookeeper_without_rights_says_so(ann, zookeeper):

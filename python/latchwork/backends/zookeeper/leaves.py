@@ -10,10 +10,14 @@ otherwise the key is looked at again.
 A server before 3.9 has one watch for each path and connection: a one-shot watch set where the hub has its persistent
 one would replace that. So where the hub watches the same path no watch is asked for, its events serve; and when the hub
 removes its own, the key is looked at again. The lock that both share puts these requests in order.
+
+The server says nothing when rights are taken away, and hides what happens then: all keys are looked at every few
+seconds, by one request.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -24,7 +28,7 @@ from latchwork.backends.zookeeper.connection import Cut
 from latchwork.backends.zookeeper.failures import code_error
 from latchwork.backends.zookeeper.nodes import parent, read_entry
 from latchwork.backends.zookeeper.outlets import Outlet
-from latchwork.backends.zookeeper.wire import GET_DATA, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
+from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
 from latchwork.types import Change
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+#: Seconds between two looks at whether the keys may still be read, and how many one request is for.
+_RIGHTS_EVERY_S, _AT_ONCE = 4.0, 200
 _UNKNOWN_AGE = float("-inf")
 
 
@@ -90,13 +96,17 @@ class LeafHub:
         self._lock = lock
         self._is_watched = is_watched
         self._watches: dict[str, list[LeafWatch]] = {}  # by path
+        self._beating = False
 
     def watch(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
         """Begin a watch; its first event comes by itself."""
         watch = LeafWatch(self, prefix, sink, beside=beside)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
+            begin, self._beating = not self._beating, True
         self._ask(watch)
+        if begin:
+            self._timer.call_later(_RIGHTS_EVERY_S, self._look_at_all)
         return watch
 
     def drop(self, watch: LeafWatch) -> None:
@@ -196,6 +206,28 @@ class LeafHub:
                 self._ask(watch)
 
         self._timer.call_later(_RETRY_S, again)
+
+    def _look_at_all(self) -> None:
+        """Whoever is not there as expected, or may not be read, is asked for."""
+        with self._lock:
+            paths = list(self._watches)
+            self._beating = bool(paths) and not self._connection.over
+        if not self._beating:
+            return
+        for at in range(0, len(paths), _AT_ONCE):
+            some = paths[at : at + _AT_ONCE]
+            call = self._connection.call(MULTI_READ, wire.multi([wire.read_data(path) for path in some]))
+            call.add_done_callback(functools.partial(self._judge, some))
+        self._timer.call_later(_RIGHTS_EVERY_S, self._look_at_all)
+
+    def _judge(self, paths: list[str], done: Future[wire.Reply]) -> None:
+        if done.exception() is not None or done.result().error != OK:
+            return
+        for path, found in zip(paths, wire.parse_multi_read(done.result().body), strict=True):
+            if isinstance(found, int):
+                for watch in self._at(path):
+                    if not watch.waits:
+                        self._ask(watch)
 
     def _refused(self, watch: LeafWatch, number: int, code: int) -> None:
         if code != NO_AUTH:
