@@ -247,20 +247,22 @@ def test_bad_names_and_numbers_are_refused_before_any_io():
 def test_an_outcome_that_is_reset_as_soon_as_it_is_there_leaves_nobody_without_one(
     once, connect, in_thread, eventually, monkeypatch
 ):
-    gate, store = Gate(b"old"), connect(session_ttl_s=30.0)
-    runner, waiter, other = (once(store=each) for each in (connect(), store, connect()))
+    gate, store, third = Gate(b"old"), connect(), connect()
+    runner, waiter, other = (once(store=each) for each in (connect(), store, third))
     running = in_thread(lambda: runner.run(gate, timeout_s=30.0))
     assert gate.started.wait(20.0)
+    between = third.create("migrate/queue/t", b"{}", session=third.session, sequential=True)  # no turn for the waiter
     get, resets = store.get, []
 
     def reset_before_it_is_read(key, **options):
         if key == "migrate/outcome" and gate.go.is_set() and not resets:
             running.outcome()
             resets.append(other.reset())
+            third.delete(between.key)
         return get(key, **options)
 
-    waiting = in_thread(lambda: waiter.run(lambda _work: b"new", timeout_s=30.0))
-    eventually(lambda: len(runner.waiters()) == 1)
+    waiting = in_thread(lambda: waiter.run(lambda _work: b"new", timeout_s=60.0))
+    eventually(lambda: len(runner.waiters()) == 2)
     monkeypatch.setattr(store, "get", reset_before_it_is_read)
     gate.go.set()
     assert waiting.outcome() == b"new"
