@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +145,31 @@ def wait_until(condition, logs, timeout_s=25):
 def test_every_marked_block_of_a_page_runs(page, tmp_path):
     for block in BLOCKS[page]:
         run_block(block, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("reference/primitives", "zookeeper"),
+        ("reference/primitives", "etcd35"),
+        ("how-to/come-from-kazoo", "zookeeper"),
+        ("how-to/come-from-curator", "zookeeper"),
+        ("how-to/come-from-tooz", "etcd35"),
+        ("how-to/come-from-etcd3", "etcd35"),
+    ],
+)
+def test_what_a_page_shows_in_memory_runs_on_a_server_by_another_url(name, kind, request, tmp_path):
+    server = request.getfixturevalue(kind)
+    page = REPOSITORY / "docs" / f"{name}.md"
+    blocks = [block for block in BLOCKS[page] if (block.language, block.how) == ("python", "runnable")]
+    assert blocks
+    sources = []
+    for block in blocks:
+        root = f"docs-{uuid.uuid4().hex}"  # the same for all clients of a block
+        sources.append(re.sub(r'"memory://[^"]*"', lambda _found, root=root: repr(server.url(root)), block.body))
+        assert sources[-1] != block.body, f"{block} connects to no memory store"
+    done = run_python(f"for source in {sources!r}:\n    exec(source, {{'__name__': '__main__'}})", tmp_path)
+    assert done.returncode == 0, f"{page} on {kind} failed:\n{done.stdout}\n{done.stderr}"
 
 
 def test_no_python_or_command_of_the_readme_is_left_untested():
