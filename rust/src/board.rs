@@ -251,10 +251,10 @@ impl Board {
     /// Takes back the moves that are not among the best; returns how many those are.
     fn hold_back(&mut self, all: &mut [Vec<Move>], limit: usize) -> usize {
         let live = |items: &Items, change: &Move| change.from != NOBODY && items.able[change.from as usize];
-        let mut steps = Vec::new();
+        let (rank, mut steps) = (self.ranks(), Vec::new());
         for ((job, items), moves) in (0..).zip(self.jobs.values()).zip(all.iter()) {
             let free = moves.iter().filter(|change| live(items, change));
-            steps.extend(free.map(|change| (job, change.from, change.to)));
+            steps.extend(free.map(|change| (job, rank[change.from as usize], rank[change.to as usize])));
         }
         let mut made = budget::choose(&steps, limit).into_iter();
         let mut deferred = 0;
@@ -269,6 +269,15 @@ impl Board {
             });
         }
         deferred
+    }
+
+    /// The place of each worker number in name order: of equal choices the first by name is made, whoever joined first.
+    fn ranks(&self) -> Vec<u32> {
+        let mut order: Vec<usize> = (0..self.workers.len()).collect();
+        order.sort_unstable_by_key(|number| &self.workers[*number].name);
+        let mut rank = vec![0; order.len()];
+        (0..).zip(order).for_each(|(place, number)| rank[number] = place);
+        rank
     }
 
     /// The owner of an item: none if nobody can run it, or if it was not placed yet. O(log items).

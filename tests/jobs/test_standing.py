@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.test_rebalance import ITEMS, JOBS, VIEWS, WORKERS, applied, view
-from latchwork.assignment import Balanced, Budgeted
+from latchwork.assignment import Balanced, Budgeted, EvenlySpread, plan_from_owners
 from latchwork.jobs.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
 from latchwork.jobs.standing import Planner
 
@@ -25,16 +26,101 @@ LIVES = st.lists(
 )
 
 
-@pytest.mark.parametrize("strategy", ["balanced", "evenly-spread"])
+class LeastLoaded:
+    """A strategy of a user's own: keeps what can stay, and gives the rest to whom has least, also of other jobs."""
+
+    name = "least-loaded"
+
+    def __init__(self):
+        self.asked = []
+
+    def assign(self, problem):
+        self.asked.append([job.job for job in problem.jobs])
+        loads, owners = Counter(problem.loads()), {}
+        for job in problem.jobs:
+            of_job = {item: name for item, name in job.previous.items() if name in job.workers and item in job.items}
+            loads.update(of_job.values())
+            for item in job.items:
+                if item not in of_job and job.workers:
+                    of_job[item] = min(sorted(job.workers), key=lambda name: loads[name])
+                    loads[of_job[item]] += 1
+            owners[job.job] = of_job
+        return plan_from_owners(problem, owners)
+
+
+OPTIONS = {
+    "balanced": lambda: "balanced",
+    "evenly-spread": lambda: "evenly-spread",
+    "rendezvous": lambda: "rendezvous",
+    "two": lambda: {"j1": "balanced", "*": "evenly-spread"},
+    "three": lambda: {"j1": "rendezvous", "j2": "evenly-rendezvous", "*": "balanced"},
+    "budget": lambda: Budgeted(Balanced(), 1),
+    "budget beside": lambda: {"j2": Budgeted(EvenlySpread(), 2), "*": "balanced"},
+    "own": LeastLoaded,
+    "own sees others": lambda: {"j2": LeastLoaded(), "*": "balanced"},
+    "own sees own": lambda: {"j1": LeastLoaded(), "j3": LeastLoaded(), "*": Budgeted(LeastLoaded(), 1)},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 @given(start=VIEWS, life=LIVES)
-@settings(deadline=None, max_examples=150)
-def test_in_any_life_of_a_cluster_it_decides_what_a_look_at_everything_would(strategy, start, life):
-    planner, strategies, now = Planner(Strategies(strategy)), Strategies(strategy), start
+@settings(deadline=None, max_examples=60)
+def test_in_any_life_of_a_cluster_it_decides_what_a_look_at_everything_would(option, start, life):
+    planner, strategies, now = Planner(Strategies(OPTIONS[option]())), Strategies(OPTIONS[option]()), start
     for workers, pools in [(start.workers, start.pools), *life]:
         now = ClusterView(workers, pools, now.shares)
         decided, wanted = planner.rebalance(now), rebalance(now, strategies)
         assert decided == wanted
         now = applied(now, decided.changes)
+
+
+def test_a_budget_holds_back_the_same_items_whoever_joined_first():
+    budget = Strategies(Budgeted(Balanced(), 1))
+    planner, pools = Planner(budget), {"j1": ("a",), "j2": ("a", "b")}
+    able = [{"w4": ["j1"]}, {"w4": ["j1"], "w2": ["j1", "j2"]}, {"w4": ["j1", "j2"], "w2": ["j1", "j2"], "w3": ["j1"]}]
+    now = view()
+    for jobs in able:
+        workers = {name: WorkerView(1.0, frozenset(each)) for name, each in jobs.items()}
+        now = ClusterView(workers, pools, now.shares)
+        result = planner.rebalance(now)
+        assert result == rebalance(now, budget)
+        now = applied(now, result.changes)
+
+
+def test_a_strategy_of_ones_own_is_not_asked_while_nothing_changes_that_it_could_see():
+    own = LeastLoaded()
+    planner = Planner(Strategies({"j2": own}))
+    pools = {"j1": tuple("abcd"), "j2": tuple("efgh")}
+    now = view(pools=pools, jobs=("j1", "j2"))
+    for _ in range(3):  # the second time it sees what it did itself, and agrees
+        now = applied(now, planner.rebalance(now).changes)
+    assert own.asked == [["j2"], ["j2"]]
+    for changed in ({**pools, "j2": tuple("efg")}, {**pools, "j1": tuple("abc")}):
+        own.asked.clear()
+        now = ClusterView(now.workers, changed, now.shares)
+        now = applied(now, planner.rebalance(now).changes)
+        assert own.asked == [["j2"]], "its own job has changed, or what others placed before it"
+        now = applied(now, planner.rebalance(now).changes)
+
+
+def test_a_strategy_that_fails_is_asked_again_and_hinders_no_other():
+    own = LeastLoaded()
+    planner, strategies = Planner(Strategies({"j2": own})), Strategies({"j2": own})
+    now = view(pools={"j1": tuple("abcd"), "j2": tuple("efgh")}, jobs=("j1", "j2"))
+    now = applied(now, planner.rebalance(now).changes)
+    assign, own.assign = own.assign, _raise
+    now = ClusterView(view(("w2", "w3"), jobs=("j1", "j2")).workers, now.pools, now.shares)
+    result = planner.rebalance(now)
+    assert (set(result.failed), {change.job for change in result.changes}) == ({"j2"}, {"j1"})
+    own.assign = assign
+    now = applied(now, result.changes)
+    result = planner.rebalance(now)
+    assert result == rebalance(now, strategies)
+    assert {change.job for change in result.changes} == {"j2"}
+
+
+def _raise(_problem):
+    raise RuntimeError("no idea")
 
 
 def test_a_pool_that_did_not_change_is_not_looked_at_again():
@@ -91,20 +177,10 @@ def test_while_a_restart_is_under_way_the_whole_cluster_is_looked_at():
     assert planner.rebalance(back) == rebalance(back, Strategies())
 
 
-@pytest.mark.parametrize(
-    "option", ["rendezvous", {"j1": "balanced", "*": "evenly-spread"}, Budgeted(Balanced(), 1)], ids=str
-)
-def test_strategies_that_no_board_has_decide_as_ever(option):
-    strategies = Strategies(option)
-    planner, now = Planner(strategies), view(pools={"j1": tuple("abcd"), "j2": tuple("ef")}, jobs=("j1", "j2"))
-    for workers in (("w1", "w2"), ("w2",), ("w2", "w3")):
-        now = ClusterView(view(workers=workers, jobs=("j1", "j2")).workers, now.pools, now.shares)
-        result = planner.rebalance(now)
-        assert result == rebalance(now, strategies)
-        now = applied(now, result.changes)
-
-
 def test_a_pool_out_of_order_is_placed_all_the_same():
     planner = Planner(Strategies())
     now = view(pools={"j1": tuple("dbca")})
+    result = planner.rebalance(now)
+    assert result == rebalance(now, Strategies())
+    now = ClusterView(view(("w1",)).workers, now.pools, applied(now, result.changes).shares)
     assert planner.rebalance(now) == rebalance(now, Strategies())
