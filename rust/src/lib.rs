@@ -1,4 +1,4 @@
-//! Hashing and balancing for latchwork: who runs which work item.
+//! Hashing and balancing for latchwork: who runs which work item. And the messages of etcd, which Python is slow at.
 //!
 //! Everything here is a pure function of its input: no I/O, no clock, no randomness, no global state. The modules
 //! know nothing of Python; `py` holds the bindings, and nothing but bindings.
@@ -7,6 +7,7 @@ pub mod assignment;
 pub mod balanced;
 pub mod board;
 pub mod budget;
+pub mod etcd;
 pub mod even;
 pub mod flow;
 pub mod hash;

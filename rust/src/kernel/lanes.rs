@@ -1,6 +1,6 @@
 //! The vector instructions that the kernels are written in, and the choice among them at run time.
 //!
-//! This is the only module with `unsafe`. Kernels are safe code, generic over [`Lanes`]; [`Level::run`] compiles each
+//! Besides `py::record` this is the only module with `unsafe`. Kernels are safe code, generic over [`Lanes`]; [`Level::run`] compiles each
 //! once per instruction set. What must hold, and why it does:
 //!
 //! 1. *An instruction is only executed where the processor has it.* Every method of an instruction set takes a token

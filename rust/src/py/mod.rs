@@ -3,9 +3,11 @@
 mod assignment;
 mod board;
 mod delta;
+mod etcd;
 mod hasher;
 mod items;
 mod jobs;
+mod record;
 mod text;
 
 use pyo3::exceptions::PyValueError;
@@ -55,6 +57,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<items::ItemSet>()?;
     module.add_class::<assignment::Assignment>()?;
     module.add_class::<delta::Delta>()?;
+    module.add_class::<etcd::EtcdCodec>()?;
+    module.add_class::<etcd::EtcdPage>()?;
     module.add_function(wrap_pyfunction!(hash128, module)?)?;
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;
     module.add_function(wrap_pyfunction!(compat_score, module)?)?;

@@ -1,0 +1,154 @@
+//! Write transactions under a guard, as `latchwork.backends.etcd.transaction` would put them together, byte for byte.
+
+use super::wire::{bytes, number, sized};
+
+/// What of a key is compared with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The revision of its creation; 0 when it is absent.
+    Created,
+    /// The revision of its last write; 0 when it is absent.
+    Written,
+    /// Its lease; 0 for none.
+    Lease,
+}
+
+/// One compare, and the read of the same key that tells afterwards whether it held.
+#[derive(Clone, Copy, Debug)]
+pub struct Condition<'a> {
+    /// What is compared.
+    pub target: Target,
+    /// What stands between the root and the key.
+    pub folder: &'a str,
+    /// The key.
+    pub key: &'a str,
+    /// With what it is compared.
+    pub operand: u64,
+    /// Greater than the operand, not equal to it.
+    pub greater: bool,
+}
+
+/// One operation of a transaction.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    /// Overwrite a key that may be there, and read when it was created.
+    Put(&'a str, &'a [u8]),
+    /// Write a key that is not there.
+    Create(&'a str, &'a [u8]),
+    /// Delete a key.
+    Delete(&'a str),
+}
+
+/// The guard of a transaction: its key, its revision, and its write and its read as encoded operations.
+#[derive(Clone, Copy, Debug)]
+pub struct Guard<'a> {
+    /// Where it is.
+    pub key: &'a [u8],
+    /// As last known.
+    pub revision: u64,
+    /// The operation that overwrites it.
+    pub write: &'a [u8],
+    /// The operation that reads it.
+    pub read: &'a [u8],
+}
+
+/// A `TxnRequest`; keys are below `root`. O(bytes).
+pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>], ops: &[Operation<'_>]) -> Vec<u8> {
+    let values: usize = ops.iter().map(|op| size_of(op) + 2 * root.len()).sum();
+    let each = |condition: &Condition<'_>| 2 * (root.len() + condition.folder.len() + condition.key.len() + 24);
+    let compares: usize = conditions.iter().map(each).sum();
+    let mut out = Vec::with_capacity(64 + 3 * guard.key.len() + values + compares);
+    out.push(0x0a);
+    compare(&mut out, Target::Written, &[guard.key], guard.revision, false);
+    for one in conditions {
+        out.push(0x0a);
+        compare(&mut out, one.target, &place(root, one), one.operand, one.greater);
+    }
+    out.push(0x12);
+    out.extend_from_slice(guard.write);
+    for op in ops {
+        operation(&mut out, root, op);
+    }
+    out.push(0x1a);
+    out.extend_from_slice(guard.read);
+    for one in conditions {
+        out.push(0x1a);
+        peek(&mut out, &place(root, one));
+    }
+    out
+}
+
+fn size_of(op: &Operation<'_>) -> usize {
+    match op {
+        Operation::Put(key, value) => 2 * key.len() + value.len() + 48,
+        Operation::Create(key, value) => key.len() + value.len() + 24,
+        Operation::Delete(key) => key.len() + 16,
+    }
+}
+
+fn place<'a>(root: &'a [u8], condition: &Condition<'a>) -> [&'a [u8]; 3] {
+    [root, condition.folder.as_bytes(), condition.key.as_bytes()]
+}
+
+fn operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
+    out.push(0x12);
+    match *op {
+        Operation::Put(key, value) => {
+            put(out, root, key, value);
+            out.push(0x12);
+            peek(out, &[root, key.as_bytes()]);
+        }
+        Operation::Create(key, value) => put(out, root, key, value),
+        Operation::Delete(key) => request(out, 0x1a, |out| joined(out, 0x0a, &[root, key.as_bytes()])),
+    }
+}
+
+fn put(out: &mut Vec<u8>, root: &[u8], key: &str, value: &[u8]) {
+    request(out, 0x12, |out| {
+        joined(out, 0x0a, &[root, key.as_bytes()]);
+        out.push(0x12);
+        bytes(out, value);
+    });
+}
+
+/// Reads a key without its value.
+fn peek(out: &mut Vec<u8>, key: &[&[u8]]) {
+    request(out, 0x0a, |out| {
+        joined(out, 0x0a, key);
+        out.extend_from_slice(&[0x18, 1, 0x40, 1]);
+    });
+}
+
+fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], operand: u64, greater: bool) {
+    let (kind, introduced) = match target {
+        Target::Created => (1, 0x28),
+        Target::Written => (2, 0x30),
+        Target::Lease => (4, 0x40),
+    };
+    sized(out, |out| {
+        if greater {
+            out.extend_from_slice(&[0x08, 1]);
+        }
+        out.extend_from_slice(&[0x10, kind]);
+        joined(out, 0x1a, key);
+        out.push(introduced);
+        number(out, operand);
+    });
+}
+
+/// A `RequestOp` of a kind, its length in front.
+fn request(out: &mut Vec<u8>, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
+    sized(out, |out| {
+        out.push(kind);
+        sized(out, body);
+    });
+}
+
+/// A field of bytes that come in parts.
+fn joined(out: &mut Vec<u8>, tag: u8, parts: &[&[u8]]) {
+    out.push(tag);
+    number(out, parts.iter().map(|part| part.len() as u64).sum());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
