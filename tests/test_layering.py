@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "types": set(),
     "clock": set(),
     "_core": set(),
-    "backends": VOCABULARY,
+    "backends": VOCABULARY | {"_core"},
     "store": VOCABULARY | {"backends"},
     "assignment": VOCABULARY | {"_core"},
     "primitives": VOCABULARY | {"backends", "store"},

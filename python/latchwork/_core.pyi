@@ -1,5 +1,5 @@
 # ruff: noqa: PYI021 - this stub is the documentation of the extension
-"""Hashing and balancing in Rust.
+"""Hashing and balancing in Rust, and the messages of etcd.
 
 Everything here is a pure function of its arguments: no I/O, no clock, no randomness, no global state. Long work
 releases the GIL. Text is hashed as UTF-8; text that UTF-8 cannot encode (a lone surrogate) is a ValueError. Name order
@@ -9,12 +9,14 @@ Placements are part of the contract: the same arguments give the same result on 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import final, overload
+from typing import Any, final, overload
 
 __all__ = [
     "Assignment",
     "Board",
     "Delta",
+    "EtcdCodec",
+    "EtcdPage",
     "ItemSet",
     "Moves",
     "RendezvousHasher",
@@ -426,3 +428,106 @@ class Delta:
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[tuple[str, str | None, str | None]]: ...
+
+@final
+class EtcdCodec:
+    """Encodes requests to etcd and decodes its answers, for the keys below one root. Immutable, safe to share.
+
+    Made for ``latchwork.backends.etcd``. Bytes that are no protobuf message are a ValueError, whatever is wrong.
+    """
+
+    def __new__(
+        cls,
+        root: bytes,
+        limits: tuple[int, int],
+        *,
+        entry: type,
+        version: type,
+        committed: type,
+        checks: tuple[type, type, type, type],
+        ops: tuple[type, type, type],
+    ) -> EtcdCodec:
+        """Make one.
+
+        Args:
+            root: what stands before every key.
+            limits: conditions and operations of the transactions that are encoded here, at most.
+            entry: the record of a key, a dataclass with slots, as are the next two.
+            version: the record of a version.
+            committed: the record of what a transaction did.
+            checks: the classes `At`, `Absent`, `Exists` and `SessionAlive`.
+            ops: the classes `Put`, `Create` and `Delete`.
+        Raises:
+            TypeError: a record has no such slots.
+        """
+
+    def get(self, key: str, stale_ok: bool) -> bytes:
+        """Encode a RangeRequest for one key. O(bytes)."""
+
+    def get_many(self, keys: Sequence[str], stale_ok: bool) -> bytes:
+        """Encode a TxnRequest that reads keys and nothing else. O(bytes)."""
+
+    def transaction(
+        self, checks: Sequence[Any], ops: Sequence[Any], key: bytes, revision: int, write: bytes, read: bytes
+    ) -> bytes | None:
+        """Encode a TxnRequest of checks and operations under a guard. O(bytes).
+
+        Args:
+            checks: flattened.
+            ops: each key at most once.
+            key: of the guard.
+            revision: of the guard, as last known.
+            write: the operation that overwrites the guard, encoded with its length in front.
+            read: the operation that reads it, likewise.
+        Returns:
+            The bytes of the plan of the same commit; None where a plan is needed: for operations of a session,
+            versions of another backend, and more than the limits.
+        """
+
+    def entry(self, answer: bytes) -> Any | None:
+        """Decode the entry in the answer to a request for one key."""
+
+    def found(self, answer: bytes) -> list[Any | None]:
+        """Decode the answer to ``get_many``: an entry or None for each key, in order."""
+
+    def page(self, answer: bytes) -> EtcdPage:
+        """Decode the answer to a request for a range, except for its keys. O(keys)."""
+
+    def committed(self, answer: bytes, ops: Sequence[Any]) -> tuple[int, Any] | None:
+        """Decode the answer to ``transaction``.
+
+        Args:
+            answer: as it came.
+            ops: those that were sent.
+        Returns:
+            The revision and the record of what was committed; None when the transaction was refused.
+        """
+
+@final
+class EtcdPage:
+    """The answer to a request for a range of keys. Immutable."""
+
+    @property
+    def more(self) -> bool:
+        """There are more keys than were asked for."""
+
+    @property
+    def revision(self) -> int:
+        """Of the store."""
+
+    @property
+    def size(self) -> int:
+        """Of the answer, in bytes."""
+
+    def __len__(self) -> int: ...
+    def keys(self) -> list[bytes]:
+        """Where the keys live in etcd, in order. O(bytes)."""
+
+    def last(self) -> bytes:
+        """Where the last key lives. O(1); a ValueError when there is none."""
+
+    def direct(self, skip: int) -> int:
+        """How many keys have no slash from a place on. O(bytes)."""
+
+    def entries(self, skip: int | None = None) -> list[Any]:
+        """The entries in order; with ``skip`` of those keys only that have no slash from there on. O(bytes)."""

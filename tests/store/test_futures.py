@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, as_completed, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from latchwork.backends.futures import attempt, completed, drive, failed, reject, resolve, then
+from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, reject, resolve, then
 
 
 def test_steps_go_on_with_each_result_and_see_each_error():
@@ -61,3 +64,88 @@ def test_only_the_first_end_of_a_future_counts():
 def test_an_attempt_hands_over_value_or_error():
     assert attempt(lambda: 3).result(0) == 3
     assert isinstance(attempt(lambda: 1 / 0).exception(0), ZeroDivisionError)
+
+
+def in_thread(call, *args):
+    thread = threading.Thread(target=call, args=args)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("end", [resolve, reject])
+def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
+    outcome = Outcome()
+    value = ValueError("no")
+    seen = []
+    threads = [in_thread(lambda: seen.append(outcome.exception(10) or outcome.result(0))) for _ in range(3)]
+    while outcome._changed is None or len(outcome._changed._waiters) < 3:
+        threading.Event().wait(0.001)
+    assert end(outcome, value)
+    for thread in threads:
+        thread.join(10)
+    assert seen == [value] * 3
+
+
+def test_outcome_that_does_not_end_is_waited_for_as_long_as_told():
+    outcome = Outcome()
+    with pytest.raises(FutureTimeoutError):
+        outcome.result(0.01)
+    with pytest.raises(FutureTimeoutError):
+        outcome.exception(0)
+    assert not outcome.done()
+
+
+def test_outcomes_can_be_waited_for_together():
+    outcomes = [Outcome() for _ in range(3)]
+    resolve(outcomes[0], 0)
+    thread = in_thread(lambda: [resolve(outcomes[2], 2), reject(outcomes[1], ValueError("no"))])
+    done, pending = wait(outcomes, timeout=10)
+    thread.join(10)
+    assert (done, pending) == (set(outcomes), set())
+    assert set(as_completed(outcomes, timeout=0)) == set(outcomes)
+
+
+def test_outcome_can_be_awaited_in_an_event_loop():
+    async def run():
+        outcome = Outcome()
+        wrapped = asyncio.wrap_future(outcome)
+        in_thread(resolve, outcome, 7).join()
+        return await asyncio.wait_for(wrapped, 10)
+
+    assert asyncio.run(run()) == 7
+
+
+def test_cancelled_outcome_takes_no_value():
+    outcome = Outcome()
+    called = []
+    outcome.add_done_callback(called.append)
+    assert outcome.cancel()
+    assert outcome.cancelled()
+    assert outcome.done()
+    assert not resolve(outcome, 1)
+    assert called == [outcome]
+    with pytest.raises(CancelledError):
+        outcome.result(0)
+
+
+def test_callbacks_of_an_outcome_are_called_in_order_and_a_raising_one_spoils_no_other(caplog):
+    outcome, called = Outcome(), []
+    outcome.add_done_callback(lambda _: called.append(1))
+    outcome.add_done_callback(lambda _: 1 / 0)
+    outcome.add_done_callback(lambda done: called.append(done.result(0)))
+    with caplog.at_level(logging.ERROR):
+        resolve(outcome, 2)
+    outcome.add_done_callback(lambda _: called.append(3))
+    assert called == [1, 2, 3]
+    assert "a callback of a future raised" in caplog.text
+
+
+def test_outcome_nobody_waits_for_makes_no_condition():
+    outcome = Outcome()
+    resolve(outcome, 1)
+    assert (outcome.result(0), outcome._changed) == (1, None)
+
+
+def test_errors_can_be_explained_on_the_way():
+    explained = then(failed(KeyError("k")), str, lambda error: ValueError(f"explained {error}"))
+    assert str(explained.exception(0)) == "explained 'k'"

@@ -5,25 +5,132 @@ A step is ``result = yield future``; an error of the future is raised at the yie
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
 Steps = Generator["Future[Any]", Any, T]
 
 
+class Outcome(Future[T]):
+    """A future that costs little until somebody waits for it: a lock, and no condition, lists or dictionary.
+
+    To others it is a ``Future`` like any: what the base class keeps is there under the same names, made when asked for.
+    """
+
+    __slots__ = ("_changed", "_done_callbacks", "_exception", "_lock", "_result", "_state", "_waiters")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed: threading.Condition | None = None
+        self._state = "PENDING"
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self._done_callbacks: Any = ()
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """What the base class waits on. Once it is there it stays, so that it can be asked for with the lock held."""
+        if self._changed is None:
+            with self._lock:
+                if self._changed is None:
+                    self._waiters: list[Any] = []
+                    self._changed = threading.Condition(self._lock)
+        return self._changed
+
+    def done(self) -> bool:
+        """It has ended or was cancelled."""
+        return self._state == "FINISHED" or super().done()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Its value, or its error raised; waits for it."""
+        if self._state == "FINISHED" and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Its error, if it failed; waits for it."""
+        return self._exception if self._state == "FINISHED" else super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call when it has ended, in the thread that ends it; now if it has."""
+        with self._lock:
+            if self._state in ("PENDING", "RUNNING"):
+                self._done_callbacks = (*self._done_callbacks, fn)
+                return
+        self._tell((fn,))
+
+    def set_result(self, result: T) -> None:
+        """End it with a value."""
+        self._end(result, None)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End it with an error."""
+        self._end(None, exception)
+
+    def _end(self, result: T | None, exception: BaseException | None) -> None:
+        with self._lock:
+            if self._state not in ("PENDING", "RUNNING"):
+                msg = f"the future has ended already: {self._state}"
+                raise InvalidStateError(msg)
+            self._result, self._exception = result, exception
+            self._state = "FINISHED"
+            callbacks = self._done_callbacks
+            if self._changed is not None:
+                for waiter in self._waiters:
+                    (waiter.add_result if exception is None else waiter.add_exception)(self)
+                self._changed.notify_all()
+        if callbacks:
+            self._tell(callbacks)
+
+    def _tell(self, callbacks: tuple[Callable[[Future[T]], object], ...]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of a future raised")
+
+
+class _Then(Outcome[U]):
+    """``fn`` of what another future gives."""
+
+    __slots__ = ("_explain", "_fn")
+
+    def __init__(self, fn: Callable[[Any], U], explain: Callable[[BaseException], BaseException] | None) -> None:
+        super().__init__()
+        self._fn = fn
+        self._explain = explain
+
+    def take(self, source: Future[Any]) -> None:
+        """End as the source has ended."""
+        error = source.exception()
+        try:
+            if error is None:
+                resolve(self, self._fn(source.result()))
+            elif self._explain is not None:
+                error = self._explain(error)
+        except BaseException as raised:
+            error = raised
+        if error is not None:
+            reject(self, error)
+
+
 def completed(value: T) -> Future[T]:
     """A future that has its value."""
-    future: Future[T] = Future()
+    future: Future[T] = Outcome()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> Future[Any]:
     """A future that has its error."""
-    future: Future[Any] = Future()
+    future: Future[Any] = Outcome()
     future.set_exception(error)
     return future
 
@@ -54,21 +161,15 @@ def attempt(call: Callable[[], T]) -> Future[T]:
         return failed(error)
 
 
-def then(future: Future[T], fn: Callable[[T], U]) -> Future[U]:
-    """The future of ``fn`` applied to the result; errors pass through. ``fn`` runs where the future ends."""
-    outcome: Future[U] = Future()
+def then(
+    future: Future[T], fn: Callable[[T], U], explain: Callable[[BaseException], BaseException] | None = None
+) -> Future[U]:
+    """The future of ``fn`` applied to the result; ``fn`` runs where the future ends.
 
-    def ended(source: Future[T]) -> None:
-        error = source.exception()
-        try:
-            if error is None:
-                resolve(outcome, fn(source.result()))
-        except BaseException as raised:
-            error = raised
-        if error is not None:
-            reject(outcome, error)
-
-    future.add_done_callback(ended)
+    Errors pass through, or are what ``explain`` makes of them.
+    """
+    outcome = _Then(fn, explain)
+    future.add_done_callback(outcome.take)
     return outcome
 
 
@@ -78,7 +179,7 @@ def drive(steps: Steps[T]) -> Future[T]:
     It goes on in whatever thread ends the future it waits for; a chain of futures that have ended already runs in a
     loop, not in recursion.
     """
-    outcome: Future[T] = Future()
+    outcome: Future[T] = Outcome()
     _advance(steps, outcome, None)
     return outcome
 

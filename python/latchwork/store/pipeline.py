@@ -31,8 +31,11 @@ class Pipeline:
             msg = f"max_in_flight must be at least 1, not {max_in_flight}"
             raise ValueError(msg)
         self._calls = calls
-        self._slots = threading.BoundedSemaphore(max_in_flight)
+        self._most = max_in_flight
+        self._count = 0
+        self._waiting = 0
         self._lock = threading.Lock()
+        self._fewer = threading.Condition(self._lock)
         self._in_flight: set[Future[Any]] = set()
 
     def __enter__(self) -> Pipeline:
@@ -96,18 +99,31 @@ class Pipeline:
         return self._send(self._calls.commit, checks, ops)
 
     def _send(self, call: Callable[P, Future[T]], *args: P.args, **options: P.kwargs) -> Future[T]:
-        self._slots.acquire()
+        with self._lock:
+            while self._count >= self._most:
+                self._wait()
+            self._count += 1
         try:
             future = call(*args, **options)
         except BaseException:
-            self._slots.release()
+            self._leave(None)
             raise
         with self._lock:
             self._in_flight.add(future)
-        future.add_done_callback(self._ended)
+        future.add_done_callback(self._leave)
         return future
 
-    def _ended(self, future: Future[Any]) -> None:
-        self._slots.release()
+    def _wait(self) -> None:
+        """With the lock held, until one more has ended."""
+        self._waiting += 1
+        try:
+            self._fewer.wait()
+        finally:
+            self._waiting -= 1
+
+    def _leave(self, future: Future[Any] | None) -> None:
         with self._lock:
             self._in_flight.discard(future)
+            self._count -= 1
+            if self._waiting:
+                self._fewer.notify()

@@ -1,4 +1,4 @@
-//! Write transactions under a guard, as `latchwork.backends.etcd.transaction` would put them together, byte for byte.
+//! Reads of keys, and write transactions under a guard as `latchwork.backends.etcd.transaction` puts them together.
 
 use super::wire::{bytes, number, sized};
 
@@ -50,6 +50,26 @@ pub struct Guard<'a> {
     pub write: &'a [u8],
     /// The operation that reads it.
     pub read: &'a [u8],
+}
+
+/// A `RangeRequest` for one key. O(bytes).
+pub fn get(root: &[u8], key: &str, serializable: bool) -> Vec<u8> {
+    let mut out = Vec::with_capacity(root.len() + key.len() + 12);
+    joined(&mut out, 0x0a, &[root, key.as_bytes()]);
+    if serializable {
+        out.extend_from_slice(&[0x38, 1]);
+    }
+    out
+}
+
+/// A `TxnRequest` that reads several keys and nothing else. O(bytes).
+pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
+    let mut out = Vec::with_capacity(keys.iter().map(|key| root.len() + key.len() + 20).sum());
+    for key in keys {
+        out.push(0x12);
+        request(&mut out, 0x0a, |out| out.extend_from_slice(&get(root, key, serializable)));
+    }
+    out
 }
 
 /// A `TxnRequest`; keys are below `root`. O(bytes).

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 
 use super::record::Record;
+use super::text::strings;
 use crate::etcd::answer::{self, Done, KeyValue};
 use crate::etcd::request::{self, Condition, Guard, Operation, Target};
 use crate::etcd::Malformed;
@@ -101,6 +102,18 @@ impl EtcdCodec {
         })
     }
 
+    /// A request for one key.
+    fn get<'py>(&self, py: Python<'py>, key: &str, stale_ok: bool) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &request::get(&self.root, key, stale_ok))
+    }
+
+    /// A request for several keys, as a transaction of reads.
+    fn get_many<'py>(&self, keys: &Bound<'py, PyAny>, stale_ok: bool) -> PyResult<Bound<'py, PyBytes>> {
+        let found = strings("key", keys)?;
+        let borrowed = found.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+        Ok(PyBytes::new(keys.py(), &request::get_many(&self.root, &borrowed, stale_ok)))
+    }
+
     /// The request, or None where the long way has to be gone.
     fn transaction<'py>(
         &self,
@@ -164,6 +177,21 @@ impl EtcdCodec {
             None => Ok(None),
             Some(message) => self.entry_of(answer.py(), &KeyValue::read(message)?, &mut None).map(Some),
         }
+    }
+
+    /// What each read of a transaction of reads found.
+    fn found<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyList>> {
+        let (py, mut owner) = (answer.py(), None);
+        let answers = answer::Transaction::read(answer.as_bytes())?.answers;
+        let mut entries = Vec::with_capacity(answers.len());
+        for done in &answers {
+            let Done::Read(range) = done else { return Err(Malformed("it answers what is no read").into()) };
+            entries.push(match answer::Range::read(range)?.keys.first() {
+                None => py.None().into_bound(py),
+                Some(message) => self.entry_of(py, &KeyValue::read(message)?, &mut owner)?,
+            });
+        }
+        PyList::new(py, entries)
     }
 
     /// A page of a list.
@@ -325,6 +353,12 @@ pub struct EtcdPage {
 impl EtcdPage {
     fn __len__(&self) -> usize {
         self.keys.len()
+    }
+
+    /// Of the answer, in bytes.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> usize {
+        self.answer.as_bytes(py).len()
     }
 
     /// Where the keys lie in etcd.

@@ -14,13 +14,14 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Capability
 from latchwork.backends.etcd import wire
+from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.channel import Link
 from latchwork.backends.etcd.keys import Keys
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
 from latchwork.backends.etcd.reading import Reader
 from latchwork.backends.etcd.sequences import Sequences
 from latchwork.backends.etcd.sessions import Sessions
-from latchwork.backends.etcd.transaction import Compiler, DeleteTree, Plan
+from latchwork.backends.etcd.transaction import Commit, Compiler, DeleteTree, Plan
 from latchwork.backends.etcd.watches import WatchHub
 from latchwork.backends.etcd.writer import Writer
 from latchwork.backends.futures import Steps, drive, failed
@@ -65,8 +66,8 @@ class EtcdBackend:
             self._timer.close()
             raise
         self._writer = Writer(self._link, self._keys)
-        self._reader = Reader(self._link, self._keys)
         self._compiler = Compiler(self._keys)
+        self._reader = Reader(self._link, self._keys, self._compiler.codec)
         self._hub = WatchHub(self._link, self._keys, f"latchwork-etcd-watch-{number}")
         self._sessions = Sessions(self._link, self._keys, self._writer, self._hub)
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
@@ -77,7 +78,7 @@ class EtcdBackend:
     def _for_waiting(self) -> EtcdBackend:
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
-        face._reader = Reader(self._link, self._keys, now=True)  # noqa: SLF001
+        face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
         return face
 
     @classmethod
@@ -133,16 +134,11 @@ class EtcdBackend:
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """All or nothing."""
-        learned: dict[bytes, int] = {}
-
-        def plan() -> Plan:
-            return self._compiler.commit(checks, ops, self._sessions.ended, learned)
-
+        commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
-            first = plan()
+            return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.plan())
         except (LatchworkError, ValueError) as error:
             return failed(error)
-        return self._writer.write(first, plan, now=self._now) if ops else self._verify(first)
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key with the next number of its parent, both in one transaction."""
@@ -204,7 +200,7 @@ class EtcdBackend:
         """Have the server compare; when something differs, read what it is."""
         compares = wire.txn([condition.compare for condition in plan.conditions])
         while True:
-            held = yield self._link.read("Txn", compares, plan.what, lambda answer: answer.succeeded, now=self._now)
+            held = yield self._link.read("Txn", compares, plan.what, _succeeded, now=self._now)
             if held:
                 return Committed(0)
             answers = yield read_ranges(self._link, decoded(plan.reads()), plan.what, deadline=deadline)
@@ -221,3 +217,7 @@ class EtcdBackend:
         if error is not None:
             raise error
         return Committed(0)
+
+
+def _succeeded(answer: bytes) -> bool:
+    return bool(as_message("Txn", answer).succeeded)

@@ -19,9 +19,10 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd.answers import Answered, ReadOutcome, as_message, chain, unreadable
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.etcd.versions import progress_is_proof, survives_cut_reads
-from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.backends.futures import Steps, drive, reject
 from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ _TLS_TROUBLE = (
     "handshake failed",
     "Hostname Verification Check failed",
 )
-_METHODS = {
-    "Range": ("KV", pb.RangeResponse),
-    "Txn": ("KV", pb.TxnResponse),
+_METHODS: dict[str, tuple[str, Any]] = {
+    # Most of what is sent: their answers stay as they came until it is known who reads them.
+    "Range": ("KV", None),
+    "Txn": ("KV", None),
     "LeaseGrant": ("Lease", pb.LeaseGrantResponse),
     "LeaseRevoke": ("Lease", pb.LeaseRevokeResponse),
     # A stream on the server, used as a call of one request and one answer: no thread, no state.
@@ -79,38 +81,6 @@ _METHODS = {
     "Status": ("Maintenance", pb.StatusResponse),
 }
 Metadata = tuple[tuple[str, str], ...]
-
-
-class Answered:
-    """A call made in the calling thread: what gRPC's own future offers, and nobody else to wait for."""
-
-    __slots__ = ("_answer", "_error")
-
-    def __init__(self, answer: Any = None, error: grpc.RpcError | None = None) -> None:
-        self._answer = answer
-        self._error = error
-
-    def code(self) -> grpc.StatusCode:
-        """The status of the call."""
-        return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
-
-    def done(self) -> bool:
-        """It has ended."""
-        return True
-
-    def exception(self) -> grpc.RpcError | None:
-        """Its error, if it failed."""
-        return self._error
-
-    def result(self) -> Any:
-        """Its answer."""
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call at once."""
-        fn(self)
 
 
 class Link:
@@ -161,39 +131,39 @@ class Link:
                 raise
             raise Closed("the store was closed; open a new one") from error
 
-    def read(self, method: str, request: Any, what: str, decode: Callable[[Any], T], *, now: bool = False) -> Future[T]:
-        """A call that may be repeated: its decoded answer, within the call timeout; ``now`` as for ``send``."""
-        outcome: Future[T] = Future()
+    def read(
+        self, method: str, request: Any, what: str, decode: Callable[[bytes], T], *, now: bool = False
+    ) -> Future[T]:
+        """A call that may be repeated: its decoded answer, within the call timeout; ``now`` as for ``send``.
 
-        def ended(rpc: Any) -> None:
-            if rpc.code() is grpc.StatusCode.OK:
-                deliver(outcome, decode, rpc.result())
-            else:
-                chain(drive(self._read_again(rpc.exception(), (method, request), what, decode, deadline)), outcome)
-
+        Args:
+            method: "Range" or "Txn".
+            request: as a message or encoded.
+            what: the action with its key, for messages.
+            decode: reads the answer; raises ``ValueError`` when it is malformed.
+            now: in this thread.
+        """
+        deadline = self.clock.now() + self.call_timeout_s
+        outcome = ReadOutcome(self, (method, request), what, decode, deadline)
         try:
-            deadline = self.clock.now() + self.call_timeout_s
-            self.send(method, request, self.attempt_s(self.call_timeout_s), now=now).add_done_callback(ended)
+            self.send(method, request, self.attempt_s(self.call_timeout_s), now=now).add_done_callback(outcome.ended)
         except Closed as error:
             reject(outcome, error)
         return outcome
 
     def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Steps of a call that may be repeated, until it is answered or the deadline is over.
+        """Steps of a call that may be repeated, until it is answered or the deadline is over; its answer as a message.
 
         Raises:
             LatchworkError: what the server said, or ``Unavailable``.
         """
-        refreshed = False
-        while True:
-            left_s = max(deadline - self.clock.now(), 0.001)
-            try:
-                answer = yield self.send(method, request, self.attempt_s(left_s))
-            except grpc.RpcError as error:
-                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
-            else:
-                self.healthy = True
-                return answer
+        answer = yield from self._answer(method, request, what, deadline)
+        if not isinstance(answer, bytes):
+            return answer
+        try:
+            return as_message(method, answer)
+        except ValueError as error:
+            raise unreadable(what, error) from error
 
     def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
         """Wait a moment before the next try.
@@ -319,14 +289,25 @@ class Link:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def _read_again(
-        self, error: Any, again: tuple[str, Any], what: str, decode: Callable[[Any], T], deadline: float
-    ) -> Steps[T]:
+    def _answer(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
+        refreshed = False
+        while True:
+            left_s = max(deadline - self.clock.now(), 0.001)
+            try:
+                answer = yield self.send(method, request, self.attempt_s(left_s))
+            except grpc.RpcError as error:
+                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
+            else:
+                self.healthy = True
+                return answer
+
+    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[bytes]:
         """Go on with a read whose first try has failed."""
         method, request = again
         yield from self._recover(error, what, deadline, refreshed=False)
-        answer = yield from self.call(method, request, what, deadline)
-        return decode(answer)
+        answer = yield from self._answer(method, request, what, deadline)
+        encoded: bytes = answer
+        return encoded
 
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Make a next try worth it, or raise; True when the token is new."""
@@ -390,7 +371,7 @@ class Link:
             name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
                 request_serializer=_encoded,
-                response_deserializer=response.FromString,
+                response_deserializer=None if response is None else response.FromString,
             )
             for name, (service, response) in _METHODS.items()
         }
@@ -406,27 +387,6 @@ def _encoded(request: Any) -> bytes:
     """Requests come as messages or encoded already."""
     encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
     return encoded
-
-
-def deliver(outcome: Future[T], decode: Callable[[Any], T], answer: Any) -> None:
-    """Give the decoded answer, or the error of decoding it."""
-    try:
-        resolve(outcome, decode(answer))
-    except Exception as error:  # whoever waits on the outcome must hear of it
-        reject(outcome, error)
-
-
-def chain(source: Future[T], outcome: Future[T]) -> None:
-    """End one future as another one ends."""
-
-    def ended(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            reject(outcome, error)
-        else:
-            resolve(outcome, done.result())
-
-    source.add_done_callback(ended)
 
 
 def _credentials(url: StoreURL) -> grpc.ChannelCredentials | None:

@@ -14,6 +14,7 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.etcd.conditions import Kind
 from latchwork.backends.etcd.ranges import read_apart
 from latchwork.backends.etcd.rpc_errors import Fate
@@ -99,9 +100,13 @@ class Deletion:
         while True:
             left_s = max(deadline - self._link.clock.now(), 0.01)
             try:
-                return (yield self._link.send("Txn", self._request, min(left_s, _TRY_S)))
+                answer = yield self._link.send("Txn", self._request, min(left_s, _TRY_S))
+                return as_message("Txn", answer)
             except grpc.RpcError as error:
                 yield from self._judge(error, deadline)
+            except ValueError as error:  # the answer cannot be read: it is as good as lost
+                self.may_land = True
+                raise unreadable(self._plan.what, error) from error
 
     def _judge(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
         fate = rpc_errors.fate(error)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.futures import drive, then
 from latchwork.errors import LatchworkError
 
@@ -40,7 +41,7 @@ def read_ranges(
         return read_apart(link, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
-        return link.read("Txn", request, what, _ranges_of, now=now)
+        return link.read("Txn", request, what, lambda answer: _ranges_of(as_message("Txn", answer)), now=now)
     return then(drive(link.call("Txn", request, what, deadline)), _ranges_of)
 
 

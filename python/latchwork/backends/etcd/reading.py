@@ -8,17 +8,17 @@ still costs one pass. While a page is decoded the next one is on its way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.ranges import read_ranges
-from latchwork.backends.futures import drive, then
+from latchwork.backends.futures import drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from latchwork._core import EtcdCodec, EtcdPage
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import KeyRange, Keys
     from latchwork.backends.futures import Steps
@@ -37,15 +37,16 @@ class Reader:
     With ``now`` single requests, and the first of several, are made in the calling thread.
     """
 
-    def __init__(self, link: Link, keys: Keys, *, now: bool = False) -> None:
+    def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, *, now: bool = False) -> None:
         self._link = link
         self._keys = keys
+        self._codec = codec
         self._now = now
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """One key."""
-        request = pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok)
-        return self._link.read("Range", request, f"read {key!r}", self._one, now=self._now)
+        codec = self._codec
+        return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Many keys, a hundred in each request, all requests at once; one request alone may be stale."""
@@ -86,13 +87,21 @@ class Reader:
 
     # Private.
 
-    def _one(self, answer: Any) -> Entry | None:
-        return self._keys.entry(answer.kvs[0]) if answer.kvs else None
-
     def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
-        ranges = [pb.RangeRequest(key=self._keys.of(key), serializable=stale_ok) for key in keys]
         what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
-        return then(read_ranges(self._link, ranges, what, now=now), lambda found: [self._one(each) for each in found])
+        if self._link.survives_cut_reads:
+            request = self._codec.get_many(keys, stale_ok)
+            return self._link.read("Txn", request, what, self._codec.found, now=now)
+        apart = [self._codec.get(key, stale_ok) for key in keys]
+        sent = [self._link.read("Range", request, what, self._codec.entry) for request in apart]
+
+        def steps() -> Steps[list[Entry | None]]:
+            found: list[Entry | None] = []
+            for each in sent:
+                found.append((yield each))  # noqa: PERF401 - a generator's yield is none of a comprehension
+            return found
+
+        return drive(steps())
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.below(prefix)
@@ -103,50 +112,50 @@ class Reader:
 
     def _page(
         self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False, now: bool = False
-    ) -> Future[Any]:
+    ) -> Future[EtcdPage]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
-        return self._link.read("Range", request, f"list {prefix!r}", _same, now=now)
+        return self._link.read("Range", request, f"list {prefix!r}", self._codec.page, now=now)
 
     def _subtree(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
         found: list[Entry] = []
         for start, end in spans:
             asked = _least(_FIRST_PAGE, limit, len(found))
-            page = self._page((start, end), asked, prefix, now=self._now) if asked else None
-            while page is not None:
-                answer = yield page
-                page = None
-                asked = _least(_next_size(answer), limit, len(found) + len(answer.kvs)) if answer.more else 0
+            next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
+            while next_page is not None:
+                page = yield next_page
+                next_page = None
+                asked = _least(_next_size(page), limit, len(found) + len(page)) if page.more else 0
                 if asked:  # on its way while this page is decoded
-                    page = self._page((answer.kvs[-1].key + b"\0", end), asked, prefix)
-                found.extend(map(self._keys.entry, answer.kvs))
+                    next_page = self._page((page.last() + b"\0", end), asked, prefix)
+                found.extend(page.entries())
         return found
 
     def _direct(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
         found: list[Entry] = []
-        is_direct = self._directness(prefix)
+        skip = self._skip(prefix)
         for start, end in spans:
             asked = _least(_FIRST_PAGE, limit, len(found))
-            page = self._page((start, end), asked, prefix, now=self._now) if asked else None
-            while page is not None:
-                answer = yield page
-                page, deeper = None, False
-                direct = [kv for kv in answer.kvs if is_direct(kv.key)]
-                asked = _least(_next_size(answer), limit, len(found) + len(direct)) if answer.more else 0
-                rest = (self._after(answer.kvs[-1].key, prefix), end) if asked else (end, end)
+            next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
+            while next_page is not None:
+                page = yield next_page
+                next_page, deeper = None, False
+                direct = page.direct(skip)
+                asked = _least(_next_size(page), limit, len(found) + direct) if page.more else 0
+                rest = (self._after(page.last(), prefix), end) if asked else (end, end)
                 if rest[0] < end:
-                    deeper = len(direct) < len(answer.kvs)
-                    page = None if deeper else self._page(rest, asked, prefix)
-                found.extend(map(self._keys.entry, direct))
+                    deeper = direct < len(page)
+                    next_page = None if deeper else self._page(rest, asked, prefix)
+                found.extend(page.entries(skip))
                 if deeper:
                     found += yield from self._direct_by_name(rest, limit and limit - len(found), prefix)
         return found
 
     def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
         """Direct children among many deeper keys: names first, then the values of those that are keys."""
-        is_direct = self._directness(prefix)
+        skip = self._skip(prefix)
         found: list[Entry] = []
         names = yield from self._walk(span, prefix, limit)
-        direct = [name for name in names if is_direct(self._keys.of(name))]
+        direct = [name for name in names if self._keys.of(name).find(b"/", skip) < 0]
         for at in range(0, len(direct), 10 * _GETS_AT_ONCE):
             entries = yield self.get_many(direct[at : at + 10 * _GETS_AT_ONCE])
             found += [entry for entry in entries if entry is not None]
@@ -155,32 +164,27 @@ class Reader:
     def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
         """Keys of a range, without most of those in subtrees bigger than a page; ends early at enough direct ones."""
         found: list[str] = []
-        is_direct = self._directness(prefix)
+        skip = self._skip(prefix)
         direct, size = 0, _FIRST_PAGE
         at, end = span
         while at < end:
-            answer = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
-            raws = [kv.key for kv in answer.kvs]
+            page = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
+            raws = page.keys()
             found.extend(map(self._keys.name, raws))
-            direct += sum(map(is_direct, raws))
-            if not answer.more or (limit is not None and direct >= limit):
+            direct += page.direct(skip)
+            if not page.more or (limit is not None and direct >= limit):
                 break
             at, size = self._after(raws[-1], prefix), min(size * 4, _LAST_NAMES)
         return found
 
-    def _directness(self, prefix: str) -> Callable[[bytes], bool]:
-        skip = len(self._keys.of(prefix)) + (1 if prefix else 0)
-        return lambda raw: raw.find(b"/", skip) < 0
+    def _skip(self, prefix: str) -> int:
+        """Where names below a prefix begin."""
+        return len(self._keys.of(prefix)) + (1 if prefix else 0)
 
     def _after(self, raw: bytes, prefix: str) -> bytes:
         """Where to go on after a page: behind its last key, or behind the child's whole subtree that this is in."""
-        skip = len(self._keys.of(prefix)) + (1 if prefix else 0)
-        slash = raw.find(b"/", skip)
+        slash = raw.find(b"/", self._skip(prefix))
         return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
-
-
-def _same(answer: Any) -> Any:
-    return answer
 
 
 def _least(size: int, limit: int | None, found: int) -> int:
@@ -188,7 +192,7 @@ def _least(size: int, limit: int | None, found: int) -> int:
     return size if limit is None else max(min(size, limit - found), 0)
 
 
-def _next_size(answer: Any) -> int:
+def _next_size(page: EtcdPage) -> int:
     """As many entries as come to a megabyte, if they are like those of this page."""
-    average = max(answer.ByteSize() // len(answer.kvs), 1)
+    average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))

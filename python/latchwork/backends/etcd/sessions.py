@@ -18,7 +18,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
-from latchwork.backends.etcd.channel import chain
+from latchwork.backends.etcd.answers import chain
 from latchwork.backends.etcd.keys import exactly, lease_of
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.transaction import session_put

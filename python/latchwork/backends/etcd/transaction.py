@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from etcd3 import etcdrpc as pb
 
+from latchwork._core import EtcdCodec
 from latchwork.backends.base import VersionKey, check_version
 from latchwork.backends.etcd import wire
+from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.conditions import (
     Condition,
     Kind,
@@ -36,11 +38,12 @@ from latchwork.backends.etcd.conditions import (
 )
 from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, lease_of, owner_of, without
 from latchwork.errors import InvalidKey, LatchworkError, SessionLost
-from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from latchwork.backends.etcd.writer import Slot
     from latchwork.types import Op, SimpleCheck
 
 #: Compares beside the guard's, and reads of them, that fit next to each other below the server's limit.
@@ -81,11 +84,13 @@ class Plan:
         """Whether compares and operations fit side by side."""
         return len(self.conditions) <= FLAT_LIMIT
 
-    def request(self, keys: Keys, guard: tuple[bytes, bytes, bytes] | None) -> bytes:
-        """The encoded request; ``guard`` is its compare, its write and its read."""
-        compares = [guard[0]] if guard else []
-        writes = [guard[1]] if guard else []
-        reads = [guard[2]] if guard else []
+    def plan(self) -> Plan:
+        """Itself; see ``Commit``."""
+        return self
+
+    def request(self, keys: Keys, slot: Slot) -> bytes:
+        """The encoded request under the guard of a slot."""
+        compares, writes, reads = [slot.compare()], [slot.write], [slot.read]
         if self.is_flat:
             compares.extend(condition.compare for condition in self.conditions)
             reads.extend(condition.read for condition in self.conditions)
@@ -93,12 +98,19 @@ class Plan:
         body = wire.nested(wire.txn(success=writes + self.ops))
         return wire.txn(compares, [body, *self._assertions(keys)], reads)
 
-    def outcome(self, response: Any, *, guarded: bool) -> Any:
-        """What the transaction did, from the answer of one that succeeded."""
+    def outcome(self, answer: bytes) -> tuple[int, Any] | None:
+        """The revision of a transaction that was applied, and what it did; None for one that was refused.
+
+        Raises:
+            ValueError: the answer is malformed.
+        """
+        response = as_message("Txn", answer)
+        if not response.succeeded:
+            return None
         answers = response.responses
         if not self.is_flat:
             answers = answers[0].response_txn.responses
-        return self.decode(answers[1:] if guarded else answers, response.header.revision)
+        return response.header.revision, self.decode(answers[1:], response.header.revision)
 
     def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
         """The public error that the reads of the conditions show, if any; leases and counters seen are learned."""
@@ -128,10 +140,70 @@ class Plan:
         ]
 
 
+class Commit:
+    """A commit as it was asked for; what most of them need, the codec encodes and decodes without a plan.
+
+    The plan is made for those that need more, and to find out why one was refused: the codec's request is the plan's,
+    byte for byte. One thread at a time.
+    """
+
+    __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_plan")
+
+    def __init__(
+        self, compiler: Compiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str]
+    ) -> None:
+        self._compiler = compiler
+        self._checks = checks
+        self._ops = ops
+        self._ended = ended
+        self._plan: Plan | None = None
+
+    def plan(self) -> Plan:
+        """The plan of the request that was sent last.
+
+        Raises:
+            InvalidKey, SessionLost, ValueError: see ``Compiler.commit``.
+        """
+        if self._plan is None:
+            self._plan = self._compiler.commit(self._checks, self._ops, self._ended)
+        return self._plan
+
+    def again(self) -> Plan:
+        """The plan of another try, with what was learned by the one before."""
+        learned = self.plan().learned
+        self._plan = self._compiler.commit(self._checks, self._ops, self._ended, learned)
+        return self._plan
+
+    def request(self, keys: Keys, slot: Slot) -> bytes:
+        """See ``Plan.request``."""
+        codec = self._compiler.codec
+        brief = codec.transaction(self._checks, self._ops, slot.key, slot.revision, slot.write, slot.read)
+        return self.plan().request(keys, slot) if brief is None else brief
+
+    def outcome(self, answer: bytes) -> tuple[int, Any] | None:
+        """See ``Plan.outcome``."""
+        if self._plan is None:
+            return self._compiler.codec.committed(answer, self._ops)
+        return self._plan.outcome(answer)
+
+
 class Compiler:
-    """Makes plans for one root. Safe to share."""
+    """Makes plans for one root. Safe to share.
+
+    Attributes:
+        codec: does without plans where it can.
+    """
 
     def __init__(self, keys: Keys) -> None:
+        self.codec = EtcdCodec(
+            keys.root,
+            (FLAT_LIMIT, PAIRED_LIMIT),
+            entry=Entry,
+            version=VersionKey,
+            committed=Committed,
+            checks=(At, Absent, Exists, SessionAlive),
+            ops=(Put, Create, Delete),
+        )
         self._keys = keys
         self._rooted: dict[str, tuple[Condition, ...]] = {}
         self._parents: dict[str, tuple[str, ...]] = {}

@@ -22,13 +22,13 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors, wire
-from latchwork.backends.etcd.channel import Link, chain, deliver
+from latchwork.backends.etcd.answers import as_message, chain
 from latchwork.backends.etcd.freeing import Deletion, can_do_without_space, delete_without_space
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_ranges
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.etcd.wire import Target
-from latchwork.backends.futures import Steps, drive, reject
+from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
 from latchwork.errors import (
     Closed,
     LatchworkError,
@@ -42,8 +42,9 @@ from latchwork.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import Keys
-    from latchwork.backends.etcd.transaction import Plan
+    from latchwork.backends.etcd.transaction import Commit, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -54,25 +55,57 @@ _WRITTEN, _SETTLED = b"w", b"s"
 
 
 class Slot:
-    """A guard of one write at a time: where it is, and its revision as last known (0: not there yet)."""
+    """A guard of one write at a time: where it is, and its revision as last known (0: not there yet).
 
-    __slots__ = ("_read", "_write", "key", "lease", "revision")
+    Attributes:
+        write, read: the operations that overwrite and read it, encoded.
+    """
+
+    __slots__ = ("key", "lease", "read", "revision", "write")
 
     def __init__(self, key: bytes, lease: int) -> None:
         self.key = key
         self.lease = lease
         self.revision = 0
-        self._write = wire.put(key, _WRITTEN, lease=lease)
-        self._read = wire.read(key)
+        self.write = wire.put(key, _WRITTEN, lease=lease)
+        self.read = wire.read(key)
 
-    def guard(self) -> tuple[bytes, bytes, bytes]:
-        """The compare, the write and the read that guard a transaction, encoded."""
-        return wire.compare(Target.MOD, self.key, self.revision), self._write, self._read
+    def compare(self) -> bytes:
+        """The compare that guards a transaction, encoded."""
+        return wire.compare(Target.MOD, self.key, self.revision)
 
     def settling(self) -> bytes:
         """The transaction that keeps a write on this slot from landing, or shows that it has landed."""
-        compare, _, read = self.guard()
-        return wire.txn([compare], [wire.put(self.key, _SETTLED, lease=self.lease)], [read])
+        return wire.txn([self.compare()], [wire.put(self.key, _SETTLED, lease=self.lease)], [self.read])
+
+
+class _Write(Outcome[Any]):
+    """A transaction under way, and the future of what it did."""
+
+    __slots__ = ("_asked", "_deadline", "_replan", "_slot", "_writer")
+
+    def __init__(
+        self, writer: Writer, asked: Plan | Commit, replan: Callable[[], Plan], slot: Slot, deadline: float
+    ) -> None:
+        super().__init__()
+        self._writer = writer
+        self._asked = asked
+        self._replan = replan
+        self._slot = slot
+        self._deadline = deadline
+
+    def answered(self, rpc: Any) -> None:
+        """The first try has ended. Only the simple end is told here, every other one by the writer."""
+        try:
+            found = self._asked.outcome(rpc.result())
+        except (grpc.RpcError, ValueError):
+            found = None
+        if found is not None:
+            self._slot.revision, result = found
+            self._writer.give_back(self._slot)
+            resolve(self, result)
+        else:
+            chain(drive(self._writer.go_on(rpc, self._asked, self._replan, self._slot, self._deadline)), self)
 
 
 class Writer:
@@ -97,33 +130,25 @@ class Writer:
         self._send_s = timeout_s * 0.6
 
     def write(
-        self, plan: Plan, replan: Callable[[], Plan], deadline: float | None = None, *, now: bool = False
+        self, asked: Plan | Commit, replan: Callable[[], Plan], deadline: float | None = None, *, now: bool = False
     ) -> Future[Any]:
         """Apply a transaction once, or say exactly why not; with ``now`` its first try is made in this thread.
 
         The future gives the plan's outcome. It fails with the plan's public error, with ``Unavailable`` (not applied,
         and never will be) or with ``OutcomeUnknown`` (nothing more could be found out within the call timeout).
         """
-        outcome: Future[Any] = Future()
         link = self._link
         deadline = deadline or link.clock.now() + link.call_timeout_s
         slot = self._take() if link.healthy and not self.unsettled and not self._closing else None
         if slot is None:
-            chain(drive(self._until_done(plan, replan, deadline)), outcome)
-            return outcome
-
-        def answered(rpc: Any) -> None:
-            if rpc.code() is grpc.StatusCode.OK:
-                response = rpc.result()
-                if response.succeeded:
-                    slot.revision = response.header.revision
-                    self._give_back(slot)
-                    deliver(outcome, lambda found: plan.outcome(found, guarded=True), response)
-                    return
-            chain(drive(self._go_on(rpc, plan, replan, slot, deadline)), outcome)
-
+            return drive(self._until_done(asked.plan(), replan, deadline))
         try:
-            request = plan.request(self._keys, slot.guard())
+            request = asked.request(self._keys, slot)
+        except BaseException:
+            self.give_back(slot)
+            raise
+        outcome = _Write(self, asked, replan, slot, deadline)
+        try:
             rpc = link.send("Txn", request, link.attempt_s(self._send_s), now=now)
         except Closed as error:
             reject(outcome, error)
@@ -131,7 +156,7 @@ class Writer:
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
             self._leave_unsettled(slot)
             raise
-        rpc.add_done_callback(answered)
+        rpc.add_done_callback(outcome.answered)
         return outcome
 
     def ready(self, deadline: float) -> Steps[None]:
@@ -183,7 +208,8 @@ class Writer:
             lease = self._lease
             return Slot(self._keys.slot(lease, next(self._numbers)), lease) if lease else None
 
-    def _give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: Slot) -> None:
+        """Nothing is under way on this slot any more."""
         if slot.lease == self._lease:
             self._free.append(slot)
 
@@ -200,15 +226,17 @@ class Writer:
             if slot is None:
                 continue
             left_s = min(self._send_s, max(deadline - self._link.clock.now(), 0.01) * 0.6)
-            rpc = self._link.send("Txn", plan.request(self._keys, slot.guard()), left_s)
+            rpc = self._link.send("Txn", plan.request(self._keys, slot), left_s)
             done, result = yield from self._judge(rpc, plan, slot, deadline)
             if done:
                 return result
             plan = replan()
 
-    def _go_on(self, rpc: Any, plan: Plan, replan: Callable[[], Plan], slot: Slot, deadline: float) -> Steps[Any]:
+    def go_on(
+        self, rpc: Any, asked: Plan | Commit, replan: Callable[[], Plan], slot: Slot, deadline: float
+    ) -> Steps[Any]:
         """Go on with a transaction whose first try did not succeed."""
-        done, result = yield from self._judge(rpc, plan, slot, deadline)
+        done, result = yield from self._judge(rpc, asked.plan(), slot, deadline)
         if done:
             return result
         result = yield from self._until_done(replan(), replan, deadline)
@@ -230,16 +258,20 @@ class Writer:
     def _judge(self, rpc: Any, plan: Plan, slot: Slot, deadline: float) -> Steps[tuple[bool, Any]]:
         """Whether a sent transaction is done, and its outcome; raises what the caller must hear."""
         try:
-            response = yield rpc
+            answer = yield rpc
+            found = plan.outcome(answer)
         except grpc.RpcError as error:
             result = yield from self._judge_error(error, plan, slot, deadline)
             return result
+        except ValueError as error:  # the answer cannot be read: it is as good as lost
+            result = yield from self._settle_outcome(error, plan, slot, deadline)
+            return result
         self._link.healthy = True
-        if response.succeeded:
-            slot.revision = response.header.revision
-            self._give_back(slot)
-            return True, plan.outcome(response, guarded=True)
-        self._judge_refusal(plan, slot, response.responses)
+        if found is not None:
+            slot.revision, result = found
+            self.give_back(slot)
+            return True, result
+        self._judge_refusal(plan, slot, as_message("Txn", answer).responses)
         self._require_time(plan, deadline)
         return False, None
 
@@ -247,7 +279,7 @@ class Writer:
         """The failure branch was taken: nothing was applied. Raises the public reason, if there is one."""
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
-            self._give_back(slot)
+            self.give_back(slot)
         else:
             _log.warning("guard %s was changed by somebody else; using another one", slot.key.decode())
             self._forget(slot.lease)
@@ -265,7 +297,7 @@ class Writer:
         if rpc_errors.says(error, "space exceeded"):
             result = yield from self._judge_full(error, plan, slot, deadline)
             return result
-        self._give_back(slot)
+        self.give_back(slot)
         if fate is Fate.NEVER_SENT:
             self._link.failed(error)
             yield from self._link.pause(error, plan.what, deadline)
@@ -305,7 +337,7 @@ class Writer:
 
     # Settling.
 
-    def _settle_outcome(self, error: grpc.RpcError, plan: Plan, slot: Slot, deadline: float) -> Steps[tuple[bool, Any]]:
+    def _settle_outcome(self, error: Exception, plan: Plan, slot: Slot, deadline: float) -> Steps[tuple[bool, Any]]:
         """Find out what became of a write that was cut off."""
         try:
             revision = yield from self._settle_until(slot, deadline)
@@ -315,7 +347,7 @@ class Writer:
             self._leave_unsettled(slot)
             raise self._unknown(plan, "it may land yet", error) from error
         self._link.healthy = True
-        self._give_back(slot)
+        self.give_back(slot)
         if not revision:
             self._require_time(plan, deadline, error)
             return False, None
@@ -337,7 +369,7 @@ class Writer:
         except LatchworkError:
             self._leave_unsettled(slot)
             raise self._unknown(plan, "the server is out of space", error) from error
-        self._give_back(slot)
+        self.give_back(slot)
         if not revision:
             if not can_do_without_space(plan):
                 raise rpc_errors.translate(error, plan.what) from error
@@ -462,7 +494,7 @@ class Writer:
             else:
                 try:
                     yield from self._settle(write, _PROBE_S)
-                    self._give_back(write)
+                    self.give_back(write)
                 except _GuardGone:
                     pass
             with self._lock:

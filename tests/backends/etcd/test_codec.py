@@ -1,0 +1,205 @@
+"""The codec in Rust says what the generated classes and the plans say, and refuses bytes that are no message."""
+
+from __future__ import annotations
+
+import pytest
+from etcd3 import etcdrpc as pb
+from etcd3.etcdrpc import kv_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latchwork.backends.base import VersionKey
+from latchwork.backends.etcd.keys import Keys
+from latchwork.backends.etcd.transaction import FLAT_LIMIT, PAIRED_LIMIT, Compiler
+from latchwork.backends.etcd.writer import Slot
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
+
+KEYS = Keys("the-root")
+COMPILER = Compiler(KEYS)
+CODEC = COMPILER.codec
+REVISIONS = st.integers(1, 2**62)
+SEGMENT = st.text("ab", min_size=1, max_size=2) | st.sampled_from(["x" * 120, "y~%@:+=,"])
+NAME = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)
+VALUE = st.binary(max_size=300) | st.sampled_from([127, 128, 20_000]).map(bytes)
+CHECK = (
+    st.builds(At.of, NAME, st.builds(VersionKey, REVISIONS))
+    | st.builds(Absent, NAME)
+    | st.builds(Exists, NAME)
+    | st.builds(SessionAlive, st.sampled_from(["7f3a", "1"]))
+)
+OP = st.builds(Put, NAME, VALUE) | st.builds(Create, NAME, VALUE) | st.builds(Delete, NAME)
+OPS = st.lists(OP, min_size=1, max_size=6, unique_by=lambda op: op.key)
+KV = st.builds(
+    kv_pb2.KeyValue,
+    key=NAME.map(KEYS.of),
+    value=VALUE,
+    create_revision=REVISIONS,
+    mod_revision=REVISIONS,
+    version=REVISIONS,
+    lease=st.just(0) | REVISIONS,
+)
+HEADER = st.builds(
+    pb.ResponseHeader,
+    cluster_id=st.integers(0, 2**64 - 1),
+    member_id=st.integers(0, 2**64 - 1),
+    revision=REVISIONS,
+    raft_term=st.integers(0, 2**64 - 1),
+)
+RANGE = st.builds(
+    pb.RangeResponse, header=HEADER, kvs=st.lists(KV, max_size=5), more=st.booleans(), count=st.integers(0, 2**31)
+)
+
+
+def slot_at(revision):
+    slot = Slot(KEYS.slot(0x7F3A, 12), 0x7F3A)
+    slot.revision = revision
+    return slot
+
+
+def encoded(checks, ops, slot):
+    return CODEC.transaction(checks, ops, slot.key, slot.revision, slot.write, slot.read)
+
+
+def answer_to(ops, header, kv, *, deleted):
+    """What etcd answers to these operations once they are applied."""
+    put = pb.ResponseOp(response_put=pb.PutResponse(header=header))
+    peeked = pb.ResponseOp(response_range=pb.RangeResponse(header=header, kvs=[kv], count=1))
+    gone = pb.ResponseOp(response_delete_range=pb.DeleteRangeResponse(header=header, deleted=deleted))
+    answers = {Put: [put, peeked], Create: [put], Delete: [gone]}
+    return pb.TxnResponse(
+        header=header, succeeded=True, responses=[put, *(one for op in ops for one in answers[type(op)])]
+    )
+
+
+@given(st.lists(CHECK, max_size=5), OPS, st.just(0) | REVISIONS)
+def test_transaction_is_the_one_of_the_plan_byte_for_byte(checks, ops, revision):
+    slot = slot_at(revision)
+    assert encoded(checks, ops, slot) == COMPILER.commit(checks, ops, ()).request(KEYS, slot)
+
+
+@given(OPS, HEADER, KV, st.integers(0, 1))
+def test_what_was_committed_is_what_the_plan_makes_of_the_answer(ops, header, kv, deleted):
+    answer = answer_to(ops, header, kv, deleted=deleted).SerializeToString()
+    assert CODEC.committed(answer, ops) == COMPILER.commit((), ops, ()).outcome(answer)
+
+
+@given(RANGE)
+def test_page_has_the_entries_of_the_message(message):
+    page = CODEC.page(message.SerializeToString())
+    expected = [KEYS.entry(kv) for kv in message.kvs]
+    skip = len(KEYS.root)
+    direct = [entry for entry in expected if "/" not in entry.key]
+    assert page.entries() == expected
+    assert page.entries(skip) == direct
+    assert (len(page), page.direct(skip)) == (len(expected), len(direct))
+    assert page.keys() == [kv.key for kv in message.kvs]
+    assert (page.more, page.revision, page.size) == (message.more, message.header.revision, message.ByteSize())
+    if expected:
+        assert page.last() == message.kvs[-1].key
+
+
+@given(st.lists(RANGE, max_size=4))
+def test_reads_in_one_request_find_what_each_of_them_found(messages):
+    answers = [pb.ResponseOp(response_range=message) for message in messages]
+    together = pb.TxnResponse(succeeded=True, responses=answers).SerializeToString()
+    expected = [KEYS.entry(message.kvs[0]) if message.kvs else None for message in messages]
+    assert CODEC.found(together) == expected
+    assert [CODEC.entry(message.SerializeToString()) for message in messages] == expected
+
+
+@given(st.lists(NAME, max_size=4), st.booleans())
+def test_reads_are_the_generated_ones(names, stale_ok):
+    requests = [pb.RangeRequest(key=KEYS.of(name), serializable=stale_ok) for name in names]
+    assert [pb.RangeRequest.FromString(CODEC.get(name, stale_ok)) for name in names] == requests
+    together = pb.TxnRequest(success=[pb.RequestOp(request_range=request) for request in requests])
+    assert pb.TxnRequest.FromString(CODEC.get_many(names, stale_ok)) == together
+
+
+def test_entries_are_ordinary_records():
+    kv = kv_pb2.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
+    (entry,) = CODEC.page(pb.RangeResponse(kvs=[kv]).SerializeToString()).entries()
+    same = Entry("a/b", b"v", VersionKey(7), 7, 5, "7f3a")
+    assert type(entry) is Entry
+    assert (entry, repr(entry), hash(entry)) == (same, repr(same), hash(same))
+    with pytest.raises(AttributeError):
+        entry.token = 8
+
+
+@pytest.mark.parametrize("more", [Put("k", b"", SessionAlive("1")), Create("k", b"", SessionAlive("1"))])
+def test_operations_of_a_session_need_a_plan(more):
+    assert encoded((), (more,), slot_at(1)) is None
+
+
+def test_versions_of_another_backend_need_a_plan():
+    assert encoded((At.of("k", 5),), (Put("k", b""),), slot_at(1)) is None
+
+
+def test_more_than_fits_side_by_side_needs_a_plan():
+    most = [Exists(f"k{n}") for n in range(FLAT_LIMIT - 1)]
+    assert encoded(most, (Put("k", b""),), slot_at(1)) is not None
+    assert encoded([*most, Exists("one/more")], (Put("k", b""),), slot_at(1)) is None
+    assert encoded((), [Delete(f"k{n}") for n in range(PAIRED_LIMIT)], slot_at(1)) is not None
+    assert encoded((), [Delete(f"k{n}") for n in range(PAIRED_LIMIT + 1)], slot_at(1)) is None
+
+
+def test_refused_transaction_committed_nothing():
+    assert CODEC.committed(pb.TxnResponse().SerializeToString(), (Put("k", b""),)) is None
+
+
+def test_deletion_of_absent_keys_has_no_token():
+    header = pb.ResponseHeader(revision=9)
+    answer = answer_to([Delete("k")], header, kv_pb2.KeyValue(), deleted=0).SerializeToString()
+    assert CODEC.committed(answer, [Delete("k")]) == (9, Committed(0))
+
+
+DECODERS = {
+    "entry": CODEC.entry,
+    "page": lambda answer: CODEC.page(answer).entries(),
+    "found": CODEC.found,
+    "committed": lambda answer: CODEC.committed(answer, [Put("k", b""), Delete("l")]),
+}
+
+
+@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
+@given(data=st.data())
+def test_bytes_that_are_no_answer_are_read_or_refused(decode, data):
+    ops = [Put("k", b""), Delete("l")]
+    whole = data.draw(
+        RANGE.map(lambda message: message.SerializeToString())
+        | HEADER.map(lambda header: answer_to(ops, header, kv_pb2.KeyValue(key=b"x"), deleted=1).SerializeToString())
+    )
+    at = data.draw(st.integers(0, len(whole)))
+    answer = data.draw(st.sampled_from([whole[:at], whole[:at] + data.draw(st.binary(max_size=20)) + whole[at + 1 :]]))
+    try:
+        decode(answer)
+    except ValueError as error:
+        assert "etcd's answer cannot be read" in str(error)  # noqa: PT017 - most answers are read
+
+
+@pytest.mark.parametrize(
+    ("decode", "answer"),
+    [
+        ("entry", b"\x12"),
+        ("entry", pb.RangeResponse(kvs=[kv_pb2.KeyValue(key=b"/")]).SerializeToString()),
+        ("entry", pb.RangeResponse(kvs=[kv_pb2.KeyValue(key=KEYS.of("k") + b"\xff")]).SerializeToString()),
+        ("page", b"\x12\x05\x0a\x04ab"),
+        ("found", pb.TxnResponse(responses=[pb.ResponseOp()]).SerializeToString()),
+        ("committed", pb.TxnResponse(succeeded=True).SerializeToString()),
+    ],
+)
+def test_answer_that_cannot_be_read_says_so(decode, answer):
+    with pytest.raises(ValueError, match="etcd's answer cannot be read"):
+        DECODERS[decode](answer)
+
+
+def test_record_without_the_slots_is_refused():
+    with pytest.raises(TypeError, match="no slot"):
+        type(CODEC)(
+            b"/r/",
+            (1, 1),
+            entry=Entry,
+            version=VersionKey,
+            committed=type("Loose", (), {"token": 0, "entries": (), "deleted": ()}),
+            checks=(At, Absent, Exists, SessionAlive),
+            ops=(Put, Create, Delete),
+        )
