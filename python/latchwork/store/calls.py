@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import Steps, drive, then
+from latchwork.backends.futures import then
 from latchwork.errors import Closed, Conflict, ForkedProcess, KeyExists
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
@@ -101,14 +101,15 @@ class Calls:
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""
-        return then(self._write(Put(key, value, session)), lambda done: self._scope.entry(done.entries[0]))
+        return then(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
     ) -> Future[Entry]:
         """Create, or ``KeyExists``."""
         if not sequential:
-            return drive(self._create(key, self._write(Create(key, value, session))))
+            written = self._write(Create(key, value, session))
+            return then(written, self._only_entry, lambda error: _exists(error, key))
         absolute = self._key(key)
         check_value(absolute, value)
         self._usable(session)
@@ -117,8 +118,8 @@ class Calls:
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete; was it there?"""
         if version is None:
-            return then(self._write(Delete(key)), lambda done: bool(done.deleted))
-        return then(self.commit([At.of(key, version)], [Delete(key)]), lambda done: bool(done.deleted))
+            return then(self._write(Delete(key)), _was_there)
+        return then(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
@@ -129,12 +130,13 @@ class Calls:
         self._gate.check()
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
-        check_transaction(list(parts), sent, self._backend.capabilities)
+        simple = list(parts)
+        check_transaction(simple, sent, self._backend.capabilities)
         for op in sent:
             if not isinstance(op, Delete):
                 self._usable(op.session)
-        future = self._backend.commit(list(parts), sent)
-        return drive(self._committed(future, parts, dict(zip([op.key for op in sent], ops, strict=True))))
+        future = self._backend.commit(simple, sent)
+        return then(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
         """One operation, no checks: the short way, same rules."""
@@ -145,34 +147,29 @@ class Calls:
             self._usable(sent.session)
         return self._backend.commit((), (sent,))
 
-    def _create(self, key: str, future: Future[Committed]) -> Steps[Entry]:
-        try:
-            done = yield future
-        except Conflict as error:
-            msg = f"key {key!r} exists already; read it, or use put to overwrite"
-            raise KeyExists(msg) from error
-        entry: Entry = self._scope.entry(done.entries[0])
-        return entry
+    def _only_entry(self, done: Committed) -> Entry:
+        return self._scope.entry(done.entries[0])
 
-    def _committed(
-        self, future: Future[Committed], parts: dict[SimpleCheck, Check], ops: dict[str, Op]
-    ) -> Steps[Committed]:
-        try:
-            done: Committed = yield future
-        except Conflict as error:
-            raise self._conflict(error, parts, ops) from error.__cause__
+    def _committed(self, done: Committed) -> Committed:
         if not self._scope.prefix:
             return done
         entries = tuple(self._scope.entry(entry) for entry in done.entries)
         return Committed(done.token, entries, tuple(self._scope.relative(key) for key in done.deleted))
 
-    def _conflict(self, error: Conflict, parts: dict[SimpleCheck, Check], ops: dict[str, Op]) -> Conflict:
-        """The backend's conflict in the words and objects of the caller."""
-        originals = (ops.get(one.key) if isinstance(one, Create) else parts.get(one) for one in error.failed)  # type: ignore[call-overload]
+    def _conflict(
+        self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op]
+    ) -> BaseException:
+        """The backend's conflict in the words and objects of the caller; any other error as it is."""
+        if not isinstance(error, Conflict):
+            return error
+        by_key = dict(zip([op.key for op in sent], ops, strict=True))
+        originals = (by_key.get(one.key) if isinstance(one, Create) else parts.get(one) for one in error.failed)  # type: ignore[call-overload]
         failed: list[object] = [one for one in dict.fromkeys(originals) if one is not None]
         told = "; ".join(_tell(one) for one in failed[:3]) or str(error)
         more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
-        return Conflict(f"nothing was written: {told}{more}; read again and try again", failed)
+        ours = Conflict(f"nothing was written: {told}{more}; read again and try again", failed)
+        ours.__cause__ = error.__cause__
+        return ours
 
     def _key(self, key: str) -> str:
         self._gate.check()
@@ -189,6 +186,19 @@ class Calls:
             msg = f"session must be a Session of this store, not {type(session).__name__}; use store.open_session()"
             raise TypeError(msg)
         session.ensure_usable()
+
+
+def _was_there(done: Committed) -> bool:
+    return bool(done.deleted)
+
+
+def _exists(error: BaseException, key: str) -> BaseException:
+    """Of a creation: the backend's conflict is that the key exists; any other error as it is."""
+    if not isinstance(error, Conflict):
+        return error
+    ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
+    ours.__cause__ = error
+    return ours
 
 
 def _tell(failed: object) -> str:
