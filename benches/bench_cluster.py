@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=100)
     made.add_argument("--deaths", type=int, default=3)
     made.add_argument("--idle-s", type=float, default=10.0)
+    made.add_argument("--strategies", nargs="+", default=["balanced"], help="by name; jobs get them in turn")
     made.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     made.add_argument("--json", type=Path, help="write all figures to this file")
     return made
@@ -48,6 +49,7 @@ def run(backend, options):
             jobs=options.jobs,
             deaths=options.deaths,
             idle_s=options.idle_s,
+            strategies=tuple(options.strategies),
         )
         return measure(size, lambda what: print(f"{server.LABEL}: {what}", file=sys.stderr, flush=True)), server.LABEL
 
@@ -55,11 +57,12 @@ def run(backend, options):
 def table(found):
     """A row for each goal, a column for each server."""
     options = found[0][0].options
+    placed_by = " and ".join(f"`{name}`" for name in options.strategies)
     size = f"{options.workers:,} workers, {options.items:,} items, {options.jobs:,} jobs"
     machine = f"Python {platform.python_version()}, {os.cpu_count()} cores for everything"
     load = f"load average {os.getloadavg()[1]:.1f}"
     lines = [
-        f"{size}, strategy `{options.strategy}`, quiet time {options.debounce_s:g} s; {machine}, {load}.",
+        f"{size}, strategy {placed_by}, quiet time {options.debounce_s:g} s; {machine}, {load}.",
         "",
         "| measure | goal | " + " | ".join(label for _, label in found) + " |",
         "|---|---|" + "---|" * len(found),

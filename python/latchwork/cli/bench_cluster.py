@@ -44,7 +44,15 @@ def cluster(
     jobs: Annotated[int, typer.Option(min=1, help="Jobs; every worker can run each.")] = 10,
     deaths: Annotated[int, typer.Option(min=0, help="Workers that die, one after the other.")] = 3,
     processes: Annotated[int, typer.Option(min=1, help="Processes that the workers are spread over.")] = 2,
-    strategy: Annotated[Strategy, typer.Option(help="Who decides where items go.")] = Strategy.balanced,
+    strategy: Annotated[
+        list[Strategy] | None,
+        typer.Option(
+            help="Who decides where items go; given several times, jobs get them in turn.  [default: balanced]"
+        ),
+    ] = None,
+    lock_owners: Annotated[
+        int, typer.Option(min=0, help="Workers that hold the locks of all their items while nothing happens.")
+    ] = 20,
     debounce_s: Annotated[
         float, typer.Option("--debounce-s", min=0.0, help="Seconds that the manager waits for a burst to end.")
     ] = 0.3,
@@ -60,8 +68,9 @@ def cluster(
 
     The manager and the store are real. The workers register, follow and decode their shares with the code of real ones
     but run nothing, so that a thousand of them fit into few processes; those that die have a session of their own. In
-    turn: the workers register, all items find a worker at once (cold start), nothing happens for a while, some workers
-    die, some items are added. After each step every item is with exactly one worker, or the command fails.
+    turn: the workers register, all items find a worker at once (cold start), nothing happens for a while, during which
+    some workers hold the locks of their items, some workers die, some items are added. After each step every item is
+    with exactly one worker, or the command fails.
 
     The goals are those for 1000 workers, 1,000,000 items and 100 jobs. Everything is below a fresh key under the URL's
     root, and removed at the end. It needs a store that several processes can use, so not memory://. The default size
@@ -71,7 +80,19 @@ def cluster(
     url = wanted_url(url)
     if deaths >= workers:
         raise UsageError(f"--deaths is {deaths} and --workers {workers}; at least one worker has to stay")
-    options = BenchOptions(url, workers, items, jobs, deaths, processes, strategy.value, debounce_s, idle_s, timeout_s)
+    options = BenchOptions(
+        url=url,
+        workers=workers,
+        items=items,
+        jobs=jobs,
+        deaths=deaths,
+        processes=processes,
+        strategies=tuple(each.value for each in strategy or [Strategy.balanced]),
+        lock_owners=lock_owners,
+        debounce_s=debounce_s,
+        idle_s=idle_s,
+        timeout_s=timeout_s,
+    )
     figures = _measured(options)
     if as_json:
         typer.echo(json.dumps(figures.to_json(), indent=2))
@@ -93,7 +114,7 @@ def _print(console: Console, figures: Figures) -> None:
     options = figures.options
     console.print(
         f"{figures.backend}: {options.workers:,} workers, {options.items:,} items, {options.jobs:,} jobs, "
-        f"{options.strategy}; quiet time {options.debounce_s:g} s",
+        f"{' and '.join(options.strategies)}; quiet time {options.debounce_s:g} s",
         soft_wrap=True,
     )
     console.print(_steps(figures))
@@ -102,7 +123,8 @@ def _print(console: Console, figures: Figures) -> None:
     idle = figures.idle
     if idle is not None:
         console.print(
-            f"nothing happens for {idle.seconds:g} s: {idle.changes} keys changed, {idle.commits} transactions "
+            f"nothing happens for {idle.seconds:g} s: {idle.changes} keys changed beside {idle.renewals} renewals of "
+            f"{idle.lock_owners} lock owners, who hold {idle.locks:,} locks; {idle.commits} transactions "
             "(renewals of sessions are such on ZooKeeper)",
             soft_wrap=True,
         )

@@ -36,7 +36,7 @@ class _Told(Observer):
 def run(tell: Line, options: BenchOptions, namespace: str) -> None:
     """The process: leads when it is told to, and answers until it is told to end."""
     manager_options = ManagerOptions(
-        strategies=Strategies(options.strategy),
+        strategies=Strategies(options.strategy_by_job()),
         debounce_s=options.debounce_s,
         debounce_max_s=10 * options.debounce_s,
         cleanup_period_s=0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,17 @@ from latchwork.apps.cluster_bench.line import BenchFailed, BenchRefused, Process
 from latchwork.apps.cluster_bench.model import (
     BenchOptions,
     Detected,
+    Die,
     Figures,
     Holdings,
     Idle,
+    Lock,
+    Locked,
     Memory,
     Progress,
     Rebalanced,
     Spread,
+    Unlock,
     digest,
     text_bytes,
 )
@@ -78,6 +83,7 @@ class _Bench:
         self._detected: list[Detected] = []
         self._rebalanced: list[Rebalanced] = []
         self._registered: dict[str, int] = {}
+        self._locked: dict[str, int] = {}
         self._memory: Memory | None = None
 
     def run(self, namespace: str) -> None:
@@ -95,7 +101,7 @@ class _Bench:
             self._processes.ready([_MANAGER])
             self._cold_start()
             self._measure_memory()
-            self._measure_idle()
+            self._measure_idle(names)
             for number, worker in enumerate(options.mortal(), 1):
                 self._tell(f"worker {number} of {options.deaths} dies")
                 self._death(worker, self._process_of(worker, names))
@@ -112,6 +118,8 @@ class _Bench:
             self._detected.append(message)
         elif isinstance(message, Rebalanced):
             self._rebalanced.append(message)
+        elif isinstance(message, Locked):
+            self._locked[name] = message.locks
         elif isinstance(message, Memory):
             self._memory = message
         elif isinstance(message, Progress):
@@ -144,7 +152,7 @@ class _Bench:
     def _death(self, worker: str, process: str) -> None:
         self._rebalanced.clear()
         living = self._detected[-1].living - 1
-        self._processes.tell(process, worker)
+        self._processes.tell(process, Die(worker))
         self._processes.until(lambda: self._detected[-1].living == living, "the manager to see that a worker is gone")
         seen_at = self._detected[-1].at
         self._until_spread(1)
@@ -188,9 +196,13 @@ class _Bench:
         grown = self._memory.now_bytes - self._memory.before_bytes
         self.figures.item_bytes_in_manager = (grown - text_bytes(self._pools.values())) / self._options.items
 
-    def _measure_idle(self) -> None:
+    def _measure_idle(self, processes: list[str]) -> None:
+        self._tell(f"{len(self._options.lockers())} workers lock their items")
+        for name in processes:
+            self._processes.tell(name, Lock())
+        locks = sum(self._locked.values())
         self._tell(f"nothing happens for {self._options.idle_s:g} s")
-        changed: set[str] = set()
+        changed: Counter[str] = Counter()
         with self.store.mirror("", wait=False).ready(self._options.timeout_s) as everything:
             everything.on_change(lambda batch: changed.update(change.key for change in batch))
             first = self.store.put(_PROBE, b"").token
@@ -200,7 +212,13 @@ class _Bench:
             changed.clear()
             time.sleep(self._options.idle_s)
             commits = self.store.put(_PROBE, b"").token - first - 1
-        self.figures.idle = Idle(self._options.idle_s, len(changed - {_PROBE}), commits)
+        del changed[_PROBE]
+        owners = [key for key in changed if key.startswith(f"{keys.OWNERS}/")]
+        renewals = sum(changed.pop(key) for key in owners)
+        lockers = len(self._options.lockers())
+        self.figures.idle = Idle(self._options.idle_s, len(changed), lockers, locks, renewals, commits)
+        for name in processes:
+            self._processes.tell(name, Unlock())
 
     # What they come to.
 

@@ -25,7 +25,8 @@ class BenchOptions:
         jobs: how many.
         deaths: how many workers die, one after the other; fewer than there are.
         processes: how many processes the workers are spread over.
-        strategy: who decides, by name.
+        strategies: who decides, by name; with several, jobs get them in turn.
+        lock_owners: how many workers hold the locks of all their items while nothing happens; those that die do not.
         debounce_s: quiet time of the manager, in seconds.
         idle_s: seconds for which writes are counted while nothing happens.
         timeout_s: seconds for any one step.
@@ -37,7 +38,8 @@ class BenchOptions:
     jobs: int = 10
     deaths: int = 3
     processes: int = 2
-    strategy: str = "balanced"
+    strategies: tuple[str, ...] = ("balanced",)
+    lock_owners: int = 20
     debounce_s: float = 0.3
     idle_s: float = 10.0
     timeout_s: float = 300.0
@@ -55,6 +57,14 @@ class BenchOptions:
         """Those who will die, in that order."""
         return self.worker_ids()[: self.deaths]
 
+    def lockers(self) -> list[str]:
+        """Those who hold locks while nothing happens."""
+        return self.worker_ids()[self.deaths :][: self.lock_owners]
+
+    def strategy_by_job(self) -> dict[str, str]:
+        """Who decides where the items of each job go."""
+        return {job: self.strategies[n % len(self.strategies)] for n, job in enumerate(self.pools())}
+
     def pools(self) -> dict[str, tuple[str, ...]]:
         """The work items of each job: sorted; no two items are the same."""
         found = {}
@@ -70,6 +80,30 @@ def digest(items: Iterable[str]) -> int:
 
 
 # What the processes tell each other.
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """Order: end this worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Order: those who are to hold locks take those of all their items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Order: give them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """So many item locks are held by the workers of one process."""
+
+    locks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +209,18 @@ class Idle:
 
     Attributes:
         seconds: for so long.
-        changes: keys that changed.
+        changes: keys that changed, but for owners of locks.
+        lock_owners: workers that held the locks of all their items, each under one owner.
+        locks: how many locks those were.
+        renewals: renewals of lock owners that were seen: at least so many were written.
         commits: transactions that the server counted; on ZooKeeper the renewals of sessions are among them.
     """
 
     seconds: float
     changes: int
+    lock_owners: int
+    locks: int
+    renewals: int
     commits: int
 
 
@@ -207,7 +247,7 @@ class Figures:
             "workers": options.workers,
             "items": options.items,
             "jobs": options.jobs,
-            "strategy": options.strategy,
+            "strategies": list(options.strategies),
             "debounce_s": options.debounce_s,
             "registered_s": self.registered_s,
             "pools_s": self.pools_s,
@@ -256,7 +296,7 @@ def goals(figures: Figures) -> list[Goal]:
         per_item = figures.item_bytes_in_manager
         found.append(Goal("memory of the manager for each item, beyond its text", per_item, _BYTES_PER_ITEM, "bytes"))
     if figures.idle is not None:
-        found.append(Goal("nothing happens: keys written", figures.idle.changes, 0.0, ""))
+        found.append(Goal("nothing happens: keys written, but for renewals", figures.idle.changes, 0.0, ""))
     return found
 
 

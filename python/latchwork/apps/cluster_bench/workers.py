@@ -8,7 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.apps.cluster_bench.model import BenchOptions, Holdings, Progress, Ready, digest
+from latchwork.apps.cluster_bench.model import (
+    BenchOptions,
+    Die,
+    Holdings,
+    Lock,
+    Locked,
+    Progress,
+    Ready,
+    Unlock,
+    digest,
+)
+from latchwork.jobs.item_locks import ItemLocks
 from latchwork.jobs.members import Member
 from latchwork.jobs.registration import Registration
 from latchwork.jobs.shares import Shares
@@ -19,8 +30,11 @@ if TYPE_CHECKING:
     from latchwork.store import Session, Store
 
 _REGISTERING = 8
+_LOCKING = 4
 _TELL_EVERY_S = 0.01
 SESSION_TTL_S = 30.0
+#: As a node has it by default.
+LOCK_TTL_S = 10.0
 
 
 class Crew:
@@ -31,6 +45,8 @@ class Crew:
         self._jobs = list(options.pools())
         self._workers = workers
         self._mortal = set(options.mortal())
+        self._lockers = set(options.lockers())
+        self._locks: list[ItemLocks] = []
         self._sessions: dict[str, Session] = {}
         self._shares: dict[str, _Share] = {}
         self._changed = threading.Event()
@@ -54,6 +70,20 @@ class Crew:
             share = self._shares[worker] = _Share()
             share.source = Shares(self._store, worker, partial(self._look, share))
             self._look(share)
+
+    def lock(self) -> int:
+        """Have some workers take the locks of all their items, each under an owner of its own; how many locks."""
+        mine = [worker for worker in self._workers if worker in self._lockers]
+        with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
+            return sum(pool.map(self._lock_all, mine))
+
+    def unlock(self) -> None:
+        """Give the locks back."""
+        with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
+            done = [pool.submit(locks.close, release=True) for locks in self._locks]
+        self._locks.clear()
+        for each in done:
+            each.result()
 
     def die(self, worker: str) -> None:
         """End one; its share is nobody's from now on."""
@@ -81,6 +111,18 @@ class Crew:
         registration.register_jobs(self._jobs)
         registration.become_ready()
 
+    def _lock_all(self, worker: str) -> int:
+        locks = ItemLocks(self._store, worker, LOCK_TTL_S, lambda: None)
+        self._locks.append(locks)
+        locks.start()
+        wanted = self._shares[worker].now()
+        for job, items in wanted.items():
+            locks.want(job, items, lambda: True)
+        held = sum(map(len, locks.held().values()))
+        if held != sum(map(len, wanted.values())):
+            raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
+        return held
+
     def _look(self, share: _Share) -> None:
         if share.source is None:  # told before it was set: it is looked at once it is
             return
@@ -102,6 +144,11 @@ class _Share:
         self.items = 0
         self.digest = 0
         self._seen: dict[str, tuple[tuple[str, ...], int]] = {}
+
+    def now(self) -> dict[str, tuple[str, ...]]:
+        """Job to items."""
+        with self.mutex:
+            return {job: items for job, (items, _) in self._seen.items()}
 
     def look(self, jobs: list[str]) -> int:
         """Take in what changed; of how many jobs."""
@@ -133,10 +180,18 @@ def run(tell: Line, options: BenchOptions, namespace: str, workers: list[str]) -
                 order = tell.recv()
                 if order is None:
                     return
-                crew.die(order)
-                news = crew.wait(0.0)
-                tell.send(news)
+                _do(crew, order, tell)
                 tell.send(Ready(time.monotonic()))
             news = crew.wait(0.0)
             if news is not None:
                 tell.send(news)
+
+
+def _do(crew: Crew, order: Die | Lock | Unlock, tell: Line) -> None:
+    if isinstance(order, Lock):
+        tell.send(Locked(crew.lock()))
+    elif isinstance(order, Unlock):
+        crew.unlock()
+    else:
+        crew.die(order.worker)
+        tell.send(crew.wait(0.0))
