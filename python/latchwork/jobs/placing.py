@@ -18,6 +18,7 @@ from latchwork.assignment import (
     Budgeted,
     EvenlyRendezvous,
     EvenlySpread,
+    Plan,
     Problem,
     Rendezvous,
     Strategy,
@@ -26,6 +27,10 @@ from latchwork.assignment import (
 from latchwork.jobs.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
 
 _Share = tuple[str, str]  # job and worker
+#: What a strategy can see of each job, but for who has its items: the pool, and who is able, with their weights.
+_Seen = dict[str, tuple[tuple[str, ...], dict[str, float]]]
+#: Strategies that place each job by itself, whoever had its items.
+_BY_JOB = frozenset({EvenlyRendezvous, Rendezvous})
 #: Job to item to worker.
 Placed = Mapping[str, Mapping[str, str]]
 
@@ -146,37 +151,39 @@ class BoardPart:
 class AskedPart:
     """A strategy that is asked when something changed that it can see, and what that was the last time.
 
-    No more is kept than that: who had what is in the shares.
+    No more is kept than that: who had what is in the shares. A strategy that places each job by itself, whoever had its
+    items, is asked about the jobs that changed only.
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._seen: dict[str, tuple[tuple[str, ...], dict[str, float]]] | None = None  # pool and able workers by job
+        self._by_job = type(strategy) in _BY_JOB
+        self._seen: _Seen = {}
         self._settled = False  # it did not want anything else the last time
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:
         """Ask, unless the strategy would see what it saw the last time, and had nothing to move then."""
-        seen = {job: (items, _able(view, job)) for job, items in view.pools.items()}
-        before, self._seen = self._seen or {}, None
-        unchanged = seen.keys() == before.keys() and all(
-            before[job][0] is items and before[job][1] == able for job, (items, able) in seen.items()
-        )
-        if unchanged and self._settled and not placed_moved:
-            self._seen = seen
-            return Outcome(lambda job: holders_in(view, job, view.workers))
-        problem = Problem(tuple(job_problem(view, job) for job in view.pools), placed())
-        plan = self._strategy.assign(problem)
-        check_plan(problem, plan)
+        seen, before = {job: (items, _able(view, job)) for job, items in view.pools.items()}, self._seen
+        asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
+        if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
+            asked = list(seen)
+        problem = Problem(tuple(job_problem(view, job) for job in asked), placed() if asked else {})
+        plan = self._strategy.assign(problem) if asked else Plan({}, ())
+        if not self._by_job:
+            check_plan(problem, plan)
         touched, fresh = Touched(), seen.keys() - before.keys()
         for move in plan.moves:
             if move.job not in fresh:
                 touched.move(move.job, move.item, move.source, move.target)
         whole = {job: _shares(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
         changes = (*touched.changes(view), *whole_changes(view, whole))
-        self._seen = seen
-        self._settled = not plan.moves and not plan.deferred
+        self._seen, self._settled = seen, not plan.moves and not plan.deferred
         moved = bool(touched) or seen.keys() != before.keys()
-        return Outcome(plan.owners.__getitem__, changes, moved, len(plan.deferred), whole)
+
+        def owners(job: str) -> Mapping[str, str]:
+            return plan.owners[job] if job in plan.owners else holders_in(view, job, view.workers)
+
+        return Outcome(owners, changes, moved, len(plan.deferred), whole)
 
 
 class Touched:
@@ -214,6 +221,12 @@ def whole_changes(view: ClusterView, whole: Mapping[str, Mapping[str, tuple[str,
             before, after = stored.get(worker, ()), shares.get(worker, ())
             if before != after:
                 yield ShareChange(worker, job, before, after)
+
+
+def _is_same(
+    now: tuple[tuple[str, ...], dict[str, float]], before: tuple[tuple[str, ...], dict[str, float]] | None
+) -> bool:
+    return before is not None and now[0] is before[0] and now[1] == before[1]
 
 
 def _able(view: ClusterView, job: str) -> dict[str, float]:
