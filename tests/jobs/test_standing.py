@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.test_rebalance import ITEMS, JOBS, VIEWS, WORKERS, applied, view
-from latchwork.assignment import Balanced, Budgeted, EvenlySpread, plan_from_owners
+from latchwork.assignment import Balanced, Budgeted, EvenlySpread, Rendezvous, plan_from_owners
 from latchwork.jobs.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
 from latchwork.jobs.standing import Planner
 
@@ -101,6 +101,23 @@ def test_a_strategy_of_ones_own_is_not_asked_while_nothing_changes_that_it_could
         now = applied(now, planner.rebalance(now).changes)
         assert own.asked == [["j2"]], "its own job has changed, or what others placed before it"
         now = applied(now, planner.rebalance(now).changes)
+
+
+def test_rendezvous_is_asked_only_about_jobs_that_changed(monkeypatch):
+    asked, assign = [], Rendezvous.assign
+
+    def noting(self, problem):
+        asked.append([job.job for job in problem.jobs])
+        return assign(self, problem)
+
+    monkeypatch.setattr(Rendezvous, "assign", noting)
+    planner, pools = Planner(Strategies("rendezvous")), {"j1": tuple("abcd"), "j2": tuple("efgh")}
+    now = view(pools=pools, jobs=("j1", "j2"))
+    now = applied(now, planner.rebalance(now).changes)
+    now = ClusterView(now.workers, {**pools, "j2": tuple("efghi")}, now.shares)
+    now = applied(now, planner.rebalance(now).changes)
+    planner.rebalance(now)
+    assert asked == [["j1", "j2"], ["j2"]]
 
 
 def test_a_strategy_that_fails_is_asked_again_and_hinders_no_other():
