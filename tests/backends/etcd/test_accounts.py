@@ -16,7 +16,7 @@ from latchwork.types import Put
 
 @pytest.fixture(scope="module", params=["3.4", "3.5"])
 def guarded(request):
-    """A server with RBAC: root, and app which may read and write below /app/ and read below /shown/."""
+    """A server with RBAC: root, and app which may read and write below /app/ and read below /shown/ and /part/open/."""
     import grpc
 
     with EtcdServer(request.param) as server:
@@ -29,6 +29,7 @@ def guarded(request):
         grants = [
             (auth_pb2.Permission.READWRITE, b"/app/", b"/app0"),
             (auth_pb2.Permission.READ, b"/shown/", b"/shown0"),
+            (auth_pb2.Permission.READ, b"/part/open/", b"/part/open0"),
         ]
         for kind, key, end in grants:
             perm = auth_pb2.Permission(permType=kind, key=key, range_end=end)
@@ -83,6 +84,19 @@ def test_key_without_rights_is_denied_by_name_also_in_a_watch(guarded, opened, c
     assert isinstance(event, Broken)
     assert isinstance(event.error, PermissionDenied)
     assert "'k'" in str(event.error)
+
+
+def test_one_key_without_rights_spoils_no_other_read_in_flight(guarded, opened):
+    backend = opened(_url(guarded, "part"))
+    backend._link.survives_cut_reads = True  # so that reads are merged
+    names = [f"open/{n}" for n in range(150)]
+    names[77] = "shut/k"
+    futures = [backend.get(name, stale_ok=False) for name in names]
+    failed = {name: future.exception(10) for name, future in zip(names, futures, strict=True)}
+    denied = failed.pop("shut/k")
+    assert isinstance(denied, PermissionDenied)
+    assert "read 'shut/k'" in str(denied)
+    assert set(failed.values()) == {None}
 
 
 def test_token_that_the_server_forgot_is_replaced_without_a_failed_call(guarded, opened, collector):

@@ -132,21 +132,30 @@ class Link:
             raise Closed("the store was closed; open a new one") from error
 
     def read(
-        self, method: str, request: Any, what: str, decode: Callable[[bytes], T], *, now: bool = False
+        self,
+        method: str,
+        request: Any,
+        what: str,
+        decode: Callable[[bytes], T],
+        *,
+        deadline: float | None = None,
+        now: bool = False,
     ) -> Future[T]:
-        """A call that may be repeated: its decoded answer, within the call timeout; ``now`` as for ``send``.
+        """A call that may be repeated: its decoded answer, in time.
 
         Args:
             method: "Range" or "Txn".
             request: as a message or encoded.
             what: the action with its key, for messages.
             decode: reads the answer; raises ``ValueError`` when it is malformed.
-            now: in this thread.
+            deadline: by default the call timeout from now.
+            now: as for ``send``.
         """
-        deadline = self.clock.now() + self.call_timeout_s
+        left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
+        deadline = self.clock.now() + left_s
         outcome = ReadOutcome(self, (method, request), what, decode, deadline)
         try:
-            self.send(method, request, self.attempt_s(self.call_timeout_s), now=now).add_done_callback(outcome.ended)
+            self.send(method, request, self.attempt_s(left_s), now=now).add_done_callback(outcome.ended)
         except Closed as error:
             reject(outcome, error)
         return outcome

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
+from latchwork.backends.etcd.merging import MergedReads
 from latchwork.backends.futures import drive
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ class Reader:
         self._keys = keys
         self._codec = codec
         self._now = now
+        self._merged = {stale_ok: MergedReads(link, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """One key."""
+        """One key; merged with others under load, where the server can bear it."""
+        if self._link.survives_cut_reads and not self._now:
+            return self._merged[stale_ok].get(key)
         codec = self._codec
         return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 

@@ -1,0 +1,200 @@
+"""Single reads are merged while others are on their way, and each gets its own answer all the same."""
+
+from __future__ import annotations
+
+import pytest
+from etcd3 import etcdrpc as pb
+from etcd3.etcdrpc import kv_pb2
+
+from latchwork.backends.etcd.keys import Keys
+from latchwork.backends.etcd.merging import _AT_ONCE, _MOST, MergedReads
+from latchwork.backends.etcd.transaction import Compiler
+from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.errors import Closed, PermissionDenied, Unavailable
+from latchwork.types import Put
+
+KEYS = Keys("r")
+CODEC = Compiler(KEYS).codec
+
+
+class Clock:
+    """Ten seconds later at each call."""
+
+    def __init__(self):
+        self.at = 0.0
+
+    def now(self):
+        self.at += 10.0
+        return self.at
+
+
+class Request(Outcome):
+    """A read that was sent; the test ends it."""
+
+    def __init__(self, method, request, what, decode, deadline):
+        super().__init__()
+        self.method = method
+        self.what = what
+        self.deadline = deadline
+        message = (pb.TxnRequest if method == "Txn" else pb.RangeRequest).FromString(request)
+        ranges = [one.request_range for one in message.success] if method == "Txn" else [message]
+        self.keys = [KEYS.name(each.key) for each in ranges]
+        self.stale = {each.serializable for each in ranges}
+        self._decode = decode
+
+    def answer(self):
+        """Every key has its name as its value."""
+        kvs = [kv_pb2.KeyValue(key=KEYS.of(key), value=key.encode(), mod_revision=5) for key in self.keys]
+        ranges = [pb.RangeResponse(kvs=[kv]) for kv in kvs]
+        together = pb.TxnResponse(succeeded=True, responses=[pb.ResponseOp(response_range=one) for one in ranges])
+        resolve(self, self._decode((together if self.method == "Txn" else ranges[0]).SerializeToString()))
+
+
+class Link:
+    """Keeps what is sent."""
+
+    call_timeout_s = 5.0
+
+    def __init__(self):
+        self.clock = Clock()
+        self.sent = []
+
+    def read(self, method, request, what, decode, *, deadline=None):
+        self.sent.append(Request(method, request, what, decode, deadline))
+        return self.sent[-1]
+
+
+@pytest.fixture
+def link():
+    return Link()
+
+
+@pytest.fixture
+def reads(link):
+    return MergedReads(link, CODEC, stale_ok=False)
+
+
+@pytest.fixture
+def gathered(link, reads):
+    """Three reads that wait behind as many as go out at once; those are answered when the test wants."""
+    for n in range(_AT_ONCE):
+        reads.get(f"first{n}")
+    return [reads.get(name) for name in ("a", "b", "c")]
+
+
+def test_few_reads_go_out_one_by_one_at_once(link, reads):
+    futures = [reads.get(f"k{n}") for n in range(_AT_ONCE)]
+    assert [request.keys for request in link.sent] == [[f"k{n}"] for n in range(_AT_ONCE)]
+    link.sent[3].answer()
+    assert futures[3].result(0).value == b"k3"
+
+
+def test_reads_that_gather_go_out_together_when_one_before_them_has_ended(link, gathered):
+    assert len(link.sent) == _AT_ONCE
+    link.sent[5].answer()
+    (together,) = link.sent[_AT_ONCE:]
+    assert (together.method, together.keys, together.stale) == ("Txn", ["a", "b", "c"], {False})
+    assert not any(future.done() for future in gathered)
+    together.answer()
+    assert [future.result(0).value for future in gathered] == [b"a", b"b", b"c"]
+
+
+def test_reads_that_gather_go_out_also_when_one_before_them_has_failed(link, gathered):
+    reject(link.sent[0], Unavailable("no"))
+    link.sent[-1].answer()
+    assert gathered[2].result(0).key == "c"
+
+
+def test_as_many_as_fit_wait_for_nobody(link, gathered, reads):
+    for n in range(_MOST - len(gathered)):
+        reads.get(f"k{n}")
+    assert [len(request.keys) for request in link.sent[_AT_ONCE:]] == [_MOST]
+
+
+def test_reads_go_out_one_by_one_again_when_all_is_answered(link, gathered, reads):
+    while any(not request.done() for request in link.sent):
+        next(request for request in link.sent if not request.done()).answer()
+    sent = len(link.sent)
+    reads.get("later")
+    assert [request.keys for request in link.sent[sent:]] == [["later"]]
+    assert all(future.done() for future in gathered)
+
+
+def test_merged_reads_have_the_deadline_of_the_first_of_them(link, gathered):
+    del gathered
+    link.sent[0].answer()
+    assert link.sent[-1].deadline == 10.0 + link.call_timeout_s
+
+
+def test_refused_together_each_is_asked_for_alone_with_its_own_deadline(link, gathered):
+    link.sent[0].answer()
+    reject(link.sent[-1], PermissionDenied("one of them"))
+    alone = link.sent[-3:]
+    assert [(request.method, request.keys, request.deadline) for request in alone] == [
+        ("Range", [key], 10.0 * n + link.call_timeout_s) for n, key in enumerate("abc", 1)
+    ]
+    alone[0].answer()
+    reject(alone[1], PermissionDenied("b"))
+    alone[2].answer()
+    assert gathered[0].result(0).value == b"a"
+    assert isinstance(gathered[1].exception(0), PermissionDenied)
+    assert gathered[2].result(0).value == b"c"
+
+
+def test_unanswered_together_each_is_told_with_its_own_key(link, gathered):
+    link.sent[0].answer()
+    reject(link.sent[-1], Unavailable("no answer"))
+    errors = [future.exception(0) for future in gathered]
+    assert [type(error) for error in errors] == [Unavailable] * 3
+    assert [repr(key) in str(error) for key, error in zip("abc", errors, strict=True)] == [True] * 3
+    assert len(link.sent) == _AT_ONCE + 1
+
+
+def test_closing_ends_what_has_gathered(link, gathered):
+    reject(link.sent[0], Closed("closed"))
+    reject(link.sent[-1], Closed("closed"))
+    assert [type(future.exception(0)) for future in gathered] == [Closed] * 3
+
+
+def test_stale_reads_are_merged_apart(link):
+    stale = MergedReads(link, CODEC, stale_ok=True)
+    for n in range(_AT_ONCE + 2):
+        stale.get(f"k{n}")
+    link.sent[0].answer()
+    assert [request.stale for request in link.sent] == [{True}] * (_AT_ONCE + 1)
+
+
+def calls_of(backend):
+    """Methods of the calls that the backend sends from now on."""
+    calls = []
+    send = backend._link.send
+
+    def spy(method, request, timeout_s, **how):
+        calls.append(method)
+        return send(method, request, timeout_s, **how)
+
+    backend._link.send = spy
+    return calls
+
+
+def test_five_hundred_reads_in_flight_are_a_few_requests(server, proxied, root, opened):
+    proxy = proxied(server)
+    backend = opened(f"etcd://{proxy.endpoint}/{root}")
+    names = [f"k{n}" for n in range(100)]
+    backend.commit([], [Put(name, name.encode()) for name in names]).result(5)
+    backend._link.survives_cut_reads = True
+    sent = calls_of(backend)
+    proxy.hold("answers")
+    futures = [backend.get(name, stale_ok=False) for name in names * 5]
+    proxy.release()
+    assert [future.result(5).value.decode() for future in futures] == names * 5
+    assert sent.count("Range") == _AT_ONCE
+    assert sent.count("Txn") == -(-(len(futures) - _AT_ONCE) // _MOST)
+
+
+def test_old_server_gets_every_read_alone(backend):
+    sent = calls_of(backend)
+    backend._link.survives_cut_reads = False
+    for future in [backend.get(f"k{n}", stale_ok=False) for n in range(50)]:
+        assert future.result(5) is None
+    assert sent == ["Range"] * 50
