@@ -8,6 +8,7 @@ Prints a line a play, the violations below it, and a table at the end. Exit stat
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from faults.play import LOADS, Verdict, play
 from faults.record import Patience
-from faults.stage import BACKENDS, ETCD
+from faults.stage import BACKENDS, ETCD, LINKS
 from faults.trouble import FAULTS, Fault
 from latchwork.testing._binaries import find_etcd
 from latchwork.testing.servers import ServerMissing
@@ -36,9 +37,10 @@ def main() -> int:
         for load in options.load or LOADS
         for _ in range(options.rounds)
     ]
+    links = itertools.cycle([options.links] if options.links else LINKS)
     verdicts = []
     for number, (backend, fault, load) in enumerate(plays, start=1):
-        verdicts.append(_give(backend, fault, load, options.reconnect_s))
+        verdicts.append(_give(backend, fault, load, next(links) if fault.cuts else "", options.reconnect_s))
         _tell(f"[{number}/{len(plays)}]", verdicts[-1])
     if options.json:
         options.json.write_text(json.dumps([verdict.to_json() for verdict in verdicts], indent=1))
@@ -51,16 +53,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--backend", action="append", choices=BACKENDS)
     parser.add_argument("--fault", action="append", choices=[fault.name for fault in FAULTS])
     parser.add_argument("--load", action="append", choices=LOADS)
+    parser.add_argument("--links", choices=LINKS, help="how links between servers are cut; by default each way in turn")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--reconnect-s", type=float, default=Patience.reconnect_s, help="reconnection may take so long")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
-def _give(backend: str, fault: Fault, load: str, reconnect_s: float) -> Verdict:
+def _give(backend: str, fault: Fault, load: str, links: str, reconnect_s: float) -> Verdict:
     began = time.monotonic()
     try:
-        return play(backend, fault, load, patience=Patience(reconnect_s))
+        return play(backend, fault, load, links=links, patience=Patience(reconnect_s))
     except Exception as error:
         took_s = round(time.monotonic() - began, 1)
         return Verdict(backend, fault.name, load, took_s, [f"the play broke off: {error!r}"], {})

@@ -14,7 +14,7 @@ from typing import Any
 from faults.judge import figures, judge, reconnected, watched
 from faults.raw import wait_until
 from faults.record import STRICT, Patience
-from faults.stage import Stage
+from faults.stage import LINKS, Stage
 from faults.trouble import Fault
 
 LOADS = ("idle", "busy")
@@ -36,8 +36,8 @@ class Verdict:
         return asdict(self)
 
 
-def play(backend: str, fault: Fault, load: str, *, patience: Patience = STRICT) -> Verdict:
-    """Give it once. ``load`` says what the clients do meanwhile; afterwards they all write."""
+def play(backend: str, fault: Fault, load: str, *, links: str = "", patience: Patience = STRICT) -> Verdict:
+    """Give it once. ``load`` is what the clients do meanwhile, ``links`` how those are cut; afterwards they all write."""
     began = time.monotonic()
     with _directory(fault) as directory:
         stage = Stage(
@@ -46,7 +46,7 @@ def play(backend: str, fault: Fault, load: str, *, patience: Patience = STRICT) 
             members=fault.members,
             attach=fault.attach,
             victim=fault.victim,
-            network=fault.cuts,
+            links=(links or LINKS[0]) if fault.cuts else "",
             patience=patience,
         )
         with stage:

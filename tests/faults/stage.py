@@ -8,6 +8,7 @@ v   where a fault needs one: in a process of its own
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ CALL_TIMEOUT_S = 2.0
 ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}
 SERVERS = ("zookeeper", *ETCD)
 BACKENDS = ("sqlite", *SERVERS)
+#: Ways to cut a link between servers, the best that is possible here first: namespaces take root.
+LINKS = ("namespaces", "proxies") if os.geteuid() == 0 else ("proxies",)
 
 
 class Stage:
@@ -35,7 +38,7 @@ class Stage:
     Args:
         backend: one of ``BACKENDS``.
         members: how many servers.
-        network: they live in a test network, whose links can be cut.
+        links: how those between servers can be cut, one of ``LINKS``; empty if not at all.
         attach: to which members client a connects: all, or only the leader or a follower of before.
         victim: there is a client v.
         patience: of the judge, and of faults.
@@ -49,14 +52,14 @@ class Stage:
         members: int = 1,
         attach: str = "all",
         victim: bool = False,
-        network: bool = False,
+        links: str = "",
         patience: Patience = STRICT,
     ) -> None:
         self.backend = backend
         self.directory = directory
         self.ttl_s = TTL_S
         self.record = Record(CALL_TIMEOUT_S, TTL_S, patience)
-        self.server = _launcher(backend, members, network=network)
+        self.server = _launcher(backend, members, links)
         self.proxies: list[Proxy] = []
         self.attached: list[Any] = []
         self.clients: list[Any] = []
@@ -183,7 +186,8 @@ class Stage:
         return not any(any(rule(record)) for rule in (mirrors_differ, watches_missed, orphans))
 
 
-def _launcher(backend: str, members: int, *, network: bool) -> Any:
+def _launcher(backend: str, members: int, links: str) -> Any:
+    network: Any = {"": False, "namespaces": True, "proxies": "proxies"}[links]
     if backend == "sqlite":
         return None
     make: Callable[[], Any]

@@ -57,8 +57,8 @@ class Fault:
 
     @property
     def needs_root(self) -> bool:
-        """It takes namespaces, or a file system of its own."""
-        return self.cuts or self.disk
+        """It takes a file system of its own."""
+        return self.disk
 
 
 def server_killed(stage: Stage) -> None:

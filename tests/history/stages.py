@@ -282,7 +282,7 @@ class ServerStage(Stage):
 
 
 class ClusterStage(ServerStage):
-    """Three servers, each a host of its own; every client has a way of its own to each of them."""
+    """Three servers whose links can be cut; every client has a way of its own to each of them."""
 
     outage_s = (0.5, 2.5)  # an election takes its time
 
@@ -337,9 +337,11 @@ STAGES: dict[str, Callable[[Path], Stage]] = {
     "etcd34": lambda directory: ServerStage(directory, EtcdServer("3.4")),
     "etcd35": lambda directory: ServerStage(directory, EtcdServer("3.5")),
 }
-#: For the long form, on request: takes root, for the hosts' network.
+#: As root each server is a host of its own; otherwise proxies stand in the links between them.
+_LINKS = True if os.geteuid() == 0 else "proxies"
+#: For the long form, on request.
 CLUSTERS: dict[str, Callable[[Path], Stage]] = {
-    "zookeeper-x3": lambda directory: ClusterStage(directory, ZooKeeperEnsemble(network=True)),
-    "etcd34-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.4", network=True)),
-    "etcd35-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.5", network=True)),
+    "zookeeper-x3": lambda directory: ClusterStage(directory, ZooKeeperEnsemble(network=_LINKS)),
+    "etcd34-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.4", network=_LINKS)),
+    "etcd35-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.5", network=_LINKS)),
 }

@@ -16,6 +16,7 @@ from latchwork.testing.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemb
 
 SOON_S = 10.0
 A_MOMENT_S = 0.2
+ELECTION_S = 40.0
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -83,8 +84,8 @@ def hears(connection, timeout_s=SOON_S):
         return b""
 
 
-def eventually(predicate):
-    deadline = time.monotonic() + SOON_S
+def eventually(predicate, timeout_s=SOON_S):
+    deadline = time.monotonic() + timeout_s
     while not predicate():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.01)
@@ -221,17 +222,17 @@ def test_closed_proxy_leaves_no_thread_and_no_port(echo):
         socket.create_connection((host, int(port)))
 
 
-@needs_root
+@pytest.mark.parametrize("network", [pytest.param(True, marks=needs_root, id="namespaces"), "proxies"])
 @pytest.mark.parametrize("make", [EtcdCluster, ZooKeeperEnsemble])
-def test_isolated_leader_is_replaced_while_tests_still_reach_it_and_joins_again_when_healed(make):
-    with make(3, network=True) as group:
+def test_isolated_leader_is_replaced_while_tests_still_reach_it_and_joins_again_when_healed(make, network):
+    with make(3, network=network) as group:
         old = group.leader()
         group.network.isolate(group.members.index(old))
-        eventually(lambda: any(member.is_leader() for member in group.members if member is not old))
+        eventually(lambda: any(member.is_leader() for member in group.members if member is not old), ELECTION_S)
         host, _, port = old.endpoint.partition(":")
         socket.create_connection((host, int(port)), timeout=SOON_S).close()
         group.network.heal()
-        eventually(lambda: not old.is_leader() and old._is_ready())
+        eventually(lambda: not old.is_leader() and old._is_ready(), ELECTION_S)
 
 
 @needs_root

@@ -30,6 +30,7 @@ T = TypeVar("T")
 _CHUNK = 65_536
 _STEP_TIMEOUT_S = 10.0
 _BIND_ATTEMPTS = 20
+_LOOK_AGAIN_S = 0.02
 
 
 class Proxy:
@@ -37,13 +38,16 @@ class Proxy:
 
     Args:
         target: `host:port` of the server; it need not listen yet.
+        address: where to listen; by default on a port of 127.0.0.1 that is reserved for it.
+        patience_s: how long a connection waits for a server that does not listen; then it ends.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, address: tuple[str, int] | None = None, patience_s: float = 0.0) -> None:
+        self._patience_s = patience_s
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self._reservation: PortReservation = reserve_port()
-        self._port = self._reservation.port
+        self._reservation: PortReservation | None = reserve_port() if address is None else None
+        self._host, self._port = address or (HOST, self._reservation.port if self._reservation else 0)
         self._pairs: set[_Pair] = set()
         self._held: dict[str, bool] = {"requests": False, "answers": False}
         self._dropped: set[str] = set()
@@ -57,8 +61,8 @@ class Proxy:
 
     @property
     def endpoint(self) -> str:
-        """`127.0.0.1:port` for clients; the same for its whole life."""
-        return f"{HOST}:{self._port}"
+        """`host:port` for clients; the same for its whole life."""
+        return f"{self._host}:{self._port}"
 
     def cut(self) -> int:
         """End the present connections for both sides, and say how many; new ones are served."""
@@ -108,7 +112,8 @@ class Proxy:
         self._await(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STEP_TIMEOUT_S)
-        self._reservation.release()
+        if self._reservation is not None:
+            self._reservation.release()
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +151,7 @@ class Proxy:
             if self._server is not None:
                 return
             try:
-                self._server = await asyncio.start_server(self._serve, HOST, self._port, limit=_CHUNK)
+                self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_CHUNK)
             except OSError:  # a connection that was refused may hold the port for a moment
                 if attempt == _BIND_ATTEMPTS - 1:
                     raise
@@ -169,11 +174,16 @@ class Proxy:
             await asyncio.wait(others, timeout=1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target, limit=_CHUNK)
-        except OSError:
-            writer.transport.abort()
-            return
+        deadline = self._loop.time() + self._patience_s
+        while True:
+            try:
+                far_reader, far_writer = await asyncio.open_connection(*self._target_of(writer), limit=_CHUNK)
+                break
+            except OSError:
+                if self._loop.time() >= deadline:
+                    writer.transport.abort()
+                    return
+                await asyncio.sleep(_LOOK_AGAIN_S)
         pair = _Pair(writer, far_writer)
         for way, held in self._held.items():
             pair.gate(way, held=held)
@@ -186,16 +196,26 @@ class Proxy:
             pair.abort()
             self._pairs.discard(pair)
 
+    def _target_of(self, near: asyncio.StreamWriter) -> tuple[str, int]:  # noqa: ARG002 - for those who tell them apart
+        """Where a client's connection leads."""
+        return self._target
+
+    def _greeting(self, chunk: bytes) -> bytes:
+        """What the server gets of a client's first words."""
+        return chunk
+
     async def _pump(self, pair: _Pair, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take what comes, and pass it on when it is due and not held."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(pair, way, queue, writer))
-        chunk = b"x"
+        chunk, greeting = b"x", way == "requests"
         while chunk:
             try:
                 chunk = await reader.read(_CHUNK)
             except OSError:
                 chunk = b""
+            if greeting:
+                chunk, greeting = self._greeting(chunk), False
             queue.put_nowait((self._loop.time() + self._delay_s[way], chunk))
         await sender
 
@@ -210,6 +230,8 @@ class Proxy:
                 pair.lossy = True
                 continue
             with contextlib.suppress(OSError, RuntimeError):
+                if writer.is_closing():
+                    continue  # the other side has gone; the end is still to come
                 if chunk:
                     writer.write(chunk)
                     await writer.drain()

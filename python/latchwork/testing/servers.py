@@ -15,8 +15,9 @@ import json
 import socket
 import threading
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from latchwork.testing._binaries import (
     ETCD_VERSIONS,
@@ -26,6 +27,7 @@ from latchwork.testing._binaries import (
     find_zookeeper_classpath,
 )
 from latchwork.testing._server import Launcher, Server, ServerFailed
+from latchwork.testing.links import Links, NamedLinks, SharedLinks
 from latchwork.testing.network import Network
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class EtcdServer(Server):
         self._tls = tls
         self._extra_args = tuple(extra_args)
         self._cluster: Sequence[EtcdServer] = (self,)
+        self._links: SharedLinks | None = None
 
     def is_leader(self) -> bool:
         """Whether it leads its cluster, by its own word; False when it gives none. Not over TLS."""
@@ -124,14 +127,14 @@ class EtcdServer(Server):
 
     def _command(self) -> list[str]:
         client = f"{'http' if self._tls is None else 'https'}://{self._host}:{self._port('client')}"
-        members = ",".join(f"{member._name}={member._peer_url}" for member in self._cluster)
+        members = ",".join(f"{member._name}={member._advertised_peer_url}" for member in self._cluster)
         flags = {
             "name": self._name,
             "data-dir": self.data_dir / "etcd",
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": self._peer_url,
-            "initial-advertise-peer-urls": self._peer_url,
+            "initial-advertise-peer-urls": self._advertised_peer_url,
             "listen-metrics-urls": f"http://{self._host}:{self._port('metrics')}",
             "initial-cluster": members,
             "initial-cluster-token": f"latchwork-{self._cluster[0]._port('peer')}",
@@ -161,6 +164,10 @@ class EtcdServer(Server):
     @property
     def _peer_url(self) -> str:
         return f"http://{self._host}:{self._port('peer')}"
+
+    @property
+    def _advertised_peer_url(self) -> str:
+        return self._peer_url if self._links is None else f"http://{self._links.endpoint(self._cluster.index(self))}"
 
 
 class ZooKeeperServer(Server):
@@ -192,6 +199,7 @@ class ZooKeeperServer(Server):
         self._extra_config = dict(extra_config or {})
         self._jvm_args = tuple(jvm_args)
         self._ensemble: Sequence[ZooKeeperServer] = (self,)
+        self._links: NamedLinks | None = None
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
         """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
@@ -246,7 +254,7 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) > 1:
             (zookeeper_data / "myid").write_text(f"{self._ensemble.index(self) + 1}\n")
         main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        java = [str(find_java()), *_JVM_ARGS, *self._jvm_args, "-cp"]
+        java = [str(find_java()), *_JVM_ARGS, *self._named_hosts(), *self._jvm_args, "-cp"]
         java.append(find_zookeeper_classpath(tls=self._tls is not None))
         return [*java, main_class, str(config_path)]
 
@@ -271,15 +279,26 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) == 1:
             return {}
         return {
-            f"server.{number}": f"{member._host}:{member._port('quorum')}:{member._port('election')}"
-            for number, member in enumerate(self._ensemble, start=1)
+            f"server.{number + 1}": f"{member._host if self._links is None else self._links.name(number)}"
+            f":{member._port('quorum')}:{member._port('election')}"
+            for number, member in enumerate(self._ensemble)
         }
+
+    def _named_hosts(self) -> list[str]:
+        """What lets this member alone find the others where the proxies are."""
+        if self._links is None:
+            return []
+        path = self.data_dir / "hosts"
+        path.write_text(self._links.hosts_file(self._ensemble.index(self)))
+        return [f"-Djdk.net.hosts.file={path}"]
 
     def _is_ready(self) -> bool:
         return bool(self.mode())
 
 
 _Member = TypeVar("_Member", EtcdServer, ZooKeeperServer)
+#: Whether links between members can be cut, and how: True is by network namespaces.
+NetworkForm = bool | Literal["proxies"]
 
 
 class _Group(Launcher, Generic[_Member]):
@@ -289,25 +308,32 @@ class _Group(Launcher, Generic[_Member]):
     """
 
     members: list[_Member]
-    _network: Network | None = None
+    _network: Network | Links | None = None
 
-    def _assemble(self, members: list[_Member], *, network: bool) -> None:
+    def _assemble(self, members: list[_Member], network: NetworkForm) -> None:
         self.members = members
-        if not network:
-            return
-        self._network = Network(len(members))
-        for number, member in enumerate(members):
-            member._host, member._enter = self._network.hosts[number], self._network.enter(number)
+        if network == "proxies":
+            self._network = self._make_links()
+            for member in members:
+                member._pin_ports()  # proxies lead to them
+        elif network:
+            self._network = made = Network(len(members))
+            for number, member in enumerate(members):
+                member._host, member._enter = made.hosts[number], made.enter(number)
+
+    @abstractmethod
+    def _make_links(self) -> Links:
+        """Proxies in the links between the members, who are told of them."""
 
     @property
-    def network(self) -> Network:
-        """The test network that its members live in.
+    def network(self) -> Network | Links:
+        """What the links between its members can be cut with.
 
         Raises:
             ServerFailed: it was not asked for.
         """
         if self._network is None:
-            raise ServerFailed(f"the members of {self!r} share one host; ask for network=True")
+            raise ServerFailed(f"the links of {self!r} are its own; ask for network=True, or network='proxies'")
         return self._network
 
     @property
@@ -395,23 +421,35 @@ class _Group(Launcher, Generic[_Member]):
 class EtcdCluster(_Group[EtcdServer]):
     """A cluster of etcd servers of one version. One thread at a time.
 
-    With `network` each member is a host of its own in a test `network`, whose links can be cut.
+    With `network` the links between its members can be cut: True makes each a host of its own in a test network, which
+    takes root; "proxies" puts proxies between them.
     """
 
     SCHEME = "etcd"
 
     def __init__(
-        self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = (), network: bool = False
+        self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = (), network: NetworkForm = False
     ) -> None:
-        self._assemble([EtcdServer(version, extra_args=extra_args) for _ in range(size)], network=network)
+        self._assemble([EtcdServer(version, extra_args=extra_args) for _ in range(size)], network)
         for member in self.members:
             member._cluster = self.members
+
+    def _make_links(self) -> Links:
+        def pid_of(number: int) -> int | None:
+            member = self.members[number]
+            return member.pid if member.running else None
+
+        links = SharedLinks([member._port("peer") for member in self.members], pid_of)
+        for member in self.members:
+            member._links = links
+        return links
 
 
 class ZooKeeperEnsemble(_Group[ZooKeeperServer]):
     """An ensemble of ZooKeeper servers. One thread at a time.
 
-    With `network` each member is a host of its own in a test `network`, whose links can be cut.
+    With `network` the links between its members can be cut: True makes each a host of its own in a test network, which
+    takes root; "proxies" puts proxies between them.
     """
 
     SCHEME = "zk"
@@ -422,12 +460,18 @@ class ZooKeeperEnsemble(_Group[ZooKeeperServer]):
         *,
         extra_config: Mapping[str, str] | None = None,
         jvm_args: Sequence[str] = (),
-        network: bool = False,
+        network: NetworkForm = False,
     ) -> None:
         members = [ZooKeeperServer(extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
-        self._assemble(members, network=network)
+        self._assemble(members, network)
         for member in self.members:
             member._ensemble = self.members
+
+    def _make_links(self) -> Links:
+        links = NamedLinks([(member._port("quorum"), member._port("election")) for member in self.members])
+        for member in self.members:
+            member._links = links
+        return links
 
 
 def _http(host: str, port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
