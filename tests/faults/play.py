@@ -37,7 +37,7 @@ class Verdict:
 
 
 def play(backend: str, fault: Fault, load: str, *, links: str = "", patience: Patience = STRICT) -> Verdict:
-    """Give it once. ``load`` is what the clients do meanwhile, ``links`` how those are cut; afterwards they all write."""
+    """Give it once: ``load`` is what the clients do meanwhile, ``links`` how those are cut; then all of them write."""
     began = time.monotonic()
     with _directory(fault) as directory:
         stage = Stage(

@@ -231,8 +231,8 @@ class Proxy:
                 continue
             with contextlib.suppress(OSError, RuntimeError):
                 if writer.is_closing():
-                    continue  # the other side has gone; the end is still to come
-                if chunk:
+                    pass  # that side has gone
+                elif chunk:
                     writer.write(chunk)
                     await writer.drain()
                 elif writer.can_write_eof():
