@@ -20,6 +20,7 @@ __all__ = [
     "ItemSet",
     "Moves",
     "RendezvousHasher",
+    "ZooKeeperCodec",
     "choose_moves",
     "compat_score",
     "fast_score",
@@ -531,3 +532,39 @@ class EtcdPage:
 
     def entries(self, skip: int | None = None) -> list[Any]:
         """The entries in order; with ``skip`` of those keys only that have no slash from there on. O(bytes)."""
+
+@final
+class ZooKeeperCodec:
+    """Encodes reads of many keys below one root, and decodes the answers. Immutable, safe to share.
+
+    Made for ``latchwork.backends.zookeeper``. Bytes that are no such answer are a ValueError, whatever is wrong.
+    """
+
+    def __new__(cls, root: str, *, entry: type, version: type) -> ZooKeeperCodec:
+        """Make one.
+
+        Args:
+            root: the path of the root.
+            entry: the record of a key, a dataclass with slots, as is the next.
+            version: the record of a version.
+        Raises:
+            TypeError: a record has no such slots.
+        """
+
+    def reads(self, keys: list[str], start: int, end: int) -> bytes:
+        """Encode a multi-read of the data of ``keys[start:end]``. O(bytes)."""
+
+    def entries(
+        self, answer: bytes, keys: list[str], start: int, gens: list[int]
+    ) -> tuple[list[Any | None], list[int], tuple[int, int] | None]:
+        """Decode the answer to ``reads``. O(bytes).
+
+        Args:
+            answer: as it came.
+            keys: those of ``reads``.
+            start: the place of the first of them that was asked for.
+            gens: version of each guard.
+        Returns:
+            An entry for each key, None where there is none; the places of the keys that have children; and place and
+            error code of the first key that was refused, if one was.
+        """

@@ -1,4 +1,5 @@
-//! Hashing and balancing for latchwork: who runs which work item. And the messages of etcd, which Python is slow at.
+//! Hashing and balancing for latchwork: who runs which work item. And messages of etcd and ZooKeeper,
+//! which Python is slow at.
 //!
 //! Everything here is a pure function of its input: no I/O, no clock, no randomness, no global state. The modules
 //! know nothing of Python; `py` holds the bindings, and nothing but bindings.
@@ -22,6 +23,7 @@ pub mod score;
 pub mod spread;
 pub mod strategy;
 pub mod zones;
+pub mod zookeeper;
 
 #[cfg(feature = "python")]
 mod py;

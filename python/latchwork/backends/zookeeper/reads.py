@@ -6,8 +6,10 @@ sized so that answers stay near half a megabyte. A key with children needs a sec
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
+from latchwork._core import ZooKeeperCodec
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.failures import code_error
 from latchwork.backends.zookeeper.nodes import (
@@ -24,13 +26,13 @@ from latchwork.backends.zookeeper.nodes import (
 from latchwork.backends.zookeeper.plan import Known
 from latchwork.backends.zookeeper.subtree import SubtreePart
 from latchwork.backends.zookeeper.wire import EXISTS, GET_CHILDREN, GET_DATA, MULTI_READ, NO_NODE, OK, Data, Reply
+from latchwork.types import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from latchwork.backends.futures import Steps
     from latchwork.backends.zookeeper.connection import Call, Connection
-    from latchwork.types import Entry
 
 _ANSWER_BYTES = 524_288
 _FIRST_BATCH, _LARGEST_BATCH = 64, 1000
@@ -48,6 +50,7 @@ class Reader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._codec = ZooKeeperCodec(layout.root, entry=Entry, version=Version)
         self._gens = [UNKNOWN] * BUCKETS
 
     # Guards.
@@ -139,8 +142,21 @@ class Reader:
             gens: as they were before the barrier; UNKNOWN where there was none.
             deadline: of the whole.
         """
-        found = yield from self._read_data(connection, [self._layout.path(key) for key in keys], deadline)
-        return (yield from self._entries(connection, keys, found, gens, deadline))
+        keys = list(keys)
+        entries: list[Entry | None] = []
+        parents: list[int] = []
+
+        def take(body: bytes) -> int:
+            found, with_children, refused = self._codec.entries(body, keys, len(entries), gens)
+            if refused is not None:
+                self._refuse(refused[1], "read", keys[refused[0]])
+            entries.extend(found)
+            parents.extend(with_children)
+            return len(found)
+
+        encode = functools.partial(self._codec.reads, keys)
+        yield from self._read_all(connection, len(keys), encode, take, deadline)
+        return (yield from self._complete(connection, keys, entries, parents, gens, deadline))
 
     def _entries(
         self,
@@ -161,6 +177,18 @@ class Reader:
             else:
                 self._refuse(each, "read", key)
                 entries.append(None)
+        return (yield from self._complete(connection, keys, entries, parents, gens, deadline))
+
+    def _complete(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        keys: Sequence[str],
+        entries: list[Entry | None],
+        parents: list[int],
+        gens: list[int],
+        deadline: float,
+    ) -> Steps[list[Entry | None]]:
+        """Look again at those that have children."""
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
@@ -201,20 +229,47 @@ class Reader:
     def _read_each(
         self, connection: Connection, reads: Sequence[bytes], deadline: float
     ) -> Steps[list[Data | list[str] | int]]:
-        """Many reads by few requests, a few of them in flight."""
         results: list[Data | list[str] | int] = []
-        size, at, received = _FIRST_BATCH, 0, 0
+
+        def take(body: bytes) -> int:
+            found = wire.parse_multi_read(body)
+            results.extend(found)
+            return len(found)
+
+        def encode(start: int, end: int) -> bytes:
+            return wire.multi(list(reads[start:end]))
+
+        yield from self._read_all(connection, len(reads), encode, take, deadline)
+        return results
+
+    def _read_all(
+        self,
+        connection: Connection,
+        count: int,
+        encode: Callable[[int, int], bytes],
+        take: Callable[[bytes], int],
+        deadline: float,
+    ) -> Steps[None]:
+        """Many reads by few requests, a few of them in flight.
+
+        Args:
+            connection: to read through.
+            count: how many reads.
+            encode: gives the payload of some of them, from one number to below another.
+            take: is given the answers in order, and says how many reads each was for.
+            deadline: of the whole.
+        """
+        size, at, answered, received = _FIRST_BATCH, 0, 0, 0
         flying: list[Call] = []
-        while at < len(reads) or flying:
-            while at < len(reads) and len(flying) < (_IN_FLIGHT if results else 1):
-                payload = wire.multi(list(reads[at : at + size]))
-                flying.append(connection.call(MULTI_READ, payload, deadline))
-                at += size
+        while at < count or flying:
+            while at < count and len(flying) < (_IN_FLIGHT if answered else 1):
+                end = min(at + size, count)
+                flying.append(connection.call(MULTI_READ, encode(at, end), deadline))
+                at = end
             reply: Reply = yield flying.pop(0)
             received += len(reply.body)
-            results.extend(wire.parse_multi_read(reply.body))
-            size = max(1, min(_LARGEST_BATCH, _ANSWER_BYTES * len(results) // received))
-        return results
+            answered += take(reply.body)
+            size = max(1, min(_LARGEST_BATCH, _ANSWER_BYTES * answered // received))
 
     # Levels and subtrees.
 

@@ -1,0 +1,117 @@
+//! `ZooKeeperCodec`.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyType};
+
+use super::record::Record;
+use crate::zookeeper::{crc32, reads, value_and_owner, Answer, Answers, Malformed, Znode};
+
+impl From<Malformed> for PyErr {
+    fn from(error: Malformed) -> Self {
+        PyValueError::new_err(format!("ZooKeeper's answer cannot be read: {error}"))
+    }
+}
+
+const NO_NODE: i32 = -101;
+
+/// Entries, where those are that have children, and the first that was refused, with the reason.
+type Found<'py> = (Vec<Bound<'py, PyAny>>, Vec<usize>, Option<(usize, i32)>);
+
+/// Encodes and decodes reads of many keys below one root.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct ZooKeeperCodec {
+    root: String,
+    entry: Record<6>,
+    version: Record<6>,
+}
+
+#[pymethods]
+impl ZooKeeperCodec {
+    #[new]
+    #[pyo3(signature = (root, *, entry, version))]
+    fn new(root: String, entry: &Bound<'_, PyType>, version: &Bound<'_, PyType>) -> PyResult<Self> {
+        Ok(Self {
+            root,
+            entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
+            version: Record::of(version, ["mzxid", "data", "gen", "created", "owner", "born"])?,
+        })
+    }
+
+    /// A request for some of the keys.
+    fn reads<'py>(&self, keys: &Bound<'py, PyList>, start: usize, end: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let texts = keys.get_slice(start, end);
+        let texts = texts.iter().map(|key| Ok(key.cast_into::<PyString>()?)).collect::<PyResult<Vec<_>>>()?;
+        let keys_of = texts.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+        Ok(PyBytes::new(keys.py(), &reads(&self.root, keys_of.into_iter())))
+    }
+
+    /// The entries of some of the keys.
+    fn entries<'py>(
+        &self,
+        answer: &Bound<'py, PyBytes>,
+        keys: &Bound<'py, PyList>,
+        start: usize,
+        gens: &Bound<'py, PyList>,
+    ) -> PyResult<Found<'py>> {
+        let py = answer.py();
+        let gens = gens.iter().collect::<Vec<_>>();
+        let (mut entries, mut parents, mut refused) = (Vec::new(), Vec::new(), None);
+        let mut owner: Option<(Vec<u8>, Bound<'py, PyAny>)> = None;
+        let mut answers = Answers::of(answer.as_bytes());
+        let mut at = start;
+        while let Some(found) = answers.read_next()? {
+            let key = keys.get_item(at)?.cast_into::<PyString>()?;
+            entries.push(match found {
+                Answer::Data(znode) if !znode.data.is_empty() => {
+                    if znode.children != 0 {
+                        parents.push(at);
+                    }
+                    let number = crc32(key.to_str()?.as_bytes()) as usize % gens.len().max(1);
+                    let gen = gens.get(number).ok_or(Malformed("there are no guards"))?;
+                    self.entry_of(&key, &znode, gen, &mut owner)?
+                }
+                Answer::Error(code) if code != NO_NODE && code != 0 => {
+                    refused = refused.or(Some((at, code)));
+                    py.None().into_bound(py)
+                }
+                _ => py.None().into_bound(py),
+            });
+            at += 1;
+        }
+        Ok((entries, parents, refused))
+    }
+}
+
+impl ZooKeeperCodec {
+    /// The entry of a key; `known` keeps the last owner with its name.
+    fn entry_of<'py>(
+        &self,
+        key: &Bound<'py, PyString>,
+        found: &Znode<'_>,
+        gen: &Bound<'py, PyAny>,
+        known: &mut Option<(Vec<u8>, Bound<'py, PyAny>)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = key.py();
+        let (value, owner) = value_and_owner(found.data);
+        let owner = match owner {
+            None => py.None().into_bound(py),
+            Some(raw) => {
+                if known.as_ref().is_none_or(|(seen, _)| seen != raw) {
+                    let name: String =
+                        raw.iter().map(|&byte| if byte.is_ascii() { byte as char } else { '\u{fffd}' }).collect();
+                    *known = Some((raw.to_vec(), PyString::new(py, &name).into_any()));
+                }
+                known.as_ref().map_or_else(|| py.None().into_bound(py), |(_, name)| name.clone())
+            }
+        };
+        let token = found.written.into_pyobject(py)?.into_any();
+        let created =
+            if found.created == found.written { token.clone() } else { found.created.into_pyobject(py)?.into_any() };
+        let data = found.version.into_pyobject(py)?.into_any();
+        let born = false.into_pyobject(py)?.to_owned().into_any();
+        let version = self.version.make(py, [&token, &data, gen, &created, &owner, &born])?;
+        let value = PyBytes::new(py, value).into_any();
+        self.entry.make(py, [key.as_any(), &value, &version, &token, &created, &owner])
+    }
+}

@@ -1,0 +1,216 @@
+//! ZooKeeper's multi-read, in its own encoding: numbers of four and eight bytes, the highest first, lengths in front.
+
+use std::fmt;
+
+const GET_DATA: i32 = 4;
+const END: [u8; 9] = [0xff, 0xff, 0xff, 0xff, 1, 0xff, 0xff, 0xff, 0xff];
+const OWNER_CHARS: usize = 32;
+
+/// Bytes that are no answer to a multi-read of data; what was wrong with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "the bytes are no answer to a multi-read of data: {}", self.0)
+    }
+}
+
+/// What is known of a znode that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Znode<'a> {
+    /// Its bytes; none also where the server says that there are none.
+    pub data: &'a [u8],
+    /// The transaction that made it.
+    pub created: i64,
+    /// The transaction that wrote its data last.
+    pub written: i64,
+    /// How often its data were written since it was made.
+    pub version: i32,
+    /// How many it has.
+    pub children: i32,
+}
+
+/// The answer to one read of a multi-read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// What was read.
+    Data(Znode<'a>),
+    /// Why nothing was, as ZooKeeper's error code.
+    Error(i32),
+}
+
+/// The answers, one after the other.
+pub struct Answers<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Answers<'a> {
+    /// Those in the body of a reply.
+    pub fn of(body: &'a [u8]) -> Self {
+        Self { rest: body }
+    }
+
+    /// The next answer; None at the end.
+    #[inline]
+    pub fn read_next(&mut self) -> Result<Option<Answer<'a>>, Malformed> {
+        let kind = self.int()?;
+        let done = self.take(1)?[0] != 0;
+        self.int()?;
+        if done {
+            return Ok(None);
+        }
+        if kind == GET_DATA {
+            return self.znode().map(Answer::Data).map(Some);
+        }
+        if kind == -1 {
+            return self.int().map(Answer::Error).map(Some);
+        }
+        Err(Malformed("it answers what is no read of data"))
+    }
+
+    #[inline]
+    fn znode(&mut self) -> Result<Znode<'a>, Malformed> {
+        let size = usize::try_from(self.int()?).unwrap_or(0); // -1 stands for no data
+        let data = self.take(size)?;
+        let stat = self.take(68)?;
+        let long = |at: usize| i64::from_be_bytes(array(&stat[at..at + 8]));
+        let int = |at: usize| i32::from_be_bytes(array(&stat[at..at + 4]));
+        Ok(Znode { data, created: long(0), written: long(8), version: int(32), children: int(56) })
+    }
+
+    #[inline]
+    fn int(&mut self) -> Result<i32, Malformed> {
+        Ok(i32::from_be_bytes(array(self.take(4)?)))
+    }
+
+    #[inline]
+    fn take(&mut self, size: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.rest.split_at_checked(size).ok_or(Malformed("it is cut off"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+}
+
+#[inline]
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut found = [0; N];
+    found.copy_from_slice(bytes);
+    found
+}
+
+/// The value in a znode's data, and the session that owns it; data that other programs wrote are taken as they are.
+pub fn value_and_owner(data: &[u8]) -> (&[u8], Option<&[u8]>) {
+    match data {
+        [b'=', value @ ..] => (value, None),
+        [b'@', rest @ ..] if rest.get(OWNER_CHARS) == Some(&b'=') => {
+            (&rest[OWNER_CHARS + 1..], Some(&rest[..OWNER_CHARS]))
+        }
+        _ => (data, None),
+    }
+}
+
+/// The payload of a multi-read of the data of keys below a root; an empty key is the root itself. O(bytes).
+pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for key in keys {
+        let slash = usize::from(!key.is_empty());
+        out.extend_from_slice(&GET_DATA.to_be_bytes());
+        out.extend_from_slice(&[0, 0xff, 0xff, 0xff, 0xff]);
+        out.extend_from_slice(&((root.len() + slash + key.len()) as u32).to_be_bytes());
+        out.extend_from_slice(root.as_bytes());
+        out.extend_from_slice(&b"/"[..slash]);
+        out.extend_from_slice(key.as_bytes());
+        out.push(0); // no watch
+    }
+    out.extend_from_slice(&END);
+    out
+}
+
+/// CRC-32 as zlib has it: which guard a key has hangs on it.
+pub fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
+}
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        let mut crc = at as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[at] = crc;
+        at += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+        out.extend(7i64.to_be_bytes());
+        out.extend(9i64.to_be_bytes());
+        out.extend([0; 16]);
+        out.extend(3i32.to_be_bytes());
+        out.extend([0; 20]);
+        out.extend(5i32.to_be_bytes());
+        out.extend([0; 8]);
+        out
+    }
+
+    fn all(body: &[u8]) -> Result<Vec<Answer<'_>>, Malformed> {
+        let (mut answers, mut found) = (Answers::of(body), Vec::new());
+        while let Some(answer) = answers.read_next()? {
+            found.push(answer);
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn data_and_errors_come_in_order() {
+        let mut body = answer(b"=x");
+        body.extend([0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0x9b, 0xff, 0xff, 0xff, 0x9b]);
+        body.extend(END);
+        let znode = Znode { data: b"=x", created: 7, written: 9, version: 3, children: 5 };
+        assert_eq!(all(&body), Ok(vec![Answer::Data(znode), Answer::Error(-101)]));
+    }
+
+    #[test]
+    fn every_beginning_of_an_answer_is_refused() {
+        let mut body = answer(b"=value");
+        body.extend(END);
+        assert!(all(&body).is_ok());
+        for end in 0..body.len() {
+            assert!(all(&body[..end]).is_err(), "{end}");
+        }
+    }
+
+    #[test]
+    fn what_answers_no_read_of_data_is_refused() {
+        assert!(all(&[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn an_owner_is_told_from_a_value_and_from_what_others_wrote() {
+        let mut bound = vec![b'@'];
+        bound.extend([b'a'; 32]);
+        bound.extend(b"=v");
+        assert_eq!(value_and_owner(&bound), (&b"v"[..], Some(&[b'a'; 32][..])));
+        assert_eq!(value_and_owner(b"=v"), (&b"v"[..], None));
+        assert_eq!(value_and_owner(b"@short=v"), (&b"@short=v"[..], None));
+    }
+
+    #[test]
+    fn the_checksum_is_zlibs() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert_eq!(crc32(b""), 0);
+    }
+}
