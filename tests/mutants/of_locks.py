@@ -27,8 +27,8 @@ DEFECTS = (
         "Lock",
         "a queue is read before our own ticket is in it",
         "primitives/tickets.py",
-        "            if any(ticket.key == place.ticket.key for ticket in tickets):\n",
-        "            if stale_ok or any(ticket.key == place.ticket.key for ticket in tickets):\n",
+        "            if place.ticket.key in keys:\n",
+        "            if stale_ok or place.ticket.key in keys:\n",
         schedules("lock", "lock"),
     ),
     Defect(

@@ -55,6 +55,14 @@ DEFECTS = (
     ),
     Defect(
         "Queue",
+        "a claim that may land late is forgotten",
+        "primitives/queue_taking.py",
+        "                self._store.commit([At(item), Absent(doubt.key)], [Put(item_key, item.value)])\n",
+        "",
+        ("primitives/test_queue.py::test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others",),
+    ),
+    Defect(
+        "Queue",
         "places are not counted as used",
         "primitives/queue_putting.py",
         "Room(self._capacity, free - count).to_bytes()",

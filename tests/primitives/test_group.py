@@ -8,7 +8,15 @@ import time
 
 import pytest
 
-from latchwork.errors import Closed, InvalidKey, LatchworkError, NodeIdInUse, SessionLost, WaitTimeout
+from latchwork.errors import (
+    Closed,
+    InvalidKey,
+    LatchworkError,
+    NodeIdInUse,
+    OutcomeUnknown,
+    SessionLost,
+    WaitTimeout,
+)
 from latchwork.primitives import Group
 from latchwork.primitives.group_views import View, ViewLog
 
@@ -288,3 +296,37 @@ def test_bad_ids_and_attributes_are_refused_before_any_io(group):
         Group(None, "web", member_id="a", labels={"cores": 4})
     with pytest.raises(LatchworkError, match="only looked on here"):
         group().update(weight=2.0)
+
+
+def test_a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind(connect, monkeypatch):
+    store, looker = connect(), connect()
+    group = Group(store, "web", member_id="a")
+    commit, cuts = store.commit, []
+
+    def closed_as_the_answer_is_lost(checks, ops):
+        done = commit(checks, ops)
+        if any(op.key == "web/members/a" for op in ops):
+            cuts.append(done)
+            group._leaving = True  # what closing does first
+            raise OutcomeUnknown("cut")
+        return done
+
+    monkeypatch.setattr(store, "commit", closed_as_the_answer_is_lost)
+    group.start()
+    group._thread.join(30.0)
+    group.close()
+    assert cuts
+    assert store.session.remaining_s() > 0.0
+    assert looker.list("web/members") == []
+
+
+def test_a_member_that_leaves_does_not_remove_another_that_has_its_id_by_now(connect, monkeypatch):
+    store, elsewhere = connect(), connect()
+    group = Group(store, "web", member_id="a")
+    group.start()
+    group.wait(30.0)
+    monkeypatch.setattr(group._membership, "is_there", lambda: True)  # it has not noticed yet
+    elsewhere.delete("web/members/a")
+    other = elsewhere.put("web/members/a", b"{}", session=elsewhere.session)
+    group.close()
+    assert elsewhere.get("web/members/a") == other

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import uuid
 
 import pytest
 
+import latchwork
 from latchwork.errors import (
     Closed,
     Conflict,
@@ -22,6 +24,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives import PriorityQueue, Queue
 from latchwork.primitives.queue_items import INLINE_BYTES
+from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, Create, Put
 
 TTL_S = 1.0
@@ -454,6 +457,7 @@ def test_a_claim_that_nobody_got_to_know_of_is_given_back(queue, connect, monkey
     with pytest.raises((Unavailable, OutcomeUnknown)):
         mine.take(0.1)
     assert other.claims()
+    monkeypatch.undo()  # the server answers again, and nobody takes
     eventually(lambda: not other.claims())
 
 
@@ -509,3 +513,19 @@ def test_a_claim_tells_that_it_is_lost_and_not_that_it_has_ended(queue, connect,
     store.session.notice_gone()
     eventually(lambda: told)
     assert told == ["lost"]
+
+
+def test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others(monkeypatch):
+    monkeypatch.setattr("latchwork.primitives.queue_taking._DOUBT_S", 0.2)
+    url = f"memory://late-{uuid.uuid4().hex}/test"
+    late = Fault("land_late", op="commit", key="work/live/claims/*", delay_s=1.5)
+    with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:
+        mine, other = Queue(store, "work"), Queue(third, "work")
+        mine.put(b"1")
+        with pytest.raises(OutcomeUnknown):
+            mine.take(0)
+        time.sleep(2.5)  # the claim has come, if it can, and nobody is behind it
+        assert store.session.remaining_s() > 0.0
+        assert other.take(5.0).value == b"1"
+        mine.close()
+        other.close()

@@ -325,9 +325,8 @@ class Group:
             self._changed.notify_all()
 
     def _leave(self) -> None:
-        if self._membership is None or not self._membership.is_entered:
+        if self._membership is None or not self._membership.leave():
             return
-        self._membership.leave()
         try:
             self._propose()
         except LatchworkError as error:

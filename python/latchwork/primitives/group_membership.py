@@ -5,16 +5,17 @@ An earlier life of ours may still be there until its session ends; it is waited 
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, NodeIdInUse, SessionLost
-from latchwork.primitives.common import Patience
+from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
+from latchwork.primitives.common import Backoff, Patience
 from latchwork.primitives.group_views import GroupMember, check_member_body
-from latchwork.primitives.tickets import TicketQueue, read_body, write_body
+from latchwork.primitives.tickets import FATAL, read_body, write_body
 from latchwork.types import Absent, At, Put
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch
     from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
 
 #: A member of our id that is there already is waited for so many TTLs.
 _PATIENCE_TTLS = 1.5
@@ -42,21 +45,16 @@ class Membership:
         self.key = f"{parent}/{me.id}"
         self._store = store
         self._what = what
-        self._queue = TicketQueue(store, parent, what)
         self._lock = threading.Lock()
         self._me = check_member_body(me)
         self._incarnations: set[str] = set()
         self._session: Session | None = None
+        self._bound: Session | None = None  # our key may be there by this one, whatever we know
 
     @property
     def me(self) -> GroupMember:
         """Who we are now."""
         return self._me
-
-    @property
-    def is_entered(self) -> bool:
-        """True from ``enter`` to ``leave``, whatever became of us meanwhile."""
-        return self._session is not None
 
     def enter(self, waiter: Waiter) -> None:
         """Be there with the waiter's session: created anew, or taken along from our last session.
@@ -72,7 +70,7 @@ class Membership:
             if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:
                 self._await_gone(entry, waiter, patience)
             elif (entry is not None and entry.owner == session.id) or self._create(entry, session):
-                self._session = session
+                self._session = self._bound = session
                 self.rewrite()  # attributes may have changed meanwhile
                 return
 
@@ -115,17 +113,43 @@ class Membership:
         entry = self._store.get(self.key) if session is not None else None
         return entry is not None and session is not None and entry.owner == session.id
 
-    def leave(self) -> None:
-        """Delete our key: now, or in the background until it works or the session has ended."""
-        session, self._session = self._session, None
-        if session is not None:
-            self._queue.discard(session, (self.key,))
+    def leave(self) -> bool:
+        """Delete our key: now, or in the background until it works or the session has ended.
+
+        A key of our id that another session has by now is not ours. False if there never was one.
+        """
+        session, self._session, self._bound = self._bound, None, None
+        if session is None:
+            return False
+        if session.remaining_s() > 0.0 and not self._drop(session):
+            name = f"latchwork-leaving-{self.key}"
+            threading.Thread(target=self._drop_later, args=(session,), name=name, daemon=True).start()
+        return True
+
+    def _drop(self, session: Session) -> bool:
+        """Delete our key if it is there by this session; False when that has to be tried again."""
+        try:
+            entry = self._store.get(self.key)
+            if entry is not None and entry.owner == session.id:
+                self._store.delete(self.key, version=entry.version)
+        except FATAL as error:
+            _log.warning("%s: member %r stays until its session ends: %s", self._what, self._me.id, error)
+        except LatchworkError as error:
+            _log.info("%s: member %r is not deleted yet: %s", self._what, self._me.id, error)
+            return False
+        return True
+
+    def _drop_later(self, session: Session) -> None:
+        backoff = Backoff()
+        while session.remaining_s() > 0.0 and not self._drop(session):
+            self._store.clock.wait(session.lost, backoff.next_s())
 
     def _create(self, entry: Entry | None, session: Session) -> bool:
         with self._lock:
             self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12])
             self._incarnations.add(self._me.incarnation)
             body = write_body(self._me.to_body())
+        self._bound = session
         try:
             self._store.commit([Absent(self.key) if entry is None else At(entry)], [Put(self.key, body, session)])
         except Conflict:

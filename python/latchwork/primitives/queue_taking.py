@@ -6,13 +6,15 @@ Claim: created in one transaction with the attempt that it is, on condition that
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.common import Backoff, Identity
 from latchwork.primitives.queue_claim import Claim
 from latchwork.primitives.queue_items import Item, Names, item_id
@@ -54,7 +56,7 @@ class Taking:
         self._label = label
         self._identity = Identity()
         self._lock = threading.Lock()
-        self._doubtful: dict[str, tuple[Session, str]] = {}
+        self._doubtful: dict[str, _Doubt] = {}
 
     def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
         """Only the first of those that wait watches the items."""
@@ -117,7 +119,7 @@ class Taking:
             claim = self._store.commit([At(entry)], ops).entries[1]
         except BaseException as error:  # an interrupt, too
             if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):
-                self._doubt(key, session, nonce)
+                self._doubt(_Doubt(key, nonce, session, entry))
             raise
         return self._claimed(taken, claim, session)
 
@@ -127,7 +129,7 @@ class Taking:
             try:
                 data = self._store.get(self._names.data(item.data_id))
             except BaseException:
-                self._doubt(claim.key, session, str(read_body(claim.value).get("nonce")))
+                self._doubt(_Doubt(claim.key, str(read_body(claim.value).get("nonce")), session, None))
                 raise
             if data is None:
                 self._store.delete(claim.key, version=claim.version)
@@ -137,47 +139,81 @@ class Taking:
 
     # Claims of unknown outcome
 
-    def _doubt(self, key: str, session: Session, nonce: str) -> None:
-        """A claim that may be there, with nobody behind it: the next take has it, or a thread removes it."""
+    def _doubt(self, doubt: _Doubt) -> None:
+        """A claim that may be there, or come, with nobody behind it: the next take has it, or a thread removes it."""
         with self._lock:
-            self._doubtful[key] = (session, nonce)
+            self._doubtful[doubt.key] = doubt
         name = f"latchwork-claims-{self._names.name}"
-        threading.Thread(target=self._clear_doubt, args=(key, session, nonce), name=name, daemon=True).start()
+        threading.Thread(target=self._clear_doubt, args=(doubt,), name=name, daemon=True).start()
 
     def _settle_doubts(self, session: Session) -> Claim | None:
         """The first claim of ours that turns out to be there."""
         with self._lock:
-            mine = [(key, nonce) for key, (of, nonce) in self._doubtful.items() if of is session]
-        for key, nonce in mine:
-            entry, item = self._store.get_many([key, self._names.item(key.rpartition("/")[2])])
-            with self._lock:
-                if self._doubtful.pop(key, None) is None:
-                    continue  # the thread was faster
-            if entry is not None and item is not None and read_body(entry.value).get("nonce") == nonce:
-                return self._claimed(Item.of(item), entry, session)
+            mine = [doubt for doubt in self._doubtful.values() if doubt.session is session]
+        for doubt in mine:
+            claim, item = self._decide(doubt)
+            if self._is_mine_to_end(doubt) and claim is not None and item is not None:
+                return self._claimed(Item.of(item), claim, session)
         return None
 
-    def _clear_doubt(self, key: str, session: Session, nonce: str) -> None:
+    def _clear_doubt(self, doubt: _Doubt) -> None:
         """Remove a claim that no take wanted; ends with the session at the latest."""
-        backoff = Backoff()
+        session, backoff = doubt.session, Backoff()
         self._store.clock.wait(session.lost, _DOUBT_S)
+        while session.remaining_s() > 0.0 and self._doubtful.get(doubt.key) is doubt:
+            try:
+                claim, _ = self._decide(doubt)
+                if self._is_mine_to_end(doubt) and claim is not None:
+                    self._delete_later(claim, session, backoff)
+            except FATAL as error:
+                _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
+                return
+            except LatchworkError as error:
+                _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
+                self._store.clock.wait(session.lost, backoff.next_s())
+
+    def _delete_later(self, claim: Entry, session: Session, backoff: Backoff) -> None:
         while session.remaining_s() > 0.0:
             try:
-                entry = self._store.get(key)
-                with self._lock:
-                    if self._doubtful.pop(key, None) is None:
-                        return  # a take has it
-                if entry is not None and read_body(entry.value).get("nonce") == nonce:
-                    self._store.delete(key, version=entry.version)
-            except FATAL as error:
-                _log.warning("%s: %s stays until its session ends: %s", self._what, key, error)
-            except LatchworkError as error:
-                _log.info("%s: %s is not cleared yet: %s", self._what, key, error)
-                with self._lock:
-                    self._doubtful[key] = (session, nonce)
+                self._store.delete(claim.key, version=claim.version)
+            except Conflict:
+                return
+            except (Unavailable, OutcomeUnknown) as error:
+                _log.info("%s: %s is not deleted yet: %s", self._what, claim.key, error)
                 self._store.clock.wait(session.lost, backoff.next_s())
-                continue
-            return
+            else:
+                return
+
+    def _is_mine_to_end(self, doubt: _Doubt) -> bool:
+        """True for one of those that decided a doubt: the take, or the thread."""
+        with self._lock:
+            return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
+
+    def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
+        """The claim of a doubt and its item, if it landed; if it did not, see to it that it never will.
+
+        It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
+        """
+        item_key = self._names.item(doubt.key.rpartition("/")[2])
+        while True:
+            claim, item = self._store.get_many([doubt.key, item_key])
+            if claim is not None:
+                return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
+            if item is None or doubt.item is None or item.version != doubt.item.version:
+                return None, None
+            with contextlib.suppress(Conflict):
+                self._store.commit([At(item), Absent(doubt.key)], [Put(item_key, item.value)])
+                return None, None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Doubt:
+    """A claim of unknown outcome: where, by whom, and of which item as it was; None if it is there for certain."""
+
+    key: str
+    nonce: str
+    session: Session
+    item: Entry | None
 
 
 class _IsFree:
