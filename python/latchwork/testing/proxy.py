@@ -31,6 +31,7 @@ _CHUNK = 65_536
 _STEP_TIMEOUT_S = 10.0
 _BIND_ATTEMPTS = 20
 _LOOK_AGAIN_S = 0.02
+_LINGER_S = 3.0
 
 
 class Proxy:
@@ -226,6 +227,8 @@ class Proxy:
             due, chunk = await queue.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
             await pair.gates[way].wait()
+            if pair.deserted and not chunk:
+                await pair.linger()
             if chunk and way in self._dropped:
                 pair.lossy = True
                 continue
@@ -267,6 +270,7 @@ class Proxy:
 
     def _cut_clients(self) -> None:
         for pair in self._pairs:
+            pair.deserted = True
             pair.near.transport.abort()
 
 
@@ -276,6 +280,8 @@ class _Pair:
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near, self.far = near, far
         self.lossy = False
+        self.deserted = False  # by the client, of which the server shall know nothing
+        self._over = asyncio.Event()
         self.gates: dict[str, asyncio.Event] = {}
 
     def gate(self, way: str, *, held: bool) -> None:
@@ -283,7 +289,13 @@ class _Pair:
         if not held:
             self.gates[way].set()
 
+    async def linger(self) -> None:
+        """Give the server time for what it got late: a connection that ends at once would call it off."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), _LINGER_S)
+
     def abort(self) -> None:
+        self._over.set()
         for end in (self.near, self.far):
             end.transport.abort()
         for gate in self.gates.values():
