@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, reject, resolve, then
+from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, reject, resolve, then, turned
 
 
 def test_steps_go_on_with_each_result_and_see_each_error():
@@ -149,3 +149,49 @@ def test_outcome_nobody_waits_for_makes_no_condition():
 def test_errors_can_be_explained_on_the_way():
     explained = then(failed(KeyError("k")), str, lambda error: ValueError(f"explained {error}"))
     assert str(explained.exception(0)) == "explained 'k'"
+
+
+def test_a_turned_outcome_ends_with_what_the_function_makes_of_it():
+    outcome = Outcome()
+    assert turned(outcome, str) is outcome
+    resolve(outcome, 7)
+    assert outcome.result(0) == "7"
+    assert turned(completed(7), str).result(0) == "7"
+
+
+def test_a_turned_outcome_can_be_turned_again():
+    for outcome in (Outcome(), completed(7)):
+        twice = turned(turned(outcome, str), lambda text: text + "!")
+        resolve(outcome, 7)
+        assert twice.result(0) == "7!"
+
+
+@pytest.mark.parametrize("make", [Outcome, Future])
+def test_errors_of_a_turned_future_are_explained_and_its_function_may_raise(make):
+    refused, broken = make(), make()
+    explained = turned(refused, str, lambda error: ValueError(f"explained {error}"))
+    raising = turned(broken, lambda _: 1 / 0)
+    reject(refused, KeyError("k"))
+    resolve(broken, 7)
+    assert str(explained.exception(0)) == "explained 'k'"
+    assert isinstance(raising.exception(0), ZeroDivisionError)
+
+
+def test_outcome_that_is_turned_while_it_ends_is_turned_all_the_same():
+    class Late(Outcome):
+        """Turned between the moment when its end begins and the moment when it is told."""
+
+        @property
+        def _turn(self):
+            found = self.__dict__.get("turned_by")
+            if found is None:
+                self.__dict__["turned_by"] = (str, None)
+            return found
+
+        @_turn.setter
+        def _turn(self, value):
+            pass
+
+    outcome = Late()
+    outcome.set_result(7)
+    assert outcome.result(0) == "7"

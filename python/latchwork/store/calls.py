@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import then
+from latchwork.backends.futures import turned
 from latchwork.errors import Closed, Conflict, ForkedProcess, KeyExists
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
@@ -28,18 +28,32 @@ Entries = list[Entry]
 Names = list[str]
 
 
+#: Forks between the first process and this one: to ask the system each time for the process takes longer.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - of the process, as is what it counts
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
 class Gate:
     """Refuses calls on a closed store and in a forked child. Safe to share."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._pid = os.getpid()
+        self._forks = _forks
         self.closed = False
 
     @property
     def forked(self) -> bool:
         """True in a child of the process that opened the store."""
-        return os.getpid() != self._pid
+        return self._forks != _forks
 
     def check(self) -> None:
         """Let a call pass.
@@ -68,14 +82,14 @@ class Calls:
         """The entry of the key, or None."""
         absolute = self._key(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
-        return then(future, self._scope.maybe) if self._scope.prefix else future
+        return turned(future, self._scope.maybe) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
         self._gate.check()
         absolute = [self._scope.absolute(validate_key(key)) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
-        return then(future, lambda found: [self._scope.maybe(entry) for entry in found])
+        return turned(future, lambda found: [self._scope.maybe(entry) for entry in found])
 
     def list(
         self,
@@ -93,7 +107,7 @@ class Calls:
             raise ValueError(msg)
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
-        return then(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
+        return turned(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """The names directly below the prefix."""
@@ -101,7 +115,7 @@ class Calls:
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""
-        return then(self._write(Put(key, value, session)), self._only_entry)
+        return turned(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
@@ -109,17 +123,17 @@ class Calls:
         """Create, or ``KeyExists``."""
         if not sequential:
             written = self._write(Create(key, value, session))
-            return then(written, self._only_entry, lambda error: _exists(error, key))
+            return turned(written, self._only_entry, lambda error: _exists(error, key))
         absolute = self._key(key)
         check_value(absolute, value)
         self._usable(session)
-        return then(self._backend.create_sequential(absolute, value, session), self._scope.entry)
+        return turned(self._backend.create_sequential(absolute, value, session), self._scope.entry)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete; was it there?"""
         if version is None:
-            return then(self._write(Delete(key)), _was_there)
-        return then(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
+            return turned(self._write(Delete(key)), _was_there)
+        return turned(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
@@ -136,7 +150,7 @@ class Calls:
             if not isinstance(op, Delete):
                 self._usable(op.session)
         future = self._backend.commit(simple, sent)
-        return then(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
+        return turned(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
         """One operation, no checks: the short way, same rules."""

@@ -1,0 +1,71 @@
+"""How many calls of a pipeline are in flight."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from latchwork.store.pipeline import Pipeline
+
+WAITERS = 5
+
+
+class Calls:
+    """Hands out futures that the test ends."""
+
+    def __init__(self):
+        self.futures = []
+
+    def get(self, key, *, stale_ok):
+        del stale_ok
+        if key == "refused":
+            raise ValueError(key)
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_at_once(calls):
+    pipeline = Pipeline(calls, max_in_flight=WAITERS)
+    for n in range(WAITERS):
+        pipeline.get(f"first{n}")
+    threads = [threading.Thread(target=pipeline.get, args=(f"later{n}",)) for n in range(WAITERS)]
+    for thread in threads:
+        thread.start()
+    while pipeline._waiting < WAITERS:
+        threading.Event().wait(0.001)
+    assert len(calls.futures) == WAITERS
+    for future in calls.futures[:WAITERS]:
+        future.set_result(None)
+    for thread in threads:
+        thread.join(20)
+    assert len(calls.futures) == 2 * WAITERS
+
+
+def test_refused_call_leaves_its_place_to_others(calls):
+    pipeline = Pipeline(calls, max_in_flight=1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="refused"):
+            pipeline.get("refused")
+    pipeline.get("k")
+    assert len(calls.futures) == 1
+
+
+def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls):
+    pipeline = Pipeline(calls)
+    first = pipeline.get("first")
+    thread = threading.Thread(target=pipeline.flush)
+    thread.start()
+    while not first._waiters:
+        threading.Event().wait(0.001)
+    pipeline.get("later")
+    first.set_result(None)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not calls.futures[1].done()
