@@ -126,7 +126,7 @@ def measured(benchmark, kind, label, ours, *, unit, goal):
 
 def peers(operation, kind):
     """Names of the raw operation, the plain one first."""
-    return [operation, f"{operation}+fence"] if operation in FENCED and kind.startswith("etcd") else [operation]
+    return [operation, f"{operation}+fence"] if operation in FENCED and kind in REMOTE else [operation]
 
 
 def rows(kinds):

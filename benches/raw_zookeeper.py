@@ -1,7 +1,9 @@
 """The raw ZooKeeper client: kazoo, one connection.
 
 A linearizable read is a sync and a get behind it on the same connection, sent together. Nothing is found out when an
-answer is lost, and versions are ZooKeeper's own, which start anew when a znode is created again.
+answer is lost, and versions are ZooKeeper's own, which start anew when a znode is created again. ``put+fence`` and
+``txn+fence`` also check a guard, which grows when a znode of its bucket is deleted, and number a znode of their own in
+the same multi, which makes a lost answer decidable: nothing more.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class RawZooKeeper(Side):
         self.client = client = KazooClient(server.endpoint)
         client.start()
         self.root = f"/{root}"
-        for name in ("", "/folder"):
+        for name in ("", "/folder", "/guard", "/evidence"):
             client.create(self.root + name)
         path = self.path
         self.versions = {}
@@ -33,6 +35,8 @@ class RawZooKeeper(Side):
             "create": lambda n: client.create(path(f"new{n}"), VALUE),
             "delete": lambda n: client.delete(path(f"gone{n}")),
             "txn": self._txn,
+            "put+fence": lambda n: self._fenced_put(n).commit(),
+            "txn+fence": lambda n: self._txn(n, fenced=True),
         }
         self.start = {
             "get": self._read,
@@ -41,6 +45,8 @@ class RawZooKeeper(Side):
             "create": lambda n: client.create_async(path(f"new{n}"), VALUE),
             "delete": lambda n: client.delete_async(path(f"gone{n}")),
             "txn": lambda n: self._transaction(n).commit_async(),
+            "put+fence": lambda n: self._fenced_put(n).commit_async(),
+            "txn+fence": lambda n: self._transaction(n, fenced=True).commit_async(),
         }
         self.fill(f"k{n}" for n in range(KEYS))
         self.fill(f"t{n}{side}" for n in range(IN_FLIGHT) for side in "ab")
@@ -53,7 +59,7 @@ class RawZooKeeper(Side):
 
     def prepare(self, operation, count):
         super().prepare(operation, count)
-        if operation == "txn":
+        if operation.startswith("txn"):
             names = [f"t{n}{side}" for n in range(IN_FLIGHT) for side in "ab"]
             started = [self.client.exists_async(self.path(name)) for name in names]
             self.versions = {name: one.get().version for name, one in zip(names, started, strict=True)}
@@ -97,16 +103,28 @@ class RawZooKeeper(Side):
         self.client.sync_async(path)
         return self.client.get_async(path)
 
-    def _transaction(self, n):
+    def _fence(self, transaction, n):
+        transaction.check(self.path("guard"), 0)
+        transaction.set_data(self.path("evidence"), n.to_bytes(8, "big"))
+
+    def _fenced_put(self, n):
+        transaction = self.client.transaction()
+        transaction.set_data(self.path(f"k{n % KEYS}"), VALUE)
+        self._fence(transaction, n)
+        return transaction
+
+    def _transaction(self, n, *, fenced=False):
         n %= IN_FLIGHT
         transaction = self.client.transaction()
         for name in (f"t{n}a", f"t{n}b"):
             transaction.check(self.path(name), self.versions[name])
         for name in (f"t{n}a", f"t{n}b"):
             transaction.set_data(self.path(name), VALUE)
+        if fenced:
+            self._fence(transaction, n)
         return transaction
 
-    def _txn(self, n):
-        results = self._transaction(n).commit()
+    def _txn(self, n, *, fenced=False):
+        results = self._transaction(n, fenced=fenced).commit()
         n %= IN_FLIGHT
         self.versions[f"t{n}a"], self.versions[f"t{n}b"] = results[2].version, results[3].version
