@@ -96,6 +96,7 @@ check-faults: build
 	sh scripts/install_test_servers
 	sh scripts/build_etcd36
 	$(BIN)/python tests/faults/check_faults.py $(ARGS)
+	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) tests/security
 
 check-history: build
 	sh scripts/install_test_servers

@@ -1,10 +1,12 @@
-"""An etcd server with accounts: root, and app with all rights below /app/."""
+"""Servers with accounts: etcd with root, and app with all rights below /app/; ZooKeeper with SASL."""
 
 from __future__ import annotations
 
 import grpc
 from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import auth_pb2
+
+from latchwork.testing.servers import ZooKeeperServer
 
 
 class Accounts:
@@ -46,3 +48,13 @@ class Accounts:
 
     def close(self):
         self._channel.close()
+
+
+def sasl_server(folder, **passwords):
+    """A ZooKeeper server that lets only these users in, by SASL."""
+    users = " ".join(f'user_{user}="{password}"' for user, password in passwords.items())
+    jaas = folder / "jaas.conf"
+    jaas.write_text(f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n  {users};\n}};\n")
+    provider = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+    config = {"authProvider.1": provider, "sessionRequireClientSASLAuth": "true"}
+    return ZooKeeperServer(extra_config=config, jvm_args=[f"-Djava.security.auth.login.config={jaas}"])

@@ -43,9 +43,9 @@ class Certificates:
         )
         return cert, key
 
-    def server(self, **options):
+    def server(self, name="server", **options):
         """What a server is given that asks clients for certificates too."""
-        return Tls(self.ca, *self.issue("server", **options), client_cert_auth=True)
+        return Tls(self.ca, *self.issue(name, **options), client_cert_auth=True)
 
     def client(self, name="client", **options):
         """The options of a URL."""

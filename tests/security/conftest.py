@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 
 import pytest
 import trustme
@@ -26,8 +27,20 @@ def yesterday():
     return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=1)
 
 
+#: `make check-faults` has the long form: every server, every kind of token, many more inputs.
+LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
+
+
+def pytest_generate_tests(metafunc):
+    """Some fixtures have more parameters in the long form."""
+    for name, (short, more) in getattr(metafunc.module, "FORMS", {}).items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, short + more if LONG else short, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module", params=sorted(SERVERS))
 def guarded(request, certificates):
     """A server that speaks TLS with whom its authority knows."""
     with SERVERS[request.param](certificates.server()) as server:
+        server.start_another = SERVERS[request.param]
         yield server

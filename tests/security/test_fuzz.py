@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import latchwork
 from latchwork import InvalidKey, LatchworkError, Put
 from latchwork.backends.url import parse_url
+from security.conftest import LONG
 
 SCHEMES = ["zk", "etcd", "sqlite", "memory", "ZK", "http", "", "zk+etcd", "é"]
 pieces = st.one_of(
@@ -28,7 +29,7 @@ urls = st.one_of(
 keys = st.one_of(st.text(max_size=40), st.lists(pieces, max_size=6).map("".join), st.text("ab/", max_size=300))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500 if LONG else 300, deadline=None)
 @given(urls)
 def test_any_text_is_a_url_or_refused_as_one(text):
     said = ""
@@ -49,7 +50,7 @@ def memory():
         yield store
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600 if LONG else 200, deadline=None)
 @given(keys, st.binary(max_size=64))
 def test_any_text_is_a_key_that_keeps_its_value_or_refused_by_every_call(memory, key, value):
     calls = [

@@ -28,6 +28,7 @@ def accounts(request):
     """Of a server of etcd."""
     with EtcdServer(request.param) as server, closing(Accounts(server, PASSWORD)) as made:
         made.log_in()
+        made.version = request.param
         made.url = lambda root="app/x": server.url(root).replace("://", f"://app:{PASSWORD}@")
         yield made
 
@@ -40,7 +41,9 @@ def ended(watch):
     return caught.value
 
 
-def test_an_open_watch_on_etcd_ends_when_its_account_loses_the_right(accounts):
+def test_an_open_watch_on_etcd_ends_when_its_account_loses_the_right(accounts, monkeypatch):
+    if accounts.version == "3.4":  # one of the two takes its time
+        monkeypatch.setattr(rights, "_EVERY_S", 0.2)
     with latchwork.connect(accounts.url()) as store:
         store.put("k", b"1")
         mirror = store.mirror("")

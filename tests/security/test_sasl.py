@@ -6,23 +6,12 @@ import pytest
 
 import latchwork
 from latchwork import AuthenticationFailed, InvalidURL, PermissionDenied
-from latchwork.testing.servers import ZooKeeperServer
-
-JAAS = """
-Server {
-  org.apache.zookeeper.server.auth.DigestLoginModule required
-  user_ann="ann-secret" user_bob="bob-secret";
-};
-"""
+from security.accounts import sasl_server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    jaas = tmp_path_factory.mktemp("jaas") / "jaas.conf"
-    jaas.write_text(JAAS)
-    provider = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
-    config = {"authProvider.1": provider, "sessionRequireClientSASLAuth": "true"}
-    with ZooKeeperServer(extra_config=config, jvm_args=[f"-Djava.security.auth.login.config={jaas}"]) as started:
+    with sasl_server(tmp_path_factory.mktemp("jaas"), ann="ann-secret", bob="bob-secret") as started:
         yield started
 
 

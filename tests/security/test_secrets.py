@@ -17,15 +17,23 @@ import latchwork
 from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
 from latchwork.testing.servers import EtcdServer, ZooKeeperServer
-from security.accounts import Accounts
+from security.accounts import Accounts, sasl_server
 
 CANARY = "kanarienvogel-9f3a"
 
 
-@pytest.fixture(scope="module", params=["etcd34", "etcd35", "zookeeper"])
-def server(request):
+FORMS = {"server": (["etcd35", "zookeeper-sasl"], ["etcd34", "zookeeper"])}
+
+
+@pytest.fixture(scope="module")
+def server(request, tmp_path_factory):
     if request.param == "zookeeper":
         with ZooKeeperServer() as started:
+            yield started
+        return
+    if request.param == "zookeeper-sasl":
+        with sasl_server(tmp_path_factory.mktemp("jaas"), app=CANARY) as started:
+            started.options = {"sasl": "digest-md5"}
             yield started
         return
     with EtcdServer(f"3.{request.param[-1]}") as started, closing(Accounts(started, CANARY)):
@@ -51,7 +59,7 @@ def logged():
 
 
 def url(server, root="app", password=CANARY, **options):
-    options = {"connect_timeout_s": 3, "call_timeout_s": 3, **options}
+    options = {"connect_timeout_s": 5, "call_timeout_s": 1.5, **getattr(server, "options", {}), **options}
     return server.url(root, **options).replace("://", f"://app:{password}@")
 
 
@@ -72,7 +80,7 @@ def failure(act):
     return caught.value
 
 
-def test_no_repr_error_or_log_has_the_password_while_servers_come_and_go(server, logged):
+def test_no_repr_error_or_log_has_the_password_while_servers_come_and_go(server, logged, capfd):
     seen = []
     with latchwork.connect(url(server), session_ttl_s=3.0) as store:
         session, mirror = store.session, store.mirror("")
@@ -89,7 +97,7 @@ def test_no_repr_error_or_log_has_the_password_while_servers_come_and_go(server,
     assert CANARY not in shown(*seen)
     assert "app" in shown(parse_url(url(server)))
     assert "latchwork" in logged.getvalue()
-    assert CANARY not in logged.getvalue()
+    assert CANARY not in logged.getvalue() + "".join(capfd.readouterr())
 
 
 def test_no_refusal_to_connect_has_the_password(server, logged, tmp_path):
@@ -101,14 +109,14 @@ def test_no_refusal_to_connect_has_the_password(server, logged, tmp_path):
         url(server, tls_ca="/nowhere.pem"),
         url(server, password_file=secret),
         url(server, root="a//b"),
-        url(server).replace(server.endpoint, "127.0.0.1:1", 1),
+        url(server, connect_timeout_s=0.5).replace(server.endpoint, "127.0.0.1:1", 1),
         url(server).replace(server.endpoint, "127.0.0.1:port", 1),
         url(server).replace("@", "", 1),
         url(server) + "#part",
     ]
     errors = [failure(lambda each=each: latchwork.connect(each)) for each in bad]
     with suppress(LatchworkError):  # ZooKeeper accepts any password
-        latchwork.connect(url(server, password=CANARY + "-wrong")).close()
+        latchwork.connect(url(server, password=CANARY + "-wrong", connect_timeout_s=1.5)).close()
     assert CANARY not in shown(*errors)
     assert CANARY not in logged.getvalue()
 
@@ -127,6 +135,10 @@ def test_no_command_prints_the_password(server, tmp_path):
         )
         assert CANARY.encode() not in ran.stdout + ran.stderr, command
         assert ran.stdout + ran.stderr, command
+    talkative = {**environment, "GRPC_VERBOSITY": "debug", "GRPC_TRACE": "http,call_error"}
+    ran = subprocess.run([program, "status"], env=talkative, capture_output=True, timeout=60, check=False)
+    assert CANARY.encode() not in ran.stdout + ran.stderr
+    assert (b"chttp2" in ran.stderr) == server.url().startswith("etcd"), "gRPC writes to file descriptor 2 by itself"
     ran = subprocess.run([program, "status", "--url", url(server)], capture_output=True, timeout=60, check=False)
     assert CANARY.encode() not in ran.stdout + ran.stderr
     assert b"LATCHWORK_URL" in ran.stderr
