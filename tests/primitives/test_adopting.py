@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -37,7 +38,6 @@ def dead(keepers, names, *, ttl_s=TTL_S):
     earlier = keepers("node-1", ttl_s=ttl_s)
     held = earlier.try_acquire_many(names)
     owner_id = earlier.owner_id
-    earlier._life.current = None  # as if it had died here: it renews nothing and removes nothing
     earlier.close(release=False)
     return owner_id, held
 
@@ -231,6 +231,18 @@ def test_a_persistent_lock_is_adopted_by_the_id_of_its_holder(connect, keepers):
     assert lock.owner_id != owner_id
     lock.release()
     assert lock.holder() is None
+    lock.close()
+
+
+def test_the_lock_of_a_killed_process_is_had_at_once_by_the_one_that_follows(connect, holder):
+    victim = holder("lock", "orders", TTL_S)
+    token = victim.hear()["token"]
+    victim.send(signal.SIGKILL)
+    victim.process.wait(30)
+    lock = PersistentLock(connect(), "orders", ttl_s=TTL_S)
+    began = time.monotonic()
+    assert lock.adopt(lock.holder().owner_id, 30.0).token > token
+    assert time.monotonic() - began < TTL_S / 2
     lock.close()
 
 

@@ -37,6 +37,28 @@ class PersistentLockModel(Model):
                 self.claims.add(me, lambda: held.is_held)
                 self.writes.write(me, held.fence)
 
+    @action
+    def restart(self, me):
+        """An earlier life of a node leaves its lock behind, its work stopped; the later one adopts it."""
+        first, stopped = LockKeeper(me.store, ttl_s=LOCK_TTL_S), []
+        try:
+            held = first.try_acquire("report")
+            if held is None:
+                return
+            self.claims.add(me, lambda: not stopped and held.is_held)
+            self.writes.write(me, held.fence)
+        finally:
+            stopped.append(True)
+            first.close(release=False)
+        me.pause(0.3)
+        with LockKeeper(me.store, ttl_s=LOCK_TTL_S) as second:
+            later = second.adopt(held.owner_id, timeout_s=PATIENCE_S).get("report")
+            if later is not None:
+                self.claims.add(me, lambda: later.is_held)
+                self.writes.write(me, later.fence)
+                me.pause()
+                self.writes.write(me, later.fence)
+
     def finish(self, store):
         lock = PersistentLock(store, "report", ttl_s=LOCK_TTL_S)
         try:
