@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
 from latchwork.primitives.common import Home, Patience, listen, lost_by_fork, refuse_in_callback
-from latchwork.primitives.waiter import Waiter
+from latchwork.primitives.waiter import Waiter, open_session
 from latchwork.primitives.work import Ownership
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class SessionLock(ABC):
         self._mine = threading.local()
         self._listeners: dict[object, Callable[[], None]] = {}
         self._closed = False
+        self._closing = threading.Event()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
@@ -167,6 +168,7 @@ class SessionLock(ABC):
             return
         with self._lock:
             self._closed = True
+            self._closing.set()
             holds, waiters = list(self._holds), list(self._waiters)
         for waiter in waiters:
             waiter.call_off()
@@ -234,8 +236,7 @@ class SessionLock(ABC):
             return again
         refuse_in_callback(self.what, timeout_s)
         self._before()
-        session = self._given if self._given is not None else self._store.session
-        session.ensure_usable()
+        session = open_session(self._store, self._given, self.what, patience, self._closing)
         waiter = Waiter(self._store, session)
         hold: Hold | None = None
         try:

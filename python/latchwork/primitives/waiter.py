@@ -110,3 +110,33 @@ class Waiter:
                 pause_s = patience.left_s(backoff.next_s())
                 if patience.is_over or not self.pause(pause_s):
                     raise
+
+
+def open_session(
+    store: Store, given: Session | None, what: str, patience: Patience, closing: threading.Event
+) -> Session:
+    """The session to wait by: the one that was handed in, or the store's, tried again while there is time.
+
+    Args:
+        store: whose session, if none is given.
+        given: the caller's session, or None.
+        what: is waited for, in words.
+        patience: how long it is tried.
+        closing: set when whoever waits is closed.
+    Raises:
+        Unavailable, OutcomeUnknown: it could not be opened in that time.
+        SessionLost: the one that was handed in has ended.
+        Closed: it, the store, or whoever waits was closed.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            session = given if given is not None else store.session
+            session.ensure_usable()
+        except (Unavailable, OutcomeUnknown) as error:
+            if patience.is_over:
+                raise
+            if store.clock.wait(closing, patience.left_s(backoff.next_s())):
+                raise Closed(f"{what} was closed; make another one") from error
+        else:
+            return session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, InvalidKey, SessionLost
 from latchwork.primitives.common import Home, Patience, check_name, refuse_in_callback
-from latchwork.primitives.waiter import Waiter
+from latchwork.primitives.waiter import Waiter, open_session
 
 if TYPE_CHECKING:
     from latchwork.store.session import Session
@@ -48,6 +48,7 @@ class Waits:
         self._lock = threading.Lock()
         self._waiters: set[Waiter] = set()
         self._closed = False
+        self._closing = threading.Event()
 
     def check(self) -> None:
         """Let a call pass.
@@ -65,16 +66,6 @@ class Waits:
         """True once closed."""
         return self._closed
 
-    def session(self) -> Session:
-        """The session to live by now.
-
-        Raises:
-            Closed, SessionLost: the one that was handed in has ended.
-        """
-        session = self._given if self._given is not None else self._store.session
-        session.ensure_usable()
-        return session
-
     @contextmanager
     def begin(self, timeout_s: float | None) -> Iterator[tuple[Waiter, Patience]]:
         """Wait inside: what waits with, and how long it may.
@@ -86,7 +77,8 @@ class Waits:
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        with closing(Waiter(self._store, self.session())) as waiter:
+        session = open_session(self._store, self._given, self._what, patience, self._closing)
+        with closing(Waiter(self._store, session)) as waiter:
             with self._lock:
                 if not self._closed:
                     self._waiters.add(waiter)
@@ -120,6 +112,7 @@ class Waits:
             return False
         with self._lock:
             was_closed, self._closed = self._closed, True
+            self._closing.set()
             waiters = list(self._waiters)
         for waiter in waiters:
             waiter.call_off()
