@@ -62,13 +62,17 @@ class Cluster:
         self.log = RunLog()
         self.nodes = []
 
-    def endless(self, job_id="report", items=("a", "b", "c", "d"), **options):
-        """A job whose runs go on until they are told to stop."""
+    def endless(self, job_id="report", items=("a", "b", "c", "d"), *, on_start=None, on_stop=None, **options):
+        """A job whose runs go on until they are told to stop; what is given is called with the context then."""
 
         def run(context):
             self.log.begin(context)
             try:
+                if on_start is not None:
+                    on_start(context)
                 context.wait_stop()
+                if on_stop is not None:
+                    on_stop(context)
             finally:
                 self.log.end(context)
 

@@ -23,15 +23,9 @@ def own_server(request):
 
 def test_a_short_cut_restarts_nothing_and_a_long_one_stops_runs_in_time_and_recovers(own_server, cluster, eventually):
     margins = []
-
-    def run(context):
-        cluster.log.begin(context)
-        context.wait_stop()
-        margins.append(context.remaining_s())
-        cluster.log.end(context)
-
+    job = cluster.endless(on_stop=lambda context: margins.append(context.remaining_s()))
     with latchwork.connect(own_server.url("test", call_timeout_s=2)) as store:
-        node = cluster.node(store, "n1", cluster.endless(run=run), session_ttl_s=3.0, lock_ttl_s=3.0)
+        node = cluster.node(store, "n1", job, session_ttl_s=3.0, lock_ttl_s=3.0)
         eventually(lambda: len(cluster.log.owners()) == 4)
 
         own_server.pause()
@@ -72,15 +66,14 @@ class Line:
         self.near = cluster.node(self.near_store, "near", self.job(), **options)
 
     def job(self):
-        def run(context):
-            self.cluster.log.begin(context)
-            self.starts.append((context.node_id, context.work_share[0], self.clock.now()))
-            context.wait_stop()
-            left_s = context.remaining_s()
-            self.stopped.append((context.node_id, context.work_share[0], left_s, self.clock.now() + left_s))
-            self.cluster.log.end(context)
+        return self.cluster.endless(on_start=self.note_start, on_stop=self.note_stop)
 
-        return self.cluster.endless(run=run)
+    def note_start(self, context):
+        self.starts.append((context.node_id, context.work_share[0], self.clock.now()))
+
+    def note_stop(self, context):
+        left_s = context.remaining_s()
+        self.stopped.append((context.node_id, context.work_share[0], left_s, self.clock.now() + left_s))
 
     def close(self):
         self.proxy.release()

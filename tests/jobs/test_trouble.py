@@ -1,23 +1,17 @@
-"""What users' jobs, pools and stores do to a node: each has a stated behaviour, and a log line that helps."""
+"""What users' jobs and pools do to a node: each has a stated behaviour, and a log line that helps."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 
-import grpc
 import pytest
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import auth_pb2
 
 import latchwork
 from latchwork.jobs import FixedDelay, Job, Member, Threads, inspect, keys
-from latchwork.testing.servers import EtcdServer
 
 
 @pytest.fixture
@@ -152,86 +146,7 @@ def test_a_pool_of_300_000_items_is_stored_in_small_values_and_assigned(memory, 
     assert len(heads) > 10
 
 
-# Stores
-
-
-def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_they_go_on_when_there_is_room(
-    memory, cluster, eventually, monkeypatch, caplog
-):
-    node = cluster.node(memory, "n1", cluster.endless(items=["a", "b"]))
-    eventually(lambda: len(cluster.log.owners()) == 2)
-
-    def full(*_args, **_options):
-        refused = Future()
-        refused.set_exception(latchwork.QuotaExceeded("the store is full; free or grow it"))
-        return refused
-
-    with monkeypatch.context() as patch:
-        for name in ("commit", "put", "create"):  # below the store, and below its pipelines
-            patch.setattr(type(memory._calls), name, full)
-        eventually(lambda: not cluster.log.owners(), 15)
-        assert "the runs are told to stop" in caplog.text
-        assert "the store is full" in caplog.text
-    eventually(lambda: len(cluster.log.owners()) == 2, 15)
-    assert node.health().ok
-
-
-def test_a_store_that_becomes_read_only_stops_the_runs_before_their_locks_end_and_they_go_on_when_it_is_not(
-    cluster, eventually, caplog
-):
-    with EtcdServer("3.5") as server, Rights(server) as rights:
-        url = server.url("app", session_ttl_s=3).replace("etcd://", "etcd://app:app-secret@")
-        with latchwork.connect(url) as store:
-            margins = []
-
-            def run(context):
-                cluster.log.begin(context)
-                context.wait_stop()
-                margins.append(context.remaining_s())
-                cluster.log.end(context)
-
-            job = cluster.endless(items=["a", "b"], run=run)
-            node = cluster.node(store, "n1", job, session_ttl_s=6.0, lock_ttl_s=6.0)
-            eventually(lambda: len(cluster.log.owners()) == 2, 20)
-            rights.grant(auth_pb2.Permission.READ)
-            eventually(lambda: not cluster.log.owners(), 20)
-            assert min(margins) > 0
-            assert "grant it read and write on the prefix of the store's root" in caplog.text
-            assert "the runs are told to stop" in caplog.text
-            rights.grant(auth_pb2.Permission.READWRITE)
-            eventually(lambda: len(cluster.log.owners()) == 2, 30)
-            eventually(lambda: node.health().ok, 20)
-            node.close()
-
-
-class Rights:
-    """What the account ``app`` of a server may do below /app/; at first everything."""
-
-    def __init__(self, server):
-        self._channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
-        self._auth = pb.AuthStub(self._channel)
-        for user in ("root", "app"):
-            self._auth.UserAdd(pb.AuthUserAddRequest(name=user, password=f"{user}-secret"), timeout=5)
-            self._auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
-            self._auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
-        self._as_root = ()
-        self.grant(auth_pb2.Permission.READWRITE)
-        self._auth.AuthEnable(pb.AuthEnableRequest(), timeout=5)
-
-    def grant(self, kind):
-        """From now on it may do this, and nothing else."""
-        with contextlib.suppress(grpc.RpcError):  # not enabled yet
-            asked = pb.AuthenticateRequest(name="root", password="root-secret")
-            self._as_root = (("token", self._auth.Authenticate(asked, timeout=5).token),)
-        perm = auth_pb2.Permission(permType=kind, key=b"/app/", range_end=b"/app0")
-        request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
-        self._auth.RoleGrantPermission(request, timeout=5, metadata=self._as_root)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._channel.close()
+# Versions
 
 
 def test_nodes_of_different_versions_on_one_root_are_a_warning_that_names_them(memory, cluster, eventually, caplog):

@@ -1,0 +1,154 @@
+"""A store that becomes full or read-only under a node: stated behaviour, a log line that helps, and the way back.
+
+Nothing is patched: the servers, the file system and the accounts are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+
+import grpc
+import pytest
+from etcd3 import etcdrpc as pb
+from etcd3.etcdrpc import auth_pb2
+
+import latchwork
+from latchwork.testing.servers import EtcdServer
+
+QUOTA_BYTES = 8 * 2**20
+
+
+class FullEtcd:
+    """An etcd of a small quota, freed as an operator would: delete, compact, defragment, disarm."""
+
+    def __init__(self, _tmp_path):
+        self._server = EtcdServer("3.5", extra_args=("--quota-backend-bytes", str(QUOTA_BYTES)))
+        self._server.start()
+        self._channel = grpc.insecure_channel(f"ipv4:{self._server.endpoint}")
+        self._kv, self._maintenance = pb.KVStub(self._channel), pb.MaintenanceStub(self._channel)
+        self.url = self._server.url("app", session_ttl_s=3)
+
+    def fill(self):
+        """Until the server refuses even a small value."""
+        with pytest.raises(grpc.RpcError, match="database space exceeded"):
+            for number in range(4 * QUOTA_BYTES // 2**16):  # some room beyond the quota was there from the start
+                self._kv.Put(pb.PutRequest(key=b"filler/%d" % number, value=bytes(2**16)), timeout=10)
+
+    def free(self):
+        """Make room and say so."""
+        gone = self._kv.DeleteRange(pb.DeleteRangeRequest(key=b"filler/", range_end=b"filler0"), timeout=10)
+        self._kv.Compact(pb.CompactionRequest(revision=gone.header.revision, physical=True), timeout=20)
+        self._maintenance.Defragment(pb.DefragmentRequest(), timeout=20)
+        alarms = self._maintenance.Alarm(pb.AlarmRequest(action=pb.AlarmRequest.GET), timeout=10).alarms
+        for alarm in alarms:
+            disarm = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=alarm.alarm)
+            self._maintenance.Alarm(disarm, timeout=10)
+
+    def close(self):
+        self._channel.close()
+        self._server.close()
+
+
+class FullDisk:
+    """SQLite on a small disk of its own, which another file fills."""
+
+    def __init__(self, tmp_path):
+        self._disk = tmp_path / "disk"
+        self._disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(self._disk)]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("a small disk can be made by root only")
+        self.url = f"sqlite:///{self._disk}/store.db?session_ttl_s=3"
+
+    def fill(self):
+        """To the last byte."""
+        with (self._disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while filler.write(bytes(512)):
+                pass
+
+    def free(self):
+        """Delete the file."""
+        (self._disk / "filler").unlink()
+
+    def close(self):
+        subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
+
+
+@pytest.fixture(params=[FullEtcd, FullDisk])
+def small(request, tmp_path):
+    made = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_they_go_on_when_there_is_room(
+    small, cluster, eventually, caplog
+):
+    margins = []
+    job = cluster.endless(items=["a", "b"], on_stop=lambda context: margins.append(context.remaining_s()))
+    with latchwork.connect(small.url) as store:
+        node = cluster.node(store, "n1", job, session_ttl_s=3.0, lock_ttl_s=3.0)
+        eventually(lambda: len(cluster.log.owners()) == 2, 20)
+        small.fill()
+        eventually(lambda: not cluster.log.owners(), 20)
+        assert len(margins) == 2
+        assert min(margins) > 0
+        assert "the runs are told to stop" in caplog.text
+        assert any(word in caplog.text for word in ("free space on its disk", "compact and defragment"))
+        small.free()
+        eventually(lambda: len(cluster.log.owners()) == 2, 30)
+        eventually(lambda: node.health().ok, 20)
+        node.close()
+
+
+def test_a_store_that_becomes_read_only_stops_the_runs_before_their_locks_end_and_they_go_on_when_it_is_not(
+    cluster, eventually, caplog
+):
+    with EtcdServer("3.5") as server, Rights(server) as rights:
+        url = server.url("app", session_ttl_s=3).replace("etcd://", "etcd://app:app-secret@")
+        with latchwork.connect(url) as store:
+            margins = []
+            job = cluster.endless(items=["a", "b"], on_stop=lambda context: margins.append(context.remaining_s()))
+            node = cluster.node(store, "n1", job, session_ttl_s=6.0, lock_ttl_s=6.0)
+            eventually(lambda: len(cluster.log.owners()) == 2, 20)
+            rights.grant(auth_pb2.Permission.READ)
+            eventually(lambda: not cluster.log.owners(), 20)
+            assert min(margins) > 0
+            assert "grant it read and write on the prefix of the store's root" in caplog.text
+            assert "the runs are told to stop" in caplog.text
+            rights.grant(auth_pb2.Permission.READWRITE)
+            eventually(lambda: len(cluster.log.owners()) == 2, 30)
+            eventually(lambda: node.health().ok, 20)
+            node.close()
+
+
+class Rights:
+    """What the account ``app`` of a server may do below /app/; at first everything."""
+
+    def __init__(self, server):
+        self._channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
+        self._auth = pb.AuthStub(self._channel)
+        for user in ("root", "app"):
+            self._auth.UserAdd(pb.AuthUserAddRequest(name=user, password=f"{user}-secret"), timeout=5)
+            self._auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
+            self._auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
+        self._as_root = ()
+        self.grant(auth_pb2.Permission.READWRITE)
+        self._auth.AuthEnable(pb.AuthEnableRequest(), timeout=5)
+
+    def grant(self, kind):
+        """From now on it may do this, and nothing else."""
+        with contextlib.suppress(grpc.RpcError):  # not enabled yet
+            asked = pb.AuthenticateRequest(name="root", password="root-secret")
+            self._as_root = (("token", self._auth.Authenticate(asked, timeout=5).token),)
+        perm = auth_pb2.Permission(permType=kind, key=b"/app/", range_end=b"/app0")
+        request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
+        self._auth.RoleGrantPermission(request, timeout=5, metadata=self._as_root)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._channel.close()
