@@ -8,7 +8,7 @@ import pytest
 
 from chaos.storm import Storm
 
-SECONDS = 45.0
+SECONDS = 60.0
 
 
 @pytest.mark.serial

@@ -78,6 +78,7 @@ class Node:
         self.view = None
         self.quiet = QuietTime(QUIET_S, QUIET_MAX_S)
         self.shares = {}
+        self.looked_at = None  # the shares, when nothing was left to do for them, nor for locks and runs
         self.pending = []  # writes decided on and not sent yet, each with the incarnation that leads
 
     # One look of the worker, as its loop and its guard take it
@@ -94,7 +95,7 @@ class Node:
             if self.owner is not None and now - self.lease_from >= STOP_AT:
                 self.tell(self.runs.values(), now)
             if self.owner is not None and now - self.lease_from >= TTL_S:
-                self.owner, self.held = None, {}
+                self.lose_locks()
         self.reap(now)
         self.reconcile(now, connected=connected)
         if connected:
@@ -113,7 +114,7 @@ class Node:
             store.queue.append((self.name, self.incarnation))
             store.sessions[self.name] = (self.incarnation, now)
         if self.owner is not None and self.owner not in store.owners:
-            self.owner, self.held = None, {}  # taken over: told as soon as it is seen
+            self.lose_locks()  # taken over: told as soon as it is seen
         if self.owner is None and not self.runs:
             self.owner, self.lease_from = next(self.world.numbers), now
             store.owners[self.owner] = now
@@ -123,16 +124,24 @@ class Node:
             if self.owner is not None:
                 store.owners[self.owner] = self.lease_from = now
 
+    def lose_locks(self):
+        self.owner, self.held, self.looked_at = None, {}, None
+
     def reap(self, now):
         for run in [run for run in self.runs.values() if run.stops_at is not None and run.stops_at <= now]:
             del self.runs[run.number]
+            self.looked_at = None
 
     def tell(self, runs, now):
         for run in runs:
             if run.stops_at is None:
                 run.stops_at = now + self.world.random.uniform(0.0, STOPS_WITHIN_S)
+                self.looked_at = None
 
     def reconcile(self, now, *, connected):
+        if self.looked_at == self.shares:  # nothing is different, and there was nothing to do
+            return
+        idle = True
         for job, threads in JOBS.items():
             live = [run for run in self.runs.values() if run.job == job]
             seen = [Running(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
@@ -148,6 +157,8 @@ class Node:
             if now - self.lease_from < STOP_AT or self.world.defect == "no deadline":
                 for items in actions.start:
                     self.start(job, items)
+            idle &= not (actions.stop or actions.release or actions.acquire or actions.start)
+        self.looked_at = dict(self.shares) if idle else None
 
     def start(self, job, items):
         number = next(self.world.numbers)

@@ -231,23 +231,26 @@ class Starts:
         return found
 
 
-@pytest.mark.parametrize("threads", [Threads.whole(), Threads.per_item()])
-def test_each_item_starts_once_at_each_second_while_nodes_come_die_and_go(store, cluster, eventually, die, threads):
+def test_each_item_starts_once_at_each_second_while_nodes_come_die_and_go(store, cluster, eventually, die):
     starts = Starts()
 
-    def job():
-        return cluster.endless(run=starts.run, items="abcd", schedule=EACH_SECOND, threads=threads)
+    def jobs():
+        shapes = {"whole": ("abcd", Threads.whole()), "each": ("efgh", Threads.per_item())}
+        return [
+            cluster.endless(job_id, run=starts.run, items=items, schedule=EACH_SECOND, threads=threads)
+            for job_id, (items, threads) in shapes.items()
+        ]
 
-    first = cluster.node(store, "n1", job())
-    eventually(lambda: len(starts.counts()) >= 4)
-    second = cluster.node(store, "n2", job())
+    first = cluster.node(store, "n1", jobs())
+    eventually(lambda: len({item for item, _ in starts.counts()}) == 8)
+    second = cluster.node(store, "n2", jobs())
     time.sleep(1.5)
     die(first)
-    third = cluster.node(store, "n3", job())
+    third = cluster.node(store, "n3", jobs())
     time.sleep(1.0)
     second.close()
     wanted = time.time()
-    eventually(lambda: {item for item, at in starts.counts() if at > wanted} == set("abcd"), 20)
+    eventually(lambda: {item for item, at in starts.counts() if at > wanted} == set("abcdefgh"), 20)
     third.close()
     assert starts.gaps() == []
     assert {count for count in starts.counts().values() if count != 1} == set()

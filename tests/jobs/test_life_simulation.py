@@ -8,7 +8,7 @@ import pytest
 
 from jobs.life_simulation import DEFECTS, World
 
-#: More with LATCHWORK_LIVES=5000; about thirty a second.
+#: More with LATCHWORK_LIVES=5000; about fifty a second.
 LIVES = int(os.environ.get("LATCHWORK_LIVES", "120"))
 
 
