@@ -13,7 +13,7 @@ SECONDS = 60.0
 
 @pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_nothing_overlaps_nothing_is_lost_and_nothing_is_left_over_under_faults(tmp_path):
     with Storm("etcd35", 20261121, tmp_path) as storm:
         report = storm.blow(SECONDS)

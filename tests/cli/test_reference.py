@@ -97,3 +97,12 @@ def test_every_command_is_listed_at_the_top_of_the_page():
         words = command.split()
         assert f"`latchwork {words[0]}" in top
         assert f"`{words[-1]}" in top or f" {words[-1]}" in top, command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_tells_what_each_option_does_and_the_unit_of_a_time(command):
+    for option in COMMANDS[command].params:
+        text = option.help or ""
+        assert len(text) > 10, f"{command} {option.name} has no help"
+        if option.name.endswith("_s"):
+            assert "econds" in text, f"{command} {option.name} does not say its unit: {text}"

@@ -1,4 +1,4 @@
-"""`latchwork jobs` and `latchwork settings`: switch jobs off and on, and change options, while the cluster runs."""
+"""`latchwork jobs`: switch jobs off and on, and change their options, while the cluster runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latchwork.cli.changes import Unset, chosen, described, seconds, short
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import NoCluster, UsageError, reported
@@ -19,15 +20,13 @@ from latchwork.jobs import settings as stored
 
 _HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)
-settings_app = typer.Typer(help="Show and change what is set for the whole cluster.", **_HELP)
 
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
-Seconds = Annotated[float | None, typer.Option(min=0.0, show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command groups."""
+    """Add the command group."""
     on_jobs: dict[str, tuple[Callable[..., None], list[str]]] = {
         "list": (list_jobs, ["latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json"]),
         "disable": (disable, ["latchwork jobs disable report", "latchwork jobs disable --all"]),
@@ -35,18 +34,17 @@ def register(app: typer.Typer) -> None:
         "default": (default, ["latchwork jobs default off", "latchwork jobs default unset"]),
         "set": (
             set_job,
-            ["latchwork jobs set report --fixed-delay-s 5 --threads 4", "latchwork jobs set report -u threads"],
+            [
+                "latchwork jobs set report --fixed-delay-s 5 --threads 4",
+                "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
+                "latchwork jobs set report -u threads -u schedule",
+            ],
         ),
         "reset": (reset, ["latchwork jobs reset report"]),
     }
     for name, (command, lines) in on_jobs.items():
         jobs_app.command(name, epilog=examples(*lines))(command)
-    settings_app.command("show", epilog=examples("latchwork settings show --json"))(show)
-    settings_app.command("set", epilog=examples("latchwork settings set --debounce-s 2 --cleanup-period-s 600"))(
-        set_cluster
-    )
     app.add_typer(jobs_app, name="jobs")
-    app.add_typer(settings_app, name="settings")
 
 
 @reported
@@ -66,8 +64,8 @@ def list_jobs(*, url: Url = None, as_json: Json = False, debug: Debug = False) -
     for name in ("job", "runs", "because", "items", "running", "set"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        chosen = ", ".join(f"{name}={_short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = (row["job"], "yes" if row["enabled"] else "no", row["because"], row["items"], row["running"], chosen)
+        own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
+        cells = (row["job"], "yes" if row["enabled"] else "no", row["because"], row["items"], row["running"], own)
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
     Console(highlight=False).print(table)
 
@@ -119,22 +117,79 @@ def default(
 def set_job(
     job: JobId,
     *,
-    fixed_delay_s: Seconds = None,
-    fixed_rate_s: Seconds = None,
-    cron: Annotated[str | None, typer.Option(help="A cron expression.")] = None,
-    tz: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
-    misfire: Annotated[str, typer.Option(help="What becomes of missed times of --cron: once, all or skip.")] = "once",
-    initial_delay_s: Seconds = None,
-    jitter_s: Seconds = None,
-    pool_check_period_s: Seconds = None,
-    threads: Annotated[int | None, typer.Option(min=0, help="Runs at a time on a node; 0 is one per item.")] = None,
-    unset: Annotated[
-        list[str] | None, typer.Option("--unset", "-u", help="An option that goes back to what the code says.")
+    fixed_delay_s: Annotated[
+        float | None,
+        seconds(
+            "Seconds from the end of a run to the start of the next: 5 leaves the machine 5 s between two.", unset="60"
+        ),
     ] = None,
+    fixed_rate_s: Annotated[
+        float | None,
+        seconds(
+            "Seconds from the start of a run to the start of the next: 300 for every five minutes; "
+            "starts that a long run covers drop out.",
+            unset="no fixed rate",
+        ),
+    ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            show_default=False,
+            help="Runs start at these times: '0 3 * * *' is each night "
+            "at 3, '*/10 * * * * *' every ten seconds. One of --fixed-delay-s, --fixed-rate-s and --cron at most.",
+        ),
+    ] = None,
+    tz: Annotated[
+        str, typer.Option(metavar="ZONE", help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.")
+    ] = "UTC",
+    misfire: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="What becomes of times of --cron that were missed because no node could run: "
+            "once makes up for them with one run, all with one for each, skip not at all.",
+        ),
+    ] = "once",
+    initial_delay_s: Annotated[
+        float | None,
+        seconds(
+            "Seconds before the first run of an item that is new on a node: 30 lets a node warm up.",
+            unset="the delay or rate itself; with --cron its next time",
+        ),
+    ] = None,
+    jitter_s: Annotated[
+        float | None,
+        seconds(
+            "Seconds that a run starts later at most, at random: 10 keeps nodes from starting all at once.", unset="0"
+        ),
+    ] = None,
+    pool_check_period_s: Annotated[
+        float | None,
+        seconds(
+            "Seconds between two reads of the job's work pool: how long a new item is not seen at most. 0 for "
+            "never again after the first.",
+            unset="60",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Runs at a time on each node: its share is cut into so "
+            "many parts; 0 is a run for each item.  [unless set, here or in the code: 1]",
+        ),
+    ] = None,
+    unset: Unset = None,
     url: Url = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Change options of a job on all nodes, at once: a wait under way is cut short."""
+    """Change options of a job on all nodes, at once: a wait under way is cut short.
+
+    What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
+    """
     fires = {"cron": cron, "tz": tz, "misfire": misfire}
     given: dict[str, Any] = {
         "schedule": _schedule({"fixed_delay_s": fixed_delay_s}, {"fixed_rate_s": fixed_rate_s}, fires),
@@ -145,8 +200,8 @@ def set_job(
     }
     with open_store(url) as store:
         control = Control(store)
-        control.change_job(job, **_chosen(given, unset))
-        typer.echo(f"{job}: {_described(stored.encode(control.settings().job(job)))}")
+        control.change_job(job, **chosen(given, unset))
+        typer.echo(f"{job}: {described(stored.encode(control.settings().job(job)))}")
 
 
 @reported
@@ -155,55 +210,6 @@ def reset(job: JobId, *, url: Url = None, debug: Debug = False) -> None:  # noqa
     with open_store(url) as store:
         Control(store).reset(job)
     typer.echo(f"{job}: nothing set")
-
-
-@reported
-def show(*, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show what is set for the cluster and its jobs; what is not set is as the nodes' code says."""
-    with open_store(url) as store:
-        settings = Control(store).settings()
-    found = {
-        "cluster": stored.encode(settings.cluster),
-        "jobs": {job: stored.encode(each) for job, each in sorted(settings.jobs.items())},
-    }
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    typer.echo(f"cluster: {_described(found['cluster'])}")
-    for job, each in found["jobs"].items():
-        typer.echo(f"job {job}: {_described(each)}")
-
-
-@reported
-def set_cluster(
-    *,
-    debounce_s: Seconds = None,
-    debounce_max_s: Seconds = None,
-    cleanup_period_s: Seconds = None,
-    sweep_period_s: Seconds = None,
-    stop_timeout_s: Seconds = None,
-    close_timeout_s: Seconds = None,
-    disconnect_grace_s: Seconds = None,
-    unset: Annotated[
-        list[str] | None, typer.Option("--unset", "-u", help="An option that goes back to what the code says.")
-    ] = None,
-    url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Change options of the manager, and of nodes, in the whole cluster, at once."""
-    given = {
-        "debounce_s": debounce_s,
-        "debounce_max_s": debounce_max_s,
-        "cleanup_period_s": cleanup_period_s,
-        "sweep_period_s": sweep_period_s,
-        "stop_timeout_s": stop_timeout_s,
-        "close_timeout_s": close_timeout_s,
-        "disconnect_grace_s": disconnect_grace_s,
-    }
-    with open_store(url) as store:
-        control = Control(store)
-        control.change_cluster(**_chosen(given, unset))
-        typer.echo(f"cluster: {_described(stored.encode(control.settings().cluster))}")
 
 
 def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool) -> None:
@@ -244,28 +250,8 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
 
 def _schedule(*given: dict[str, Any]) -> Schedule | None:
     """The one that was given: the one whose first value is."""
-    chosen = [each for each in given if next(iter(each.values())) is not None]
-    if len(chosen) > 1:
+    found = [each for each in given if next(iter(each.values())) is not None]
+    if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
-    schedule: Schedule | None = stored.check("schedule", chosen[0]) if chosen else None
+    schedule: Schedule | None = stored.check("schedule", found[0]) if found else None
     return schedule
-
-
-def _chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    chosen = {name: value for name, value in given.items() if value is not None}
-    for each in unset or ():
-        name = each.lstrip("-").replace("-", "_")
-        if name not in given or name in chosen:
-            raise UsageError(f"--unset {each} cannot be done; give one of {', '.join(given)} that is not set as well")
-        chosen[name] = None
-    if not chosen:
-        raise UsageError(f"nothing to change; give a value for one of {', '.join(given)}, or --unset it")
-    return chosen
-
-
-def _described(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_short(value)}" for name, value in settings.items()) or "nothing set"
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import bench, demo, jobs, nodes, run, status, tree, why
+from latchwork.cli import bench, demo, jobs, nodes, run, settings, status, tree, why
 from latchwork.cli.options import Debug, examples
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ demo.register(app)
 jobs.register(app)
 nodes.register(app)
 run.register(app)
+settings.register(app)
 status.register(app)
 tree.register(app)
 why.register(app)
