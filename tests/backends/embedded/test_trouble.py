@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -160,6 +161,51 @@ def test_account_that_cannot_enter_the_directory_is_told_so(open_place):
     answer = opened_without_rights(open_place / "closed" / "below" / "new.db")
     assert answer.startswith("PermissionDenied ")
     assert "change the mode" in answer
+
+
+def test_a_file_that_turns_read_only_stays_with_those_who_have_it_open_and_refuses_others(opened, open_place):
+    store = opened(f"sqlite:///{open_place}/store.db")
+    put(store, "a")
+    for path in open_place.iterdir():
+        path.chmod(0o444)
+    put(store, "a", b"new")
+    assert value_of(store, "a") == b"new"
+    assert opened_without_rights(open_place / "store.db").startswith("PermissionDenied ")
+
+
+@pytest.fixture
+def immutable(tmp_path):
+    """Takes every right to write to the files here, of those who have them open too; only root can do so."""
+    chosen = [str(path) for path in tmp_path.iterdir()]
+
+    def mark(sign):
+        return subprocess.run(["chattr", f"{sign}i", *chosen], capture_output=True, check=False).returncode == 0
+
+    probe = tmp_path / "probe"
+    probe.touch()
+    chosen.append(str(probe))
+    if os.geteuid() != 0 or shutil.which("chattr") is None or not mark("+"):
+        pytest.skip("needs root, chattr and a file system that knows it")
+
+    def change():
+        chosen[:] = [str(path) for path in tmp_path.iterdir()]
+        assert mark("+")
+
+    yield change
+    mark("-")
+
+
+def test_files_that_turn_read_only_under_an_open_store_lose_nothing(sqlite_url, opened, immutable, tmp_path):
+    store = opened(sqlite_url)
+    put(store, "a", b"old")
+    immutable()
+    with pytest.raises((PermissionDenied, OutcomeUnknown), match=r"store\.db"):
+        put(store, "a", b"new")
+    assert value_of(store, "a") == b"old"
+    fails_to_open(opened, sqlite_url, PermissionDenied, "for this account")
+    subprocess.run(["chattr", "-i", *map(str, tmp_path.iterdir())], check=True)
+    put(store, "a", b"newer")
+    assert value_of(store, "a") == b"newer"
 
 
 def test_database_that_turned_read_only_is_permission_denied(store):
