@@ -330,3 +330,22 @@ def test_a_member_that_leaves_does_not_remove_another_that_has_its_id_by_now(con
     other = elsewhere.put("web/members/a", b"{}", session=elsewhere.session)
     group.close()
     assert elsewhere.get("web/members/a") == other
+
+
+def test_views_that_somebody_deleted_are_begun_anew_and_told(group, store, connect, eventually):
+    first, second, told = group("a", store=connect()), group("b", store=connect()), []
+    for name in ("c", "d"):
+        passing = group(name, store=connect())
+        first.wait_until(lambda view, name=name: name in view, 30.0)
+        passing.close()
+        first.wait_until(lambda view, name=name: name not in view, 30.0)
+    second.wait_until(lambda view: view.number == first.view.number and view.ids == ["a", "b"], 30.0)
+    first.on_view(told.append)
+    number = first.view.number
+    store.delete("web/views")
+    group("e", store=connect())
+    for each in (first, second):
+        assert each.wait_until(lambda view: view.ids == ["a", "b", "e"], 30.0).number < number
+    eventually(lambda: told[-1].view.ids == ["a", "b", "e"])
+    assert [member.id for change in told[1:] for member in change.joined] == ["e"]
+    assert not any(change.left for change in told)

@@ -299,3 +299,18 @@ def test_a_size_below_one_is_refused(semaphore, leases):
 def test_a_malformed_name_is_refused_before_any_io(name):
     with pytest.raises(InvalidKey, match="semaphore name"):
         Semaphore(None, name, leases=1)
+
+
+def test_a_size_that_somebody_deleted_is_stored_again_or_asked_for(semaphore, connect):
+    store = connect()
+    mine = semaphore(leases=2, store=store)
+    mine.acquire(5.0)
+    mine.release()
+    any_size = semaphore(leases=None)
+    any_size.acquire(5.0)
+    any_size.release()
+    store.delete("scanner/leases/size")
+    with pytest.raises(LatchworkError, match="has no size yet"):
+        any_size.acquire(5.0)
+    mine.acquire(5.0)
+    assert any_size.size() == 2

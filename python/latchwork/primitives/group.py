@@ -38,7 +38,7 @@ from latchwork.primitives.common import (
     refuse_in_callback,
 )
 from latchwork.primitives.group_membership import Membership
-from latchwork.primitives.group_views import GroupMember, View, ViewChange, ViewLog, delay_s
+from latchwork.primitives.group_views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
 from latchwork.primitives.tickets import FATAL, read_body
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.waits import check_member
@@ -48,7 +48,7 @@ from latchwork.types import Absent, At, Put
 if TYPE_CHECKING:
     from latchwork.store.session import Session
     from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
+    from latchwork.store.watch import Watch
     from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class Group:
         self._waiter: Waiter | None = None
         self._view = View()
         self._seen = False
+        self._life = 0
         self._error: LatchworkError | None = None
         self._leaving = False
         self._dispatcher = Dispatcher(f"group-{name}", size=1)
@@ -275,13 +276,13 @@ class Group:
                 cancel()
 
     def _follow(self, watch: Watch) -> None:
-        seen = _Seen(self._members_key, self._views_key)
+        seen = Seen(self._members_key, self._views_key)
         pause_s: float | None = None
         since: float | None = None
         while not self._leaving:
             with suppress(WaitTimeout):
                 seen.fold(watch.next(pause_s))
-            self._tell(seen.log)
+            self._tell(seen)
             self._refuse_deleted(seen)
             now = self._store.clock.now()
             if seen.log.next(seen.live()) is None:
@@ -294,7 +295,7 @@ class Group:
                 since, due = now, now + _LAG_S
             pause_s = max(0.0, due - now)
 
-    def _refuse_deleted(self, seen: _Seen) -> None:
+    def _refuse_deleted(self, seen: Seen) -> None:
         """Somebody may have deleted us; but what we follow may only be behind."""
         if self._membership is not None and self.member_id not in seen.entries and not self._membership.is_there():
             raise SessionLost(f"member {self.member_id!r} of {self._what} was deleted; it joins again")
@@ -313,12 +314,18 @@ class Group:
             return  # somebody else was faster, which the watch will tell
         _log.info("%s: view %d has %d members", self._what, log.number, len(live))
 
-    def _tell(self, log: ViewLog) -> None:
+    def _tell(self, seen: Seen) -> None:
+        log = seen.log
         with self._changed:
-            changes = log.since(self._view) if self._seen else [ViewChange(log.view(), log.view().members, (), ())]
+            if not self._seen:
+                changes = [ViewChange(log.view(), log.view().members, (), ())]
+            elif seen.life > self._life:  # somebody deleted the views, and they were begun anew
+                changes = [difference(self._view, log.view())]
+            else:
+                changes = log.since(self._view)
             if not changes or log.number == 0:
                 return
-            self._seen = True
+            self._seen, self._life = True, seen.life
             self._view = changes[-1].view
             listeners = list(self._listeners.values())
             self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
@@ -365,38 +372,6 @@ class Group:
             raise self._error
         if self._leaving or self._thread is None:
             raise Closed(f"{self._what} was closed or never started; start it, or make another one")
-
-
-class _Seen:
-    """The members and views as the watch tells them. One thread only."""
-
-    def __init__(self, members_key: str, views_key: str) -> None:
-        self.log = ViewLog()
-        self.entries: dict[str, Entry] = {}
-        self._members_key = members_key
-        self._views_key = views_key
-
-    def fold(self, batch: Batch) -> None:
-        """Take changes in."""
-        for change in batch:
-            parent, _, member = change.key.rpartition("/")
-            if change.key == self._views_key:
-                self.log = ViewLog.of(change.entry)
-            elif parent == self._members_key and change.entry is not None:
-                self.entries[member] = change.entry
-            elif parent == self._members_key:
-                self.entries.pop(member, None)
-
-    def live(self) -> dict[str, dict[str, object]]:
-        """What the members say of themselves."""
-        return {member: read_body(entry.value) for member, entry in self.entries.items()}
-
-    def rank(self, member_id: str | None) -> int:
-        """How many members are older; onlookers come last."""
-        mine = self.entries.get(member_id) if member_id is not None else None
-        if mine is None:
-            return len(self.entries) + 1
-        return sum(entry.created < mine.created for entry in self.entries.values())
 
 
 def _id_of(entry: Entry) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.common import check_least
+from latchwork.primitives.tickets import read_body
 
 if TYPE_CHECKING:
+    from latchwork.store.watch import Batch
     from latchwork.types import Entry
 
 Body = Mapping[str, object]
@@ -198,6 +200,40 @@ class ViewLog:
             bodies.update(step.written)
             changes.append(difference(changes[-1].view if changes else before, _view(step.number, bodies)))
         return changes
+
+
+class Seen:
+    """The members and views as the watch tells them. One thread only."""
+
+    def __init__(self, members_key: str, views_key: str) -> None:
+        self.log = ViewLog()
+        self.life = 0
+        self.entries: dict[str, Entry] = {}
+        self._members_key = members_key
+        self._views_key = views_key
+
+    def fold(self, batch: Batch) -> None:
+        """Take changes in."""
+        for change in batch:
+            parent, _, member = change.key.rpartition("/")
+            if change.key == self._views_key:
+                self.log = ViewLog.of(change.entry)
+                self.life = change.entry.created if change.entry is not None else self.life
+            elif parent == self._members_key and change.entry is not None:
+                self.entries[member] = change.entry
+            elif parent == self._members_key:
+                self.entries.pop(member, None)
+
+    def live(self) -> dict[str, dict[str, object]]:
+        """What the members say of themselves."""
+        return {member: read_body(entry.value) for member, entry in self.entries.items()}
+
+    def rank(self, member_id: str | None) -> int:
+        """How many members are older; onlookers come last."""
+        mine = self.entries.get(member_id) if member_id is not None else None
+        if mine is None:
+            return len(self.entries) + 1
+        return sum(entry.created < mine.created for entry in self.entries.values())
 
 
 def delay_s(rank: int) -> float:

@@ -151,7 +151,11 @@ class Semaphore(SessionLock):
             if ours is not None:  # an earlier try got through, its answer did not
                 return self._lease(ours, place.session)
             size = entries.get(self._size_key)
-            if size is None or sum(map(is_ticket, entries)) >= _read_size(size):
+            if size is None:  # somebody deleted it
+                self._agreed = False
+                self._agree()
+                continue
+            if sum(map(is_ticket, entries)) >= _read_size(size):
                 return None
             try:
                 return self._lease(self._move(place, size), place.session)
