@@ -346,6 +346,6 @@ def test_views_that_somebody_deleted_are_begun_anew_and_told(group, store, conne
     group("e", store=connect())
     for each in (first, second):
         assert each.wait_until(lambda view: view.ids == ["a", "b", "e"], 30.0).number < number
-    eventually(lambda: told[-1].view.ids == ["a", "b", "e"])
+    eventually(lambda: told and told[-1].view.ids == ["a", "b", "e"])
     assert [member.id for change in told[1:] for member in change.joined] == ["e"]
     assert not any(change.left for change in told)

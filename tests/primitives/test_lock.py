@@ -627,3 +627,11 @@ def test_the_server_sees_a_handful_of_requests_when_a_lock_with_200_waiters_is_r
             each.close()
         for each in takers:
             each.join(30.0)
+
+
+def test_a_with_that_ends_in_another_thread_releases_all_the_same(lock, in_thread):
+    mine = lock()
+    mine.__enter__()
+    in_thread(lambda: mine.__exit__(None, None, None)).outcome()
+    assert not mine.is_held
+    assert mine.holder() is None

@@ -327,3 +327,13 @@ def test_releasing_a_persistent_lock_stops_its_work_at_once(store):
     with pytest.raises(LockLost):
         lock.guard_work()
     lock.close()
+
+
+def test_a_with_that_ends_in_another_thread_releases_all_the_same(connect):
+    mine = PersistentLock(connect(), "orders")
+    mine.__enter__()
+    ending = threading.Thread(target=lambda: mine.__exit__(None, None, None))
+    ending.start()
+    ending.join(30.0)
+    assert not mine.is_held
+    assert mine.holder() is None

@@ -116,7 +116,8 @@ class SessionLock(ABC):
         return hold.place.fence
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        hold: Hold = self._mine.entered.pop()
+        entered: list[Hold] = getattr(self._mine, "entered", [])
+        hold = entered.pop() if entered else self._to_release()  # a with that ends in another thread
         if hold.given_back.is_set():
             return  # released inside the block, or closed
         try:

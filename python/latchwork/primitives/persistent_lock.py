@@ -91,9 +91,9 @@ class PersistentLock:
             self._home.check()
         if self._home.is_foreign:
             return
-        held: HeldLock = self._entered.held
+        held: HeldLock | None = getattr(self._entered, "held", self._held)  # a with may end in another thread
         try:
-            if not self._closed:
+            if held is not None and not self._closed:
                 self._release(held)
         except LockLost:
             if exc_type is None:
