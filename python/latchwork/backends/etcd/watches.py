@@ -4,6 +4,11 @@ A watch is a few key ranges. Its life: read each, at a revision R of its own (Sn
 a disconnect each range goes on from the revision after its last event. When the server has compacted that away, or ends
 a watch for a reason of its own, the watch starts over with a Snapshot.
 
+A server puts a watch that begins behind its newest revision aside, to be served by a loop that runs every 100 ms: with
+other clients writing, that hits most watches that begin after a read. A leaf, of which somebody waits for the end,
+begins the other way round: watch from the present, then read, at R. Events up to R are in what was read and are
+dropped, later ones that come before the answer are held until it has been told.
+
 ``Current``: every so often one progress request is sent for all. A server answers it only once every watch of the
 stream has caught up, behind the events; that is proof. Before 3.4.25 and 3.5.8 it answers at once, also ahead of events
 that are still queued. Hence two rules. An answer proves that the state was current when the request *before* was sent:
@@ -19,7 +24,6 @@ import itertools
 import logging
 import queue
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,6 +32,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.keys import exactly
+from latchwork.backends.etcd.parts import EtcdWatch, Stream
 from latchwork.backends.etcd.ranges import read_apart
 from latchwork.backends.etcd.rights import REFUSALS, Rights
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
@@ -40,7 +45,8 @@ if TYPE_CHECKING:
     from latchwork.backends.base import Sink
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import KeyRange, Keys
-    from latchwork.backends.etcd.rights import Watched
+    from latchwork.backends.etcd.parts import EtcdWatch, Stream
+from latchwork.backends.etcd.rights import Watched
 
 _log = logging.getLogger(__name__)
 
@@ -57,68 +63,6 @@ _DELETE = 1
 _PROGRESS_REQUEST = pb.WatchRequest.FromString(b"\x1a\x00")
 
 
-class _Part:
-    """One range of a watch, and the revision it goes on from.
-
-    Attributes:
-        ticket: number of its newest creation on the stream; 0 when it is not on one.
-        watch_id: what the server calls it; None until it has said so.
-        behind: revisions that the server had to catch up with when it created this watch.
-        resumes: it goes on after a disconnect, rather than after a snapshot just read.
-    """
-
-    __slots__ = ("behind", "resume_at", "resumes", "span", "ticket", "watch", "watch_id")
-
-    def __init__(self, watch: EtcdWatch, span: KeyRange) -> None:
-        self.watch = watch
-        self.span = span
-        self.resume_at = 0
-        self.ticket = 0
-        self.watch_id: int | None = None
-        self.behind = 0
-        self.resumes = False
-
-
-class EtcdWatch:
-    """One running watch. Safe to share between threads.
-
-    ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered.
-    """
-
-    def __init__(self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink, *, what: str) -> None:
-        #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
-        self.what = what
-        self.lock = threading.RLock()
-        self.sink = sink
-        self.parts = [_Part(self, span) for span in spans]
-        self.closed = False
-        self.denials = 0
-        #: Counts the snapshots asked for; the answer to an older question is of no use.
-        self.epoch = 0
-        #: Local time since which every part is known to the server; None while one is not.
-        self.live_at: float | None = None
-        self._hub = hub
-
-    def close(self) -> None:
-        """Stop; nothing is delivered afterwards, except when called from inside the sink."""
-        with self.lock:
-            self.closed = True
-        self._hub.drop(self)
-
-
-class _Stream:
-    """One life of the stream: what was asked for on it, and what for."""
-
-    def __init__(self) -> None:
-        self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.parts: dict[int, _Part] = {}
-        #: Creations not answered yet; the server answers them in the order of asking.
-        self.creating: deque[tuple[_Part, int]] = deque()
-        self.asked_at: float | None = None
-        self.answered_ask: float | None = None
-        self.call: Any = None
-
-
 class WatchHub:
     """All watches of one store. Safe to share between threads."""
 
@@ -128,7 +72,7 @@ class WatchHub:
         self._lock = threading.Lock()
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -138,13 +82,13 @@ class WatchHub:
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False) -> EtcdWatch:
         """Watch the key equal to a prefix and, unless it is a leaf, all below it."""
         spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
-        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}")
+        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf)
         self._rights.look_after()
         return watch
 
-    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "") -> EtcdWatch:
+    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False) -> EtcdWatch:
         """Watch some ranges of raw keys."""
-        watch = EtcdWatch(self, spans, sink, what=what)
+        watch = EtcdWatch(self, spans, sink, what=what, leaf=leaf)
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed; open a new one")
@@ -178,7 +122,17 @@ class WatchHub:
     # From the snapshot to the stream.
 
     def _start(self, watch: EtcdWatch) -> None:
-        """Read the current state; what follows happens when it is there."""
+        """Read the current state; what follows happens when it is there. A leaf is put on the stream first."""
+        if watch.leaf:
+            with self._lock:
+                if self._stream is not None:
+                    self._create(self._stream, watch)
+                on_stream = watch.parts[0].watch_id is not None
+            if not on_stream:
+                return
+        self._read(watch)
+
+    def _read(self, watch: EtcdWatch) -> None:
         with watch.lock:
             watch.epoch += 1
             epoch = watch.epoch
@@ -200,8 +154,13 @@ class WatchHub:
                 return
             with self._lock:  # all parts at one moment: a stream that starts now takes all of them or none
                 for part, answer in zip(watch.parts, answers, strict=True):
-                    part.resume_at, part.resumes = answer.header.revision + 1, False
+                    part.resume_at, part.resumes = max(part.resume_at, answer.header.revision + 1), False
+            held, watch.held = watch.held, None
+            if watch.leaf:
+                watch.read_at = answers[0].header.revision
             self._deliver(watch, Snapshot(entries, sent_at))
+            for response in held or ():
+                self._tell(watch, response)
         with self._lock:
             if self._stream is not None:
                 self._create(self._stream, watch)
@@ -221,6 +180,9 @@ class WatchHub:
             self._cancel(watch)
             for part in watch.parts:
                 part.resume_at = 0
+        if watch.leaf:
+            with watch.lock:
+                watch.held = []
         self._start(watch)
 
     def _break(self, watch: EtcdWatch, error: LatchworkError) -> None:
@@ -239,7 +201,7 @@ class WatchHub:
 
     # Under self._lock: what goes out on the stream.
 
-    def _create(self, stream: _Stream, watch: EtcdWatch) -> None:
+    def _create(self, stream: Stream, watch: EtcdWatch) -> None:
         if watch not in self._watches or any(part.ticket for part in watch.parts):
             return
         watch.live_at = None
@@ -258,14 +220,14 @@ class WatchHub:
                 self._stream.parts.pop(watch_id, None)
                 self._cancel_id(self._stream, watch_id)
 
-    def _cancel_id(self, stream: _Stream, watch_id: int) -> None:
+    def _cancel_id(self, stream: Stream, watch_id: int) -> None:
         stream.requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
 
     # The thread.
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            stream = _Stream()
+            stream = Stream()
             try:
                 self._follow(stream)
             except grpc.RpcError as error:
@@ -278,7 +240,7 @@ class WatchHub:
                 self._leave(stream)
             self._link.clock.wait(self._closing, _RETRY_S / 4)
 
-    def _follow(self, stream: _Stream) -> None:
+    def _follow(self, stream: Stream) -> None:
         """Open a stream, put every watch on it, and deliver what it says until it ends."""
         stream.call = self._link.watch_stream(self._outgoing(stream))
         with self._lock:
@@ -287,12 +249,12 @@ class WatchHub:
                 return
             self._stream = stream
             for watch in self._watches:
-                if all(part.resume_at for part in watch.parts):
+                if watch.leaf or all(part.resume_at for part in watch.parts):
                     self._create(stream, watch)
         for response in stream.call:
             self._receive(stream, response)
 
-    def _outgoing(self, stream: _Stream) -> Iterator[Any]:
+    def _outgoing(self, stream: Stream) -> Iterator[Any]:
         """Requests as they come, and progress requests in between. Runs on gRPC's sending thread."""
         clock = self._link.clock
         next_at = clock.now() + _PROGRESS_EVERY_S
@@ -308,7 +270,7 @@ class WatchHub:
                 return
             yield request
 
-    def _progress(self, stream: _Stream) -> Any:
+    def _progress(self, stream: Stream) -> Any:
         """A progress request, unless the one before is still open; None when there is nothing to ask."""
         now = self._link.clock.now()
         if not stream.parts or (stream.asked_at is not None and now < stream.asked_at + _ANSWER_WITHIN_S):
@@ -316,7 +278,7 @@ class WatchHub:
         stream.asked_at = now
         return _PROGRESS_REQUEST
 
-    def _leave(self, stream: _Stream) -> None:
+    def _leave(self, stream: Stream) -> None:
         self._end(stream)
         with self._lock:
             if self._stream is stream:
@@ -327,7 +289,7 @@ class WatchHub:
             stream.parts.clear()
             stream.creating.clear()
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: Stream) -> None:
         stream.requests.put(_END)
         if stream.call is not None:
             stream.call.cancel()
@@ -342,7 +304,7 @@ class WatchHub:
         elif fate is not rpc_errors.Fate.REFUSED:
             self._link.failed(error)
 
-    def _receive(self, stream: _Stream, response: Any) -> None:
+    def _receive(self, stream: Stream, response: Any) -> None:
         if response.events:
             self._events(stream, response)
         if response.created:
@@ -352,22 +314,30 @@ class WatchHub:
         elif not response.events:
             self._progressed(stream)
 
-    def _events(self, stream: _Stream, response: Any) -> None:
+    def _events(self, stream: Stream, response: Any) -> None:
         part = stream.parts.get(response.watch_id)
         if part is None:
             return
-        changes: dict[str, Change] = {}
-        for event in response.events:
-            key = self._keys.name(event.kv.key)
-            changes.pop(key, None)
-            changes[key] = Change(key, None if event.type == _DELETE else self._keys.entry(event.kv))
         watch = part.watch
         with watch.lock:
             if stream.parts.get(response.watch_id) is part and not watch.closed:
-                part.resume_at = response.events[-1].kv.mod_revision + 1
-                self._deliver(watch, Delta(tuple(changes.values())))
+                part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)
+                if watch.held is None:
+                    self._tell(watch, response)
+                else:
+                    watch.held.append(response)
 
-    def _created(self, stream: _Stream, response: Any) -> None:
+    def _tell(self, watch: EtcdWatch, response: Any) -> None:
+        changes: dict[str, Change] = {}
+        for event in response.events:
+            if event.kv.mod_revision > watch.read_at:
+                key = self._keys.name(event.kv.key)
+                changes.pop(key, None)
+                changes[key] = Change(key, None if event.type == _DELETE else self._keys.entry(event.kv))
+        if changes:
+            self._deliver(watch, Delta(tuple(changes.values())))
+
+    def _created(self, stream: Stream, response: Any) -> None:
         """Creations are answered in the order they were asked for; a refused one may come without its id."""
         with self._lock:
             if not stream.creating:
@@ -381,6 +351,7 @@ class WatchHub:
             else:
                 part.watch_id = response.watch_id
                 stream.parts[response.watch_id] = part
+                part.resume_at = part.resume_at or response.header.revision + 1  # a leaf, from the present
                 part.behind = max(0, response.header.revision - part.resume_at)
                 self._note_life(part.watch)
         if response.canceled and current:
@@ -388,6 +359,8 @@ class WatchHub:
         elif current and part.resumes and part.behind > _FAR_BEHIND:
             _log.info("a watch is %d revisions behind after a disconnect; reading again", part.behind)
             self._restart(part.watch)
+        elif current and part.watch.held is not None:
+            self._read(part.watch)
 
     def _note_life(self, watch: EtcdWatch) -> None:
         """From when on an answered progress request means that the watch is current.
@@ -400,7 +373,7 @@ class WatchHub:
             late_s = 0.0 if self._link.progress_is_proof else behind / _CATCH_UP_PER_S
             watch.live_at = self._link.clock.now() + late_s
 
-    def _canceled(self, stream: _Stream, response: Any) -> None:
+    def _canceled(self, stream: Stream, response: Any) -> None:
         with self._lock:
             part = stream.parts.pop(response.watch_id, None)
             if part is not None:
@@ -408,7 +381,7 @@ class WatchHub:
         if part is not None:
             self._ended(stream, part.watch, response)
 
-    def _ended(self, stream: _Stream, watch: EtcdWatch, response: Any) -> None:
+    def _ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
         """The server ended a part of a watch; it takes a stale token for a lack of permission, a new token tells."""
         reason = response.cancel_reason
         if response.compact_revision:
@@ -428,12 +401,12 @@ class WatchHub:
         else:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 
-    def _renew_stream(self, stream: _Stream, watch: EtcdWatch) -> None:
+    def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
         """Read with the new token, and let all watches move to a stream that carries it."""
         self._restart(watch)
         self._end(stream)
 
-    def _progressed(self, stream: _Stream) -> None:
+    def _progressed(self, stream: Stream) -> None:
         asked_at, proven_at = stream.asked_at, stream.answered_ask
         stream.answered_ask, stream.asked_at = asked_at or proven_at, None
         if proven_at is None:
@@ -443,7 +416,7 @@ class WatchHub:
         for watch in watches:
             with watch.lock:
                 live_at = watch.live_at
-                if not watch.closed and live_at is not None and live_at <= proven_at:
+                if not watch.closed and watch.held is None and live_at is not None and live_at <= proven_at:
                     self._deliver(watch, Current(proven_at))
 
     def _deliver(self, watch: EtcdWatch, event: Any) -> None:
