@@ -5,8 +5,9 @@ from latchwork.jobs.context import JobContext
 from latchwork.jobs.control import Control, LockFree, UnknownNode
 from latchwork.jobs.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed
-from latchwork.jobs.jobmanager import Health, JobManager, NodeState, NodeStats
+from latchwork.jobs.jobmanager import JobManager
 from latchwork.jobs.members import Member
+from latchwork.jobs.node_records import Health, NodeState, NodeStats
 from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
 from latchwork.jobs.runs import JobStats
 from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.event_log import EventLog
-from latchwork.jobs.guard import LEAST_GRACE_S, STOP_MARGIN
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import LiveSettings
 from latchwork.jobs.manager import ManagerOptions
-from latchwork.jobs.membership import MemberOptions, Membership
+from latchwork.jobs.membership import Membership
+from latchwork.jobs.node_options import able_jobs, node_options
+from latchwork.jobs.node_records import Health, NodeState, NodeStats
 from latchwork.jobs.observer import Observer, Observers
 from latchwork.jobs.rebalance import Strategies, StrategyOption
 from latchwork.jobs.runs import JobStats
@@ -32,46 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NodeState = Literal["new", "starting", "started", "closing", "closed"]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStats:
-    """What a node has done since it started.
-
-    Attributes:
-        jobs: by job id; without the jobs that demand labels which this node does not have.
-        is_manager: whether it manages the cluster at this moment.
-        rebalances: rebalances it wrote as the manager.
-        moves: items it moved as the manager.
-        rebalance_failures: rebalances that had to be tried again.
-    """
-
-    jobs: Mapping[str, JobStats] = field(default_factory=dict)
-    is_manager: bool = False
-    rebalances: int = 0
-    moves: int = 0
-    rebalance_failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Whether a node does its work.
-
-    Attributes:
-        ok: it does.
-        reasons: why not, each a sentence; empty when it does.
-        session: the state of its session; ``suspect`` while the store is out of reach, which is no illness yet.
-        session_remaining_s: seconds its session surely lasts.
-        lock_margin_s: seconds its locks surely last; None when it holds none.
-    """
-
-    ok: bool
-    reasons: tuple[str, ...] = ()
-    session: str = "none"
-    session_remaining_s: float = 0.0
-    lock_margin_s: float | None = None
-
 
 class JobManager:
     """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
@@ -81,6 +40,33 @@ class JobManager:
 
     Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
     process is gone and its locks have run out.
+
+    Args:
+        store: the store, which stays the caller's, or a URL to open one with for the time it runs.
+        node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
+        jobs: the jobs this node can run; may be empty for a node that only manages.
+        strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
+            of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
+        namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
+        session_ttl_s: seconds after which a dead node's items are given to others; the server may grant more.
+        lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
+            of it is left.
+        close_timeout_s: seconds that ``close`` waits for runs to stop.
+        stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
+            locked, and start nowhere else, until it has ended.
+        disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
+            0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
+            others get this node's items. None is as long as the locks allow.
+        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
+        debounce_max_s: seconds after the first change when it comes at the latest.
+        cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
+        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
+        weight: how much this node takes, relative to the others.
+        labels: anything, shown by ``inspect``; a job may demand some.
+        observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
+    Raises:
+        InvalidJob: a job cannot be used, or two have one id.
+        ValueError: an option cannot be used; the message names it.
     """
 
     def __init__(
@@ -104,56 +90,26 @@ class JobManager:
         labels: Mapping[str, str] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        """Check everything; nothing is started.
-
-        Args:
-            store: the store, which stays the caller's, or a URL to open one with for the time it runs.
-            node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
-            jobs: the jobs this node can run; may be empty for a node that only manages.
-            strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
-                of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
-            namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
-            session_ttl_s: seconds after which a dead node's items are given to others; the server may grant more.
-            lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
-                of it is left.
-            close_timeout_s: seconds that ``close`` waits for runs to stop.
-            stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
-                locked, and start nowhere else, until it has ended.
-            disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
-                0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
-                others get this node's items. None is as long as the locks allow.
-            debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
-            debounce_max_s: seconds after the first change when it comes at the latest.
-            cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
-            sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
-            weight: how much this node takes, relative to the others.
-            labels: anything, shown by ``inspect``; a job may demand some.
-            observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
-        Raises:
-            InvalidJob: a job cannot be used, or two have one id.
-            ValueError: an option cannot be used; the message names it.
-        """
+        """Check everything; nothing is started."""
         self.node_id = check_id("node", node_id)
         self._jobs = check_jobs(jobs)
         self._store_or_url = store
         self._namespace = namespace
-        self._lock_ttl_s = _seconds("lock_ttl_s", lock_ttl_s, least=0.3)
-        self._close_timeout_s = _seconds("close_timeout_s", close_timeout_s)
-        self._stop_timeout_s = _seconds("stop_timeout_s", stop_timeout_s)
-        self._member_options = MemberOptions(
-            node_id=self.node_id,
-            session_ttl_s=_seconds("session_ttl_s", session_ttl_s, least=0.1),
-            weight=_seconds("weight", weight, least=1e-9, unit=""),
-            labels=_labels(labels),
+        self._options = node_options(
+            self.node_id,
+            labels,
+            disconnect_grace_s,
+            session_ttl_s=session_ttl_s,
+            lock_ttl_s=lock_ttl_s,
+            close_timeout_s=close_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+            debounce_s=debounce_s,
+            debounce_max_s=debounce_max_s,
+            cleanup_period_s=cleanup_period_s,
+            sweep_period_s=sweep_period_s,
+            weight=weight,
         )
-        self._disconnect_grace_s = _grace(disconnect_grace_s, self._lock_ttl_s, self._member_options.session_ttl_s)
-        self._manager_settings = {
-            "debounce_s": _seconds("debounce_s", debounce_s),
-            "debounce_max_s": _seconds("debounce_max_s", debounce_max_s),
-            "cleanup_period_s": _seconds("cleanup_period_s", cleanup_period_s),
-            "sweep_period_s": _seconds("sweep_period_s", sweep_period_s),
-        }
-        self._able = _able(self._jobs, self._member_options)
+        self._able = able_jobs(self._jobs, self._options.member)
         self._strategies = Strategies(strategy)
         self._settings = LiveSettings(self._able)
         self._observers = Observers((EventLog(), *observers))
@@ -274,7 +230,7 @@ class JobManager:
                 log.info("node %s was told to end while it started: %s", self.node_id, error)
             finally:
                 self.close()
-                ender.join(self._close_timeout_s)
+                ender.join(self._options.close_timeout_s)
 
     def _end_when_told(self) -> None:
         """A thread's work: a signal handler may do next to nothing, and the main thread may be starting."""
@@ -293,14 +249,14 @@ class JobManager:
                 self._state = "closing"
         self._told.put("close()")
         if not first:
-            self._closed.wait(self._close_timeout_s + 30.0)
+            self._closed.wait(self._options.close_timeout_s + 30.0)
             return
         try:
             if self._membership is not None:
                 self._membership.abort()
             if self._starter not in {None, threading.current_thread()}:
                 # A start under way on another thread ends by itself now, unless a work pool hangs in it.
-                self._settled.wait(self._close_timeout_s)
+                self._settled.wait(self._options.close_timeout_s)
             self._close()
         finally:
             self._state = "closed"
@@ -318,15 +274,15 @@ class JobManager:
             self.node_id,
             self._able,
             self._settings,
-            lock_ttl_s=self._lock_ttl_s,
-            stop_timeout_s=self._stop_timeout_s,
-            disconnect_grace_s=self._disconnect_grace_s,
+            lock_ttl_s=self._options.lock_ttl_s,
+            stop_timeout_s=self._options.stop_timeout_s,
+            disconnect_grace_s=self._options.disconnect_grace_s,
             observers=self._observers,
         )
-        options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._manager_settings)
+        options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._options.manager)
         self._worker = worker
         self._membership = Membership(
-            self._store, self._able, self._member_options, options, self._settings, observers=self._observers
+            self._store, self._able, self._options.member, options, self._settings, observers=self._observers
         )
         worker.follow_owners()
         self._membership.start()
@@ -339,7 +295,7 @@ class JobManager:
         stuck: list[str] = []
         if self._worker is not None:
             timeout_s = self._settings.now.cluster.close_timeout_s
-            timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
+            timeout_s = self._options.close_timeout_s if timeout_s is None else timeout_s
             stuck = self._worker.close(timeout_s)
             for job_id in stuck:
                 log.error(
@@ -378,47 +334,3 @@ class JobManager:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _able(jobs: Mapping[str, Job], options: MemberOptions) -> dict[str, Job]:
-    """The jobs whose demands this node's labels meet; the others are as if it did not have them."""
-    able = {}
-    for job_id, job in jobs.items():
-        missing = {name: value for name, value in job.requires.items() if options.labels.get(name) != value}
-        if missing:
-            log.info("node %s gets no items of job %s, which requires %s", options.node_id, job_id, missing)
-        else:
-            able[job_id] = job
-    return able
-
-
-def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    given: Mapping[Any, Any] = labels or {}  # callers without a type checker pass anything
-    for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            msg = f"labels has {name!r}: {value!r}; give names and values as str"
-            raise ValueError(msg)  # noqa: TRY004 - as for every other option
-    return dict(given)
-
-
-def _grace(grace_s: object, lock_ttl_s: float, session_ttl_s: float) -> float | None:
-    if grace_s is None:
-        return None
-    seconds = _seconds("disconnect_grace_s", grace_s, least=LEAST_GRACE_S)
-    longest_s = lock_ttl_s * (1 - STOP_MARGIN)
-    if seconds > longest_s:
-        msg = f"disconnect_grace_s is {seconds:g}, but locks of {lock_ttl_s:g} s allow {longest_s:g}; raise lock_ttl_s"
-        raise ValueError(msg)
-    if seconds > session_ttl_s:
-        after = f"others get the items after {session_ttl_s:g} s"
-        msg = f"disconnect_grace_s is {seconds:g}, but {after}; raise session_ttl_s"
-        raise ValueError(msg)
-    return seconds
-
-
-def _seconds(name: str, value: object, *, least: float = 0.0, unit: str = " seconds") -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
-    if not good or not isinstance(value, (int, float)):
-        msg = f"{name} is {value!r}; give a finite number of at least {least:g}{unit}"
-        raise ValueError(msg)
-    return float(value)
