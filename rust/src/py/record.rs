@@ -9,6 +9,9 @@
 //!    must be a `member_descriptor`; these check that the object is of their class, and take a reference of their own.
 //! 3. *The descriptor and the class stay alive.* The record holds references to both.
 //!
+//! 4. *Objects that the garbage collector forgets are in no cycle.* [`Record::of_leaves`] is for records of text, bytes,
+//!    numbers and other such records, which are frozen; as it does with tuples, the collector need not visit them.
+//!
 //! All functions used are part of the stable ABI of Python 3.10.
 
 #![allow(unsafe_code)]
@@ -22,6 +25,7 @@ use pyo3::{ffi, Bound};
 pub struct Record<const N: usize> {
     class: Py<PyType>,
     slots: [(Py<PyAny>, ffi::descrsetfunc); N],
+    leaves: bool,
 }
 
 impl<const N: usize> Record<N> {
@@ -29,7 +33,12 @@ impl<const N: usize> Record<N> {
     pub fn of(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
         let slots = names.iter().map(|name| slot(class, name)).collect::<PyResult<Vec<_>>>()?;
         let slots = slots.try_into().map_err(|_| PyTypeError::new_err("slots were lost"))?;
-        Ok(Self { class: class.clone().unbind(), slots })
+        Ok(Self { class: class.clone().unbind(), slots, leaves: false })
+    }
+
+    /// The same for records whose values are text, bytes, numbers, None or such records: the collector forgets them.
+    pub fn of_leaves(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
+        Ok(Self { leaves: true, ..Self::of(class, names)? })
     }
 
     /// A new object with these values.
@@ -45,6 +54,10 @@ impl<const N: usize> Record<N> {
             if unsafe { set(descriptor.as_ptr(), made.as_ptr(), value.as_ptr()) } != 0 {
                 return Err(PyErr::fetch(py));
             }
+        }
+        if self.leaves {
+            // SAFETY: the object is alive, and its type is a collected one: it has slots.
+            unsafe { ffi::PyObject_GC_UnTrack(made.as_ptr().cast()) };
         }
         Ok(made)
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import kv_pb2
@@ -123,6 +125,14 @@ def test_entries_are_ordinary_records():
     assert (entry, repr(entry), hash(entry)) == (same, repr(same), hash(same))
     with pytest.raises(AttributeError):
         entry.token = 8
+
+
+def test_entries_are_no_work_for_the_garbage_collector():
+    kv = kv_pb2.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7)
+    entries = CODEC.page(pb.RangeResponse(kvs=[kv] * 1000).SerializeToString()).entries()
+    assert not any(gc.is_tracked(entry) or gc.is_tracked(entry.version) for entry in entries)
+    gc.collect()
+    assert entries == [Entry("a/b", b"v", VersionKey(7), 7, 5)] * 1000
 
 
 @pytest.mark.parametrize("more", [Put("k", b"", SessionAlive("1")), Create("k", b"", SessionAlive("1"))])

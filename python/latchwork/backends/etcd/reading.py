@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 _FIRST_PAGE = 256
-_LAST_PAGE = 2_500
+_LAST_PAGE = 10_000
 _LAST_NAMES = 10_000
 _PAGE_BYTES = 1_000_000
 _GETS_AT_ONCE = 100
