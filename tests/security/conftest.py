@@ -33,12 +33,13 @@ LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 
 def pytest_generate_tests(metafunc):
     """Some fixtures have more parameters in the long form."""
-    for name, (short, more) in getattr(metafunc.module, "FORMS", {}).items():
+    forms = {"guarded": (["etcd35", "zookeeper"], ["etcd34"]), **getattr(metafunc.module, "FORMS", {})}
+    for name, (short, more) in forms.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, short + more if LONG else short, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", params=sorted(SERVERS))
+@pytest.fixture(scope="module")
 def guarded(request, certificates):
     """A server that speaks TLS with whom its authority knows."""
     with SERVERS[request.param](certificates.server()) as server:

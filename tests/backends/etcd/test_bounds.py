@@ -13,6 +13,12 @@ from latchwork.types import Put
 
 
 @pytest.fixture
+def server(etcd35):
+    """One version will do: nothing of this is the server's."""
+    return etcd35
+
+
+@pytest.fixture
 def slow(server):
     """The shared server, behind a proxy."""
     with Proxy(server.endpoint) as proxy:

@@ -16,6 +16,12 @@ STRIKES = 3
 
 
 @pytest.fixture
+def server(etcd35):
+    """One version will do: nothing of this is the server's."""
+    return etcd35
+
+
+@pytest.fixture
 def proxy(server):
     with Proxy(server.endpoint) as between:
         yield between
