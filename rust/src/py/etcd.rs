@@ -94,8 +94,8 @@ impl EtcdCodec {
             most_conditions: limits.0,
             most_ops: limits.1,
             made: Made {
-                entry: Record::of_leaves(entry, ["key", "value", "version", "token", "created", "owner"])?,
-                version: Record::of_leaves(version, ["token"])?,
+                entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
+                version: Record::of(version, ["token"])?,
                 committed: Record::of(committed, ["token", "entries", "deleted"])?,
             },
             kinds: Kinds { version: version.clone().unbind(), at, absent, exists, alive, put, create, delete },

@@ -8,9 +8,8 @@
 //! 2. *The setter is that of the slot's own type.* Both come from the descriptor found in the class by its name, which
 //!    must be a `member_descriptor`; these check that the object is of their class, and take a reference of their own.
 //! 3. *The descriptor and the class stay alive.* The record holds references to both.
-//!
-//! 4. *Objects that the garbage collector forgets are in no cycle.* [`Record::of_leaves`] is for records of text, bytes,
-//!    numbers and other such records, which are frozen; as it does with tuples, the collector need not visit them.
+//! 4. *What the garbage collector forgets is in no cycle.* A record whose values are all of no concern to it (text, bytes,
+//!    numbers, other such records) is none either, because it is frozen; the collector does the same with tuples. [`Record::of`] takes only classes whose objects it knows at all.
 //!
 //! All functions used are part of the stable ABI of Python 3.10.
 
@@ -25,20 +24,18 @@ use pyo3::{ffi, Bound};
 pub struct Record<const N: usize> {
     class: Py<PyType>,
     slots: [(Py<PyAny>, ffi::descrsetfunc); N],
-    leaves: bool,
 }
 
 impl<const N: usize> Record<N> {
     /// Finds the slots of the class. It must have these and no others that need a value.
     pub fn of(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
+        // SAFETY: the class is alive.
+        if unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) } & ffi::Py_TPFLAGS_HAVE_GC == 0 {
+            return Err(PyTypeError::new_err(format!("{class} has no slots")));
+        }
         let slots = names.iter().map(|name| slot(class, name)).collect::<PyResult<Vec<_>>>()?;
         let slots = slots.try_into().map_err(|_| PyTypeError::new_err("slots were lost"))?;
-        Ok(Self { class: class.clone().unbind(), slots, leaves: false })
-    }
-
-    /// The same for records whose values are text, bytes, numbers, None or such records: the collector forgets them.
-    pub fn of_leaves(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
-        Ok(Self { leaves: true, ..Self::of(class, names)? })
+        Ok(Self { class: class.clone().unbind(), slots })
     }
 
     /// A new object with these values.
@@ -49,14 +46,17 @@ impl<const N: usize> Record<N> {
             let object = ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0);
             Bound::from_owned_ptr_or_err(py, object)?
         };
+        let mut is_leaf = true;
         for ((descriptor, set), value) in self.slots.iter().zip(values) {
             // SAFETY: `set` belongs to the type of `descriptor`, and all three objects are alive; see above.
             if unsafe { set(descriptor.as_ptr(), made.as_ptr(), value.as_ptr()) } != 0 {
                 return Err(PyErr::fetch(py));
             }
+            // SAFETY: the value is alive; any object may be asked for.
+            is_leaf &= unsafe { ffi::PyObject_GC_IsTracked(value.as_ptr()) } == 0;
         }
-        if self.leaves {
-            // SAFETY: the object is alive, and its type is a collected one: it has slots.
+        if is_leaf {
+            // SAFETY: the object is alive, and of a type that the collector knows.
             unsafe { ffi::PyObject_GC_UnTrack(made.as_ptr().cast()) };
         }
         Ok(made)

@@ -135,6 +135,17 @@ def test_entries_are_no_work_for_the_garbage_collector():
     assert entries == [Entry("a/b", b"v", VersionKey(7), 7, 5)] * 1000
 
 
+def test_entries_with_a_value_that_may_be_in_a_cycle_stay_with_the_garbage_collector():
+    class Value(bytes):
+        """Has attributes."""
+
+    op = Put("k", Value(b"v"))
+    answer = answer_to([op], pb.ResponseHeader(revision=9), kv_pb2.KeyValue(create_revision=9), deleted=0)
+    (entry,) = CODEC.committed(answer.SerializeToString(), [op])[1].entries
+    assert entry.value is op.value
+    assert gc.is_tracked(entry)
+
+
 @pytest.mark.parametrize("more", [Put("k", b"", SessionAlive("1")), Create("k", b"", SessionAlive("1"))])
 def test_operations_of_a_session_need_a_plan(more):
     assert encoded((), (more,), slot_at(1)) is None
