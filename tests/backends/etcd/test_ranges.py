@@ -11,7 +11,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.etcd.versions import survives_cut_reads
 from latchwork.errors import Conflict
 from latchwork.testing.servers import EtcdServer
-from latchwork.types import Absent, At, Delete, Put
+from latchwork.types import Absent, At, Delete, Exists, Put
 
 CONTROL_S = 30.0
 
@@ -99,3 +99,22 @@ def test_watch_begins_with_the_state_and_does_not_endanger_an_old_server(backend
     seen.wait_until(lambda so_far: so_far.values() == {"p/below": b"4"})
     watch.close()
     assert not dangerous
+
+
+def test_checks_that_never_failed_together_are_not_named_together(server, root, backend, opened):
+    other = opened(server.url(root))
+    (a,) = other.commit([], [Put("a", b"1")]).result(5).entries
+    send, ranges = backend._link.send, []
+
+    def send_and_meddle(method, request, timeout_s, **more):
+        ranges.extend([method] if method == "Range" else [])
+        if len(ranges) == 2:  # the first answer is there; the next read finds another state
+            ranges.append("")
+            time.sleep(0.2)
+            other.commit([], [Put("c", b"1"), Delete("a")]).result(5)
+        return send(method, request, timeout_s, **more)
+
+    backend._link.send = send_and_meddle
+    with pytest.raises(Conflict) as refused:
+        backend.commit([Exists("c"), At(a)], []).result(5)
+    assert list(refused.value.failed) == [Exists("c")]

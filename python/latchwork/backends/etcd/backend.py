@@ -17,7 +17,7 @@ from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.channel import Link
 from latchwork.backends.etcd.keys import Keys
-from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
+from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision
 from latchwork.backends.etcd.reading import Reader
 from latchwork.backends.etcd.sequences import Sequences
 from latchwork.backends.etcd.sessions import Sessions
@@ -203,7 +203,8 @@ class EtcdBackend:
             held = yield self._link.read("Txn", compares, plan.what, _succeeded, now=self._now)
             if held:
                 return Committed(0)
-            answers = yield read_ranges(self._link, decoded(plan.reads()), plan.what, deadline=deadline)
+            # All at one moment: checks that never failed together are not named together.
+            answers = yield from read_at_one_revision(self._link, decoded(plan.reads()), plan.what, deadline)
             error = plan.failure(as_operations(answers))
             if error is not None:
                 raise error

@@ -25,7 +25,7 @@ from latchwork.backends.etcd import rpc_errors, wire
 from latchwork.backends.etcd.answers import as_message, chain
 from latchwork.backends.etcd.freeing import Deletion, can_do_without_space, delete_without_space
 from latchwork.backends.etcd.leases import grant
-from latchwork.backends.etcd.ranges import as_operations, decoded, read_ranges
+from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
 from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.etcd.wire import Target
 from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
@@ -315,11 +315,8 @@ class Writer:
     def _explain(self, plan: Plan, deadline: float) -> Steps[None]:
         """A transaction with nested compares was refused: read what they compared, and raise the reason."""
         self._require_time(plan, deadline)
-        reads, answers = plan.reads(), []
-        for start in range(0, len(reads), 100):
-            found = yield read_ranges(self._link, decoded(reads[start : start + 100]), plan.what, deadline=deadline)
-            answers.extend(as_operations(found))
-        error = plan.failure(answers)
+        answers = yield from read_at_one_revision(self._link, decoded(plan.reads()), plan.what, deadline)
+        error = plan.failure(as_operations(answers))
         if error is not None:
             raise error
 
