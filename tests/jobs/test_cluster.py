@@ -76,7 +76,7 @@ def test_a_node_whose_session_was_lost_registers_anew_and_its_runs_go_on(store, 
 
 
 def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_first(store, cluster, eventually):
-    cluster.node(store, "n1", cluster.endless())
+    cluster.node(store, "n1", cluster.endless(), session_ttl_s=1.0)
     eventually(lambda: len(cluster.log.owners()) == 4)
     second = JobManager(store, "n1", cluster.endless(), session_ttl_s=1.0)
     started = store.clock.now()

@@ -45,8 +45,8 @@ def test_a_short_cut_restarts_nothing_and_a_long_one_stops_runs_in_time_and_reco
         node.close()
 
 
-LOCK_TTL_S = 8.0
-GRACE_S = 3.0
+LOCK_TTL_S = 6.0
+GRACE_S = 2.0
 
 
 class Line:

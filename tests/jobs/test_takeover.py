@@ -105,6 +105,8 @@ def fleet(backend_url, tmp_path):
 
 
 processes = pytest.mark.parametrize("backend_url", ["sqlite", "zookeeper", "etcd34", "etcd35"], indirect=True)
+#: One of each kind: what takes long and does not depend on the version of a server.
+kinds = pytest.mark.parametrize("backend_url", ["sqlite", "zookeeper", "etcd35"], indirect=True)
 
 
 def settled(fleet, eventually, *node_ids):
@@ -141,7 +143,7 @@ def test_every_item_of_a_killed_node_runs_elsewhere_within_the_ttl_and_two_secon
     assert settled(fleet, eventually, *sorted({"n1", "n2", "n3"} - {killed})).manager != killed
 
 
-@processes
+@kinds
 def test_a_frozen_node_loses_its_items_and_comes_back_without_harm(fleet, eventually):
     fleet.start("n1", "n2")
     state = settled(fleet, eventually, "n1", "n2")
@@ -186,7 +188,7 @@ def test_a_node_told_to_end_hands_its_items_over_at_once(fleet, eventually):
     check_runs(fleet.events(), fleet.killed_at)
 
 
-@processes
+@kinds
 def test_a_killed_node_that_starts_again_at_once_waits_for_its_old_session_and_works(fleet, eventually):
     fleet.start("n1", "n2")
     settled(fleet, eventually, "n1", "n2")
