@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from latchwork.backends.base import Sink
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import KeyRange, Keys
-    from latchwork.backends.etcd.parts import EtcdWatch, Stream
-from latchwork.backends.etcd.rights import Watched
+    from latchwork.backends.etcd.rights import Watched
 
 _log = logging.getLogger(__name__)
 
