@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import kv_pb2
@@ -177,12 +179,19 @@ def calls_of(backend):
     return calls
 
 
-def test_five_hundred_reads_in_flight_are_a_few_requests(server, proxied, root, opened):
-    proxy = proxied(server)
+@pytest.fixture
+def bearing(etcd34, root, opened):
+    """A backend of a server that bears transactions of reads."""
+    backend = opened(etcd34.url(root))
+    assert backend._link.survives_cut_reads
+    return backend
+
+
+def test_five_hundred_reads_in_flight_are_a_few_requests(etcd34, proxied, root, opened):
+    proxy = proxied(etcd34)
     backend = opened(f"etcd://{proxy.endpoint}/{root}")
     names = [f"k{n}" for n in range(100)]
     backend.commit([], [Put(name, name.encode()) for name in names]).result(5)
-    backend._link.survives_cut_reads = True
     sent = calls_of(backend)
     proxy.hold("answers")
     futures = [backend.get(name, stale_ok=False) for name in names * 5]
@@ -198,3 +207,25 @@ def test_old_server_gets_every_read_alone(backend):
     for future in [backend.get(f"k{n}", stale_ok=False) for n in range(50)]:
         assert future.result(5) is None
     assert sent == ["Range"] * 50
+
+
+def test_merged_reads_find_every_write_that_was_answered_before_they_were_asked_for(bearing):
+    written = [0]
+    bearing.commit([], [Put("k", b"0")]).result(5)
+    sent = calls_of(bearing)
+
+    def write():
+        for number in range(1, 200):
+            bearing.waiting.commit([], [Put("k", b"%d" % number)]).result(5)
+            written[0] = number
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    asked = []
+    while writer.is_alive():
+        asked.extend((written[0], bearing.get("k", stale_ok=False)) for _ in range(50))
+        asked[-1][1].result(10)
+    writer.join(10)
+    assert written[0] == 199
+    assert [least for least, future in asked if int(future.result(10).value) < least] == []
+    assert sent.count("Txn") > written[0]
