@@ -33,8 +33,8 @@ DEFECTS = (
         "Barrier",
         "a timeout breaks it for nobody else",
         "primitives/meeting.py",
-        "            waiter.keep_trying(lambda: self._break(phase, late), patience)\n",
-        "            raise BarrierBroken(late)\n",
+        "        return waiter.keep_trying(lambda: self._break(phase, late), patience)\n",
+        "        raise BarrierBroken(late)\n",
         at("barrier", "a_timeout_breaks_it_for_every_waiter_and_says_who_is_missing"),
     ),
     Defect(
@@ -66,11 +66,11 @@ DEFECTS = (
         "nobody opens it when the last to arrive is dead",
         "primitives/meeting.py",
         "                waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)\n"
-        "            waiter.keep_trying(lambda: self._open(phase), patience)\n",
+        "            board = waiter.keep_trying(lambda: self._open(phase), patience)\n",
         "                forever = Patience(self._store.clock, 20.0)\n"
         "                waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, forever)\n"
         "                del pause\n"
-        "            waiter.keep_trying(lambda: self._open(phase), patience)\n",
+        "            board = waiter.keep_trying(lambda: self._open(phase), patience)\n",
         at("barrier", "somebody_else_opens_it_when_the_last_to_arrive_dies_before"),
     ),
     Defect(
@@ -85,7 +85,7 @@ DEFECTS = (
         "DoubleBarrier",
         "a change between look and wait is missed",
         "primitives/meeting.py",
-        "                self._await_change(seen, waiter, patience)\n",
+        "                self._await_change(arrival.board.phase, waiter, patience)\n",
         "                self._await_change(self._board()[1].phase, waiter, patience)\n",
         at("double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed"),
     ),

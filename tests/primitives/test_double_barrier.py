@@ -106,12 +106,16 @@ def test_one_that_has_left_enters_the_next_round_only(barrier, in_thread, eventu
     assert [b.enter(30.0), early.outcome()] == [1, 1]
 
 
-def test_one_that_has_no_part_in_a_round_waits_for_the_next(barrier, in_thread, eventually):
-    a, b, c = barrier("a"), barrier("b"), barrier("c")
+def test_one_that_has_no_part_in_a_round_waits_for_the_next(barrier, connect, monkeypatch, in_thread, eventually):
+    store, looks = connect(), []
+    a, b, c = barrier("a"), barrier("b"), barrier("c", store=store)
     entering = in_thread(lambda: a.enter(30.0))
     b.enter(30.0)
     entering.outcome()
+    read = store.get_many
+    monkeypatch.setattr(store, "get_many", lambda keys: looks.append(read(keys)) or looks[-1])
     early = in_thread(lambda: c.enter(60.0))
+    eventually(lambda: looks)
     leaving = in_thread(lambda: a.leave(30.0))
     eventually(lambda: b.members() == ["b"])
     assert [b.leave(30.0), leaving.outcome()] == [0, 0]
@@ -124,18 +128,18 @@ def test_a_round_that_ends_between_look_and_wait_is_noticed(barrier, connect, mo
     entering = in_thread(lambda: a.enter(30.0))
     b.enter(30.0)
     entering.outcome()
-    read = store.get
+    read = store.get_many
 
-    def ends_meanwhile(key):
-        found = read(key)
-        if key == "join/board":
-            monkeypatch.setattr(store, "get", read)
+    def ends_meanwhile(keys):
+        found = read(keys)
+        if "join/board" in keys:
+            monkeypatch.setattr(store, "get_many", read)
             leaving = in_thread(lambda: a.leave(30.0))
             b.leave(30.0)
             leaving.outcome()
         return found
 
-    monkeypatch.setattr(store, "get", ends_meanwhile)
+    monkeypatch.setattr(store, "get_many", ends_meanwhile)
     early = in_thread(lambda: c.enter(30.0))
     eventually(lambda: b.round() == 1)
     assert [b.enter(30.0), early.outcome()] == [1, 1]

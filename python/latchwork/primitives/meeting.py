@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
@@ -93,10 +94,10 @@ class Meeting:
         """
         with self.waits.begin(timeout_s) as (waiter, patience):
             while True:
-                phase, seen = waiter.keep_trying(lambda: self._arrive(choose), patience)
-                if phase is not None:
-                    return self._await_end(phase, waiter, patience)
-                self._await_change(seen, waiter, patience)
+                arrival = waiter.keep_trying(lambda: self._arrive(choose), patience)
+                if arrival.phase is not None:
+                    return self._await_end(arrival.phase, arrival, waiter, patience)
+                self._await_change(arrival.board.phase, waiter, patience)
 
     def abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
@@ -113,34 +114,33 @@ class Meeting:
                 entry = self._store.create(self._board_key, self._fresh.to_bytes())
             except KeyExists:
                 return self._board()
+        return entry, self._read(entry)
+
+    def _read(self, entry: Entry) -> Board:
         board = Board.of(entry)
         if not board.is_like(self._fresh):
             expects = ", ".join(board.names) or f"{board.parties} members"
             raise LatchworkError(f"{self.what} expects {expects}; make it with the same parties, or use another name")
-        return entry, board
+        return board
 
-    def _arrive(self, choose: Choice) -> tuple[int | None, int]:
-        """Be counted once at the phase that is meant.
-
-        Returns:
-            That phase, None when it has to be waited for; and the phase that was open when we looked.
-        """
+    def _arrive(self, choose: Choice) -> _Arrival:
+        """Be counted once at the phase that is meant."""
         while True:
-            entry, board = self._board()
-            mine = self._store.get(self._mine)
+            entry, mine = self._store.get_many([self._board_key, self._mine])
+            entry, board = self._board() if entry is None else (entry, self._read(entry))
             last = read_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._heard else -1)
             if phase is None or phase < board.phase or last == phase:
-                return phase, board.phase
+                return _Arrival(phase, entry, board, mine if last == phase else None)
             if phase > board.phase:
                 raise ValueError(f"{self.what}: that is to come; open is {board.phase // self._cycle}")
             about = {"host": self._identity.host, "pid": self._identity.pid}
             try:
-                self._store.commit([At(entry)], [Put(self._mine, write_arrival(phase, about))])
+                done = self._store.commit([At(entry)], [Put(self._mine, write_arrival(phase, about))])
             except Conflict:
                 continue
             _log.debug("%s: %r has arrived at phase %d", self.what, self.member_id, phase)
-            return phase, board.phase
+            return _Arrival(phase, entry, board, done.entries[0])
 
     # Waiting
 
@@ -150,47 +150,65 @@ class Meeting:
             self.waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self.what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
-    def _await_end(self, phase: int, waiter: Waiter, patience: Patience) -> int:
-        seen = _Seen(self._board_key, self._fresh.parties, phase)
-        if waiter.follow(self.name, seen, patience):
-            if not seen.is_over and not seen.is_last(self._mine):
+    def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
+        known = [(arrival.entry, arrival.board)]  # as it was before we arrived: still so, or the commit is refused
+        board = waiter.keep_trying(lambda: self._open(phase, known), patience)
+        if board is None:  # who is not the last to come has to wait
+            board = self._follow(phase, waiter, patience)
+        return self._told(phase, board, arrival.mine)
+
+    def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
+        """Wait until the phase has ended, or end it; the board after that."""
+        while waiter.follow(self.name, seen := _Seen(self._board_key, self._fresh.parties, phase), patience):
+            if seen.board is not None:
+                return seen.board
+            if not seen.is_last(self._mine):
                 pause = Patience(self._store.clock, patience.left_s(random.uniform(*_STAND_IN_S)))
                 waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)
-            waiter.keep_trying(lambda: self._open(phase), patience)
-        else:
-            self.waits.refuse_ended(waiter)
-            late = f"{self.member_id!r} had no more time"
-            waiter.keep_trying(lambda: self._break(phase, late), patience)
-        return self._told(phase, waiter, patience)
+            board = waiter.keep_trying(lambda: self._open(phase), patience)
+            if board is not None:
+                return board
+        self.waits.refuse_ended(waiter)
+        late = f"{self.member_id!r} had no more time"
+        return waiter.keep_trying(lambda: self._break(phase, late), patience)
 
-    def _open(self, phase: int) -> None:
-        """End the phase as passed, unless it has ended or not everybody is here."""
-        self._end(phase, lambda board, here: board.passed(here) if board.is_complete(here) else None)
+    def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
+        """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
+        return self._end(phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known)
 
-    def _break(self, phase: int, why: str) -> None:
-        """End the phase as broken, or as passed if everybody is here after all."""
-        self._end(
+    def _break(self, phase: int, why: str) -> Board:
+        """End the phase as broken, or as passed if everybody is here after all; the board after that."""
+        board = self._end(
             phase,
             lambda board, here: board.passed(here) if board.is_complete(here) else board.broken(why, here, self._cycle),
         )
+        assert board is not None
+        return board
 
-    def _end(self, phase: int, decide: Callable[[Board, set[str]], Board | None]) -> None:
+    def _end(
+        self,
+        phase: int,
+        decide: Callable[[Board, set[str]], Board | None],
+        known: Iterable[tuple[Entry, Board]] = (),
+    ) -> Board | None:
+        boards = iter(known)
         while True:
-            entry, board = self._board()
+            entry, board = next(boards, None) or self._board()
+            if board.phase != phase:
+                return board
             after = decide(board, arrived_at(self._store.list(self._arrivals), phase))
-            if board.phase != phase or after is None:
-                return
+            if after is None:
+                return None
             with contextlib.suppress(Conflict):
                 self._store.commit([At(entry)], [Put(self._board_key, after.to_bytes())])
-                return
+                return after
 
     # Being told
 
-    def _told(self, phase: int, waiter: Waiter, patience: Patience) -> int:
-        _, board = waiter.keep_trying(self._board, patience)
+    def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
         end = board.how_ended(phase)
         self._heard = max(self._heard, phase)
-        self._forget(phase)
+        self._forget(mine)
         if end is None:
             raise LatchworkError(f"{self.what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -203,42 +221,57 @@ class Meeting:
             end.arrived,
         )
 
-    def _forget(self, phase: int) -> None:
+    def _forget(self, mine: Entry | None) -> None:
         """Our arrival has done its work. If it stays, our next life takes it that we were not told."""
+        if mine is None:
+            return
         try:
-            mine = self._store.get(self._mine)
-            if mine is not None and read_arrival(mine)[1] == phase:
+            with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
                 self._store.delete(self._mine, version=mine.version)
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self.what, self.member_id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """The phase that is meant, None when it has to be waited for; the board by which we arrived, and our arrival."""
+
+    phase: int | None
+    entry: Entry
+    board: Board
+    mine: Entry | None
 
 
 class _Seen:
     """Follows a barrier until the phase has ended or everybody is here. One thread only."""
 
     def __init__(self, board_key: str, parties: int, phase: int) -> None:
-        self.is_over = False
+        self.board: Board | None = None  # once the phase has ended
         self._board_key = board_key
         self._parties = parties
         self._phase = phase
         self._here: dict[str, int] = {}
 
     def __call__(self, batch: Batch) -> bool:
-        self.is_over = self.is_over or _phase(batch, self._phase, self._board_key) != self._phase
         for change in batch:
             entry = change.entry
-            if change.key != self._board_key and entry is not None and read_arrival(entry)[1] == self._phase:
+            if entry is None:
+                continue
+            if change.key == self._board_key:
+                board = Board.of(entry)
+                self.board = board if board.phase != self._phase else None
+            elif read_arrival(entry)[1] == self._phase:
                 self._here[change.key] = entry.token
-        return self.is_over or len(self._here) >= self._parties
+        return self.board is not None or len(self._here) >= self._parties
 
     def is_last(self, key: str) -> bool:
         """True for the arrival that came last."""
         return self._here.get(key, 0) >= max(self._here.values(), default=0)
 
 
-def _phase(batch: Batch, before: int, board_key: str | None = None) -> int:
-    """The open phase after a batch of changes."""
-    boards = [change.entry for change in batch if board_key in {None, change.key} and change.entry is not None]
+def _phase(batch: Batch, before: int) -> int:
+    """The open phase after a batch of changes of the board."""
+    boards = [change.entry for change in batch if change.entry is not None]
     return Board.of(boards[-1]).phase if boards else before
 
 
