@@ -272,6 +272,38 @@ def test_a_latch_that_leaves_leads_no_more_before_its_ticket_is_deleted(connect,
     assert (led, remaining_s) == (False, 0.0)
 
 
+def test_a_latch_without_listeners_gives_its_ticket_up_in_the_thread_that_leaves(connect, candidates, monkeypatch):
+    store, deleted = connect(), []
+    delete = store.delete
+    latch = candidates("n1", store=store)
+    latch.wait(10.0)
+    monkeypatch.setattr(store, "delete", lambda key: deleted.append(threading.current_thread()) or delete(key))
+    latch.leave()
+    assert deleted == [threading.current_thread()]
+    assert latch.candidates() == []
+
+
+@pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
+def test_a_ticket_that_could_not_be_given_up_at_once_is_gone_when_leaving_returns(
+    connect, candidates, monkeypatch, error
+):
+    store, failed = connect(), []
+    delete = store.delete
+    latch = candidates("n1", store=store)
+    latch.wait(10.0)
+
+    def fail_once(key):
+        if not failed:
+            failed.append(key)
+            raise error("cut")
+        return delete(key)
+
+    monkeypatch.setattr(store, "delete", fail_once)
+    latch.leave()
+    assert len(failed) == 1
+    assert latch.candidates() == []
+
+
 def test_closing_from_a_listener_does_not_hang(queue, eventually):
     first, second = queue("n1", "n2")
     second.on_elected(second.close)
