@@ -24,11 +24,10 @@ def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) 
         The plan, complete with moves and with the items that got no owner.
     """
     ordered = {job: dict(sorted(owners.get(job, {}).items())) for job in sorted(_ids(problem) | owners.keys())}
-    moves = [move for job in problem.jobs for move in _moves(job, ordered[job.job])]
-    moves.sort(key=lambda move: (move.job, move.item))
+    moves = _all_moves(problem, ordered)
     without = {job.job: _without_owner(job, ordered[job.job]) for job in problem.jobs}
     unplaced = {job: without[job] for job in sorted(without) if without[job]}
-    return Plan(owners=ordered, moves=tuple(moves), unplaced=unplaced)
+    return Plan(owners=ordered, moves=moves, unplaced=unplaced)
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
@@ -43,7 +42,7 @@ def check_plan(problem: Problem, plan: Plan) -> None:
         raise ValueError(f"the plan places job {unknown[0]!r}, which the problem does not have; leave it out")
     for job in problem.jobs:
         _check_job(job, plan.owners.get(job.job, {}))
-    if plan.moves != plan_from_owners(problem, plan.owners).moves:
+    if plan.moves != _all_moves(problem, plan.owners):
         raise ValueError("the plan's moves are not the difference from the previous owners; use plan_from_owners")
 
 
@@ -51,11 +50,16 @@ def _ids(problem: Problem) -> set[str]:
     return {job.job for job in problem.jobs}
 
 
+def _all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> tuple[Move, ...]:
+    moves = [move for job in problem.jobs for move in _moves(job, owners.get(job.job, {}))]
+    moves.sort(key=lambda move: (move.job, move.item))
+    return tuple(moves)
+
+
 def _moves(job: JobProblem, owners: Mapping[str, str]) -> Iterator[Move]:
-    for item in job.items:
-        source, target = job.previous.get(item), owners.get(item)
-        if source != target:
-            yield Move(job.job, item, source, target)
+    source, target = job.previous.get, owners.get  # few of many items move
+    for item in [item for item in job.items if source(item) != target(item)]:
+        yield Move(job.job, item, source(item), target(item))
     if job.previous:
         for item in job.previous.keys() - set(job.items):
             yield Move(job.job, item, job.previous[item], None)
