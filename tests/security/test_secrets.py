@@ -60,7 +60,7 @@ def logged():
 
 
 def url(server, root="app", password=CANARY, **options):
-    options = {"connect_timeout_s": 5, "call_timeout_s": 1.5, **getattr(server, "options", {}), **options}
+    options = {"connect_timeout_s": 5, "call_timeout_s": 3, **getattr(server, "options", {}), **options}
     return server.url(root, **options).replace("://", f"://app:{password}@")
 
 

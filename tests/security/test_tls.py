@@ -12,7 +12,7 @@ import pytest
 import latchwork
 from latchwork import ConnectFailed
 
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 6.0
 #: Six attempts and three servers start side by side.
 PATIENCE_S = 10.0
 #: How a server that will not have our certificate shows: by an alert, or, from etcd 3.4, by what gRPC makes of one.

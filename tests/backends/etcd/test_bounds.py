@@ -40,7 +40,7 @@ def test_sessions_that_ended_on_the_server_are_forgotten_and_still_refused(backe
 
 
 def test_a_session_that_could_not_be_ended_is_refused_here_and_ended_later(slow, root, opened, eventually):
-    backend = opened(f"etcd://{slow.endpoint}/{root}?call_timeout_s=0.5")
+    backend = opened(f"etcd://{slow.endpoint}/{root}?call_timeout_s=2")
     session = backend.open_session(2, lambda: None).result(5)
     slow.refuse()
     assert session.close().result(5) is None

@@ -104,7 +104,7 @@ def test_what_a_full_server_holds_can_be_deleted(small, root, opened, fill, make
         assert put(backend, "k", b"again").value == b"again"
 
 
-def hurt_delete(backend, proxy, way):
+def hurt_delete(backend, proxy, way, eventually):
     """Hold this way of the connection as a delete without a guard is sent; the function waits for that, and cuts it."""
     send, held = backend._link.send, []
 
@@ -115,8 +115,7 @@ def hurt_delete(backend, proxy, way):
         return send(method, request, timeout_s, **more)
 
     def cut():
-        while not held:
-            time.sleep(0.01)
+        eventually(lambda: held, 20.0)
         time.sleep(0.5)
         proxy.cut_clients()
 
@@ -124,13 +123,15 @@ def hurt_delete(backend, proxy, way):
     return cut
 
 
-def test_a_delete_that_was_held_up_deletes_once_and_never_again(small, root, opened, proxied, fill, make_room):
+def test_a_delete_that_was_held_up_deletes_once_and_never_again(
+    eventually, small, root, opened, proxied, fill, make_room
+):
     proxy = proxied(small)
     backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=8")
     beside = opened(small.url(root))
     put(backend, "k", b"1")
     fill()
-    cut = hurt_delete(backend, proxy, "requests")
+    cut = hurt_delete(backend, proxy, "requests", eventually)
     deleting = backend.commit([], [Delete("k")])
     cut()
     assert deleting.result(15).deleted == ("k",)
@@ -141,12 +142,12 @@ def test_a_delete_that_was_held_up_deletes_once_and_never_again(small, root, ope
     assert get(beside, "k").value == b"newer"
 
 
-def test_a_delete_whose_answer_was_lost_is_unknown_and_final(small, root, opened, proxied, fill):
+def test_a_delete_whose_answer_was_lost_is_unknown_and_final(eventually, small, root, opened, proxied, fill):
     proxy = proxied(small)
     backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=8")
     put(backend, "k", b"1")
     fill()
-    cut = hurt_delete(backend, proxy, "answers")
+    cut = hurt_delete(backend, proxy, "answers", eventually)
     deleting = backend.commit([], [Delete("k")])
     cut()
     with pytest.raises(OutcomeUnknown, match="cannot land any more"):
@@ -154,13 +155,15 @@ def test_a_delete_whose_answer_was_lost_is_unknown_and_final(small, root, opened
     assert get(backend, "k") is None
 
 
-def test_a_delete_that_may_land_yet_is_settled_before_the_next_read(small, root, opened, proxied, fill, make_room):
+def test_a_delete_that_may_land_yet_is_settled_before_the_next_read(
+    eventually, small, root, opened, proxied, fill, make_room
+):
     proxy = proxied(small)
-    backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1.5")
+    backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=3")
     beside = opened(small.url(root))
     put(backend, "k", b"1")
     fill()
-    cut = hurt_delete(backend, proxy, "requests")
+    cut = hurt_delete(backend, proxy, "requests", eventually)
     deleting = backend.commit([], [Delete("k")])
     proxy.refuse(new_only=True)
     cut()
@@ -190,7 +193,7 @@ def read_in_the_end(backend, key):
 @pytest.mark.parametrize("version", ["3.4", "3.5"])
 def test_reads_go_on_after_a_write_that_a_full_server_leaves_unknown(small, root, opened, proxied, fill, make_room):
     proxy = proxied(small)
-    backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1")
+    backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=2")
     beside = opened(small.url(root))
     put(backend, "k", b"before")
     proxy.hold("requests", present_only=True)
