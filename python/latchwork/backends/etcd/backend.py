@@ -68,7 +68,7 @@ class EtcdBackend:
         self._writer = Writer(self._link, self._keys)
         self._compiler = Compiler(self._keys)
         self._reader = Reader(self._link, self._keys, self._compiler.codec)
-        self._hub = WatchHub(self._link, self._keys, f"latchwork-etcd-watch-{number}")
+        self._hub = WatchHub(self._link, self._keys, self._compiler.codec, f"latchwork-etcd-watch-{number}")
         self._sessions = Sessions(self._link, self._keys, self._writer, self._hub)
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
         self._lock = threading.Lock()

@@ -166,13 +166,26 @@ class Link:
         Raises:
             LatchworkError: what the server said, or ``Unavailable``.
         """
-        answer = yield from self._answer(method, request, what, deadline)
+        answer = yield from self.fetch(method, request, what, deadline)
         if not isinstance(answer, bytes):
             return answer
         try:
             return as_message(method, answer)
         except ValueError as error:
             raise unreadable(what, error) from error
+
+    def fetch(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
+        """Steps of a call as ``call``; its answer as it came: of a Range or a Txn as bytes."""
+        refreshed = False
+        while True:
+            left_s = max(deadline - self.clock.now(), 0.001)
+            try:
+                answer = yield self.send(method, request, self.attempt_s(left_s))
+            except grpc.RpcError as error:
+                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
+            else:
+                self.healthy = True
+                return answer
 
     def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
         """Wait a moment before the next try.
@@ -298,23 +311,11 @@ class Link:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def _answer(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        refreshed = False
-        while True:
-            left_s = max(deadline - self.clock.now(), 0.001)
-            try:
-                answer = yield self.send(method, request, self.attempt_s(left_s))
-            except grpc.RpcError as error:
-                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
-            else:
-                self.healthy = True
-                return answer
-
     def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[bytes]:
         """Go on with a read whose first try has failed."""
         method, request = again
         yield from self._recover(error, what, deadline, refreshed=False)
-        answer = yield from self._answer(method, request, what, deadline)
+        answer = yield from self.fetch(method, request, what, deadline)
         encoded: bytes = answer
         return encoded
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import rpc_errors, wire
-from latchwork.backends.etcd.answers import as_message
+from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.futures import drive, then
 from latchwork.errors import LatchworkError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from latchwork._core import EtcdCodec, EtcdPage
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.futures import Steps
 
@@ -45,19 +46,25 @@ def read_ranges(
     return then(drive(link.call("Txn", request, what, deadline)), _ranges_of)
 
 
+def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
+    """The pages of some ranges, in a request for each; all are on their way at once, for the call timeout at most."""
+    until = link.clock.now() + link.call_timeout_s
+
+    def page(request: Any) -> Steps[EtcdPage]:
+        answer = yield from link.fetch("Range", request, what, until)
+        try:
+            return codec.page(answer)
+        except ValueError as error:
+            raise unreadable(what, error) from error
+
+    return _together([drive(page(each)) for each in ranges])
+
+
 def read_apart(link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None) -> Future[list[Any]]:
     """The same, in a request for each whatever the server; all are on their way at once."""
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
-
-    def steps() -> Steps[list[Any]]:
-        found: list[Any] = []
-        for each in sent:
-            answer = yield each
-            found.append(answer)
-        return found
-
-    return drive(steps())
+    return _together(sent)
 
 
 def read_at_one_revision(link: Link, ranges: Sequence[Any], what: str, deadline: float) -> Steps[list[Any]]:
@@ -91,3 +98,14 @@ def as_operations(answers: Sequence[Any]) -> list[Any]:
 
 def _ranges_of(answer: Any) -> list[Any]:
     return [one.response_range for one in answer.responses]
+
+
+def _together(sent: Sequence[Future[Any]]) -> Future[list[Any]]:
+    def steps() -> Steps[list[Any]]:
+        found: list[Any] = []
+        for each in sent:
+            answer = yield each
+            found.append(answer)
+        return found
+
+    return drive(steps())

@@ -33,7 +33,7 @@ from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.keys import exactly
 from latchwork.backends.etcd.parts import EtcdWatch, Stream
-from latchwork.backends.etcd.ranges import read_apart
+from latchwork.backends.etcd.ranges import read_pages
 from latchwork.backends.etcd.rights import REFUSALS, Rights
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
+    from latchwork._core import EtcdCodec
     from latchwork.backends.base import Sink
     from latchwork.backends.etcd.channel import Link
     from latchwork.backends.etcd.keys import KeyRange, Keys
@@ -65,9 +66,10 @@ _PROGRESS_REQUEST = pb.WatchRequest.FromString(b"\x1a\x00")
 class WatchHub:
     """All watches of one store. Safe to share between threads."""
 
-    def __init__(self, link: Link, keys: Keys, name: str) -> None:
+    def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, name: str) -> None:
         self._link = link
         self._keys = keys
+        self._codec = codec
         self._lock = threading.Lock()
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
@@ -137,7 +139,7 @@ class WatchHub:
             epoch = watch.epoch
         sent_at = self._link.clock.now()
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
-        future = read_apart(self._link, ranges, f"watch {self._keys.name(watch.parts[0].span[0])!r}")
+        future = read_pages(self._link, self._codec, ranges, f"watch {self._keys.name(watch.parts[0].span[0])!r}")
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
     def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
@@ -145,18 +147,17 @@ class WatchHub:
         if error is not None:
             self._not_started(watch, epoch, error)
             return
-        answers = done.result()
-        decode = self._keys.entry
-        entries = tuple(decode(kv) for answer in answers for kv in answer.kvs)
+        pages = done.result()
+        entries = tuple(entry for page in pages for entry in page.entries())
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
             with self._lock:  # all parts at one moment: a stream that starts now takes all of them or none
-                for part, answer in zip(watch.parts, answers, strict=True):
-                    part.resume_at, part.resumes = max(part.resume_at, answer.header.revision + 1), False
+                for part, page in zip(watch.parts, pages, strict=True):
+                    part.resume_at, part.resumes = max(part.resume_at, page.revision + 1), False
             held, watch.held = watch.held, None
             if watch.leaf:
-                watch.read_at = answers[0].header.revision
+                watch.read_at = pages[0].revision
             self._deliver(watch, Snapshot(entries, sent_at))
             for response in held or ():
                 self._tell(watch, response)
