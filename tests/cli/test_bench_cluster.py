@@ -74,3 +74,10 @@ def test_an_added_item_is_held_to_its_goal_without_the_quiet_time():
     goal = next(goal for goal in goals(figures) if goal.what == "an item is added")
     assert abs(goal.found - 0.05) < 1e-9
     assert goal.met
+
+
+def test_jobs_get_several_strategies_in_turn_and_the_first_is_named_once():
+    options = BenchOptions("-", jobs=4, strategies=("balanced", "rendezvous"))
+    by_job = options.strategy_by_job()
+    assert by_job == {"*": "balanced", "job-0001": "rendezvous", "job-0003": "rendezvous"}
+    assert set(by_job) - {"*"} < set(options.pools())

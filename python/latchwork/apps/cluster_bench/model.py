@@ -62,15 +62,20 @@ class BenchOptions:
         return self.worker_ids()[self.deaths :][: self.lock_owners]
 
     def strategy_by_job(self) -> dict[str, str]:
-        """Who decides where the items of each job go."""
-        return {job: self.strategies[n % len(self.strategies)] for n, job in enumerate(self.pools())}
+        """Who decides where the items of each job go; ``*`` is for all jobs that are not named."""
+        named = [(job, self.strategies[n % len(self.strategies)]) for n, job in enumerate(self.job_ids())]
+        return {"*": self.strategies[0], **{job: name for job, name in named if name != self.strategies[0]}}
+
+    def job_ids(self) -> list[str]:
+        """The ids of all jobs; without making a million items, which would leave memory behind."""
+        return [f"job-{number:04d}" for number in range(self.jobs)]
 
     def pools(self) -> dict[str, tuple[str, ...]]:
         """The work items of each job: sorted; no two items are the same."""
         found = {}
-        for number in range(self.jobs):
+        for number, job in enumerate(self.job_ids()):
             first, last = number * self.items // self.jobs, (number + 1) * self.items // self.jobs
-            found[f"job-{number:04d}"] = tuple(f"order-{item:09d}" for item in range(first, last))
+            found[job] = tuple(f"order-{item:09d}" for item in range(first, last))
         return found
 
 

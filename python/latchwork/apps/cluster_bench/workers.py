@@ -42,7 +42,7 @@ class Crew:
 
     def __init__(self, store: Store, options: BenchOptions, workers: list[str]) -> None:
         self._store = store
-        self._jobs = list(options.pools())
+        self._jobs = options.job_ids()
         self._workers = workers
         self._mortal = set(options.mortal())
         self._lockers = set(options.lockers())
