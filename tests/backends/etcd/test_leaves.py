@@ -34,21 +34,21 @@ def around_read(monkeypatch):
     """Has something done before or after the read of a watch, before the hub has its answer."""
 
     def patch(before=lambda: None, after=lambda: None):
-        read_apart = watches.read_apart
+        read_pages = watches.read_pages
 
         def read(*args, **options):
             answered = Future()
 
             def work():
                 before()
-                answers = read_apart(*args, **options).result(10)
+                answers = read_pages(*args, **options).result(10)
                 after()
                 answered.set_result(answers)
 
             threading.Thread(target=work).start()
             return answered
 
-        monkeypatch.setattr(watches, "read_apart", read)
+        monkeypatch.setattr(watches, "read_pages", read)
 
     return patch
 
