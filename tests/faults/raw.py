@@ -25,6 +25,8 @@ _PROBE_S = 0.5
 _RAW_TTL_S = 4.0
 _READ_ATTEMPTS = 5
 _HIDDEN = ("@",)
+#: Members may be behind each other for so long; clients write their guards and sessions meanwhile.
+_AGREE_S = 5.0
 
 
 class RawEtcd:
@@ -68,6 +70,29 @@ class RawEtcd:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def etcd_members_differ(endpoints: list[str]) -> str:
+    """What members that should all have the same data differ in; empty as soon as they agree."""
+    told: list[dict[bytes, tuple[int, bytes]]] = []
+
+    def agree() -> bool:
+        told[:] = [_all_keys(endpoint) for endpoint in endpoints]
+        return all(one == told[0] for one in told)
+
+    if wait_until(agree, _AGREE_S, every_s=0.2):
+        return ""
+    keys = sorted({key for one in told for key in one if any(other.get(key) != one[key] for other in told)})
+    first = [one.get(keys[0]) for one in told]
+    return f"the members of the cluster differ in {len(keys)} keys, at {keys[0].decode()!r} they have {first}"
+
+
+def _all_keys(endpoint: str) -> dict[bytes, tuple[int, bytes]]:
+    """Key to revision and value, as this one member has it."""
+    with grpc.insecure_channel(endpoint) as channel:
+        request = pb.RangeRequest(key=b"\0", range_end=b"\0", serializable=True)
+        answer = pb.KVStub(channel).Range(request, timeout=10, wait_for_ready=True)
+    return {kv.key: (kv.mod_revision, kv.value) for kv in answer.kvs}
 
 
 class RawZooKeeper:
