@@ -45,7 +45,7 @@ IN_A_ROUND = 200
 LATENCIES = 40
 IDLE_S = 10.0
 #: Raw clients that give more of the guarantee.
-FENCED = {"put", "txn"}
+FENCED = {"put": REMOTE, "delete": ("etcd34", "etcd35", "etcd36"), "txn": REMOTE}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def measured(benchmark, kind, label, ours, *, unit, goal):
 
 def peers(operation, kind):
     """Names of the raw operation, the plain one first."""
-    return [operation, f"{operation}+fence"] if operation in FENCED and kind in REMOTE else [operation]
+    return [operation, f"{operation}+fence"] if kind in FENCED.get(operation, ()) else [operation]
 
 
 def rows(kinds):

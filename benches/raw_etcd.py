@@ -1,7 +1,7 @@
 """The raw etcd client: etcd3's messages and gRPC's stub, on a channel of its own.
 
-It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``
-and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
+It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``,
+``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
 (docs/design/0004): the raw cost of the same guarantee.
 """
 
@@ -35,6 +35,7 @@ class RawEtcd(Side):
             "put+fence": ("Txn", self._fenced_put),
             "create": ("Txn", self._create),
             "delete": ("DeleteRange", lambda n: pb.DeleteRangeRequest(key=self.key(f"gone{n}"))),
+            "delete+fence": ("Txn", self._fenced_delete),
             "txn": ("Txn", self._txn),
             "txn+fence": ("Txn", self._fenced_txn),
         }
@@ -133,6 +134,11 @@ class RawEtcd(Side):
         compare, write = self._fence(n)
         put = pb.RequestOp(request_put=pb.PutRequest(key=self.key(f"k{n % KEYS}"), value=VALUE))
         return pb.TxnRequest(compare=[compare], success=[write, put])
+
+    def _fenced_delete(self, n):
+        compare, write = self._fence(n)
+        gone = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=self.key(f"gone{n}")))
+        return pb.TxnRequest(compare=[compare], success=[write, gone])
 
     def _create(self, n):
         key = self.key(f"new{n}")

@@ -37,6 +37,8 @@ LatchState = Literal["new", "joining", "waiting", "leading", "ended"]
 T = TypeVar("T")
 #: Seconds that leaving waits for ``on_revoked`` listeners before it lets the next candidate lead.
 _REVOKE_TIMEOUT_S = 5.0
+#: The watch of our own ticket is opened so long after we were elected: both would want the interpreter at once.
+_WATCH_AFTER_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class LeaderLatch:
             if self._thread is not None:
                 return self._thread if self._leaving else None
             self._leaving = False
+            self._wake.clear()
             self._error = None
             self._state = "joining"
             self._thread = threading.Thread(target=self._run, name=f"latchwork-latch-{self.node_id}", daemon=True)
@@ -352,6 +355,7 @@ class LeaderLatch:
                     if await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
+                        self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
                         if until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:
                             raise self._queue.gone(place)
             finally:
