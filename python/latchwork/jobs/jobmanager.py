@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 log = logging.getLogger(__name__)
+#: Signals are handled within this time, whichever thread of the process the system hands them to.
+_SIGNALS_S = 0.5
 
 
 class JobManager:
@@ -223,7 +225,8 @@ class JobManager:
             try:
                 if self._state == "new":
                     self.start()
-                self._closed.wait()
+                while not self._closed.wait(_SIGNALS_S):  # one that the system gave to another thread is seen then
+                    pass
             except LatchworkError as error:
                 if not self._called_off:
                     raise
