@@ -15,6 +15,7 @@ from queue import Empty, Queue
 import pytest
 
 import latchwork
+from latchwork.primitives import LockKeeper
 
 HOLDER = Path(__file__).with_name("holder.py")
 #: Seconds after which what should happen counts as never happening: much, because machines that run tests are busy.
@@ -156,3 +157,19 @@ def eventually(condition, timeout_s=PATIENCE_S, every_s=0.01):
 @pytest.fixture(name="eventually")
 def eventually_fixture():
     return eventually
+
+
+@pytest.fixture
+def keepers(connect, request):
+    """Make a keeper with a client of its own, by default with the TTL of the test's file; closed after the test."""
+    made = []
+
+    def make(label="keeper", *, ttl_s=request.module.TTL_S, store=None):
+        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label)
+        made.append(keeper)
+        keeper.start()
+        return keeper
+
+    yield make
+    for keeper in made:
+        keeper.close()

@@ -9,28 +9,12 @@ import time
 import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
-from latchwork.primitives import LockKeeper, PersistentLock
+from latchwork.primitives import PersistentLock
 from latchwork.primitives.lock_protocol import FREE, LockRecord, Take, plan_adoption
 from latchwork.types import At, Entry, Exists, Put
 
 #: So long that nothing here waits for it: what is had is had by adoption.
 TTL_S = 60.0
-
-
-@pytest.fixture
-def keepers(connect):
-    """Make a keeper with a client of its own; closed after the test."""
-    made = []
-
-    def make(label="keeper", *, ttl_s=TTL_S, store=None):
-        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label)
-        made.append(keeper)
-        keeper.start()
-        return keeper
-
-    yield make
-    for keeper in made:
-        keeper.close()
 
 
 def dead(keepers, names, *, ttl_s=TTL_S):

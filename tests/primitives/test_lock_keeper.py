@@ -8,27 +8,11 @@ import time
 import pytest
 
 from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
-from latchwork.primitives import LockKeeper, lock_states
+from latchwork.primitives import lock_states
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
-
-
-@pytest.fixture
-def keepers(connect):
-    """Make a keeper with a client of its own; closed after the test."""
-    made = []
-
-    def make(label="keeper", *, ttl_s=TTL_S, store=None):
-        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label)
-        made.append(keeper)
-        keeper.start()
-        return keeper
-
-    yield make
-    for keeper in made:
-        keeper.close()
 
 
 def owners(store):
