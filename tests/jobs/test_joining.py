@@ -179,6 +179,31 @@ def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp
     assert time.monotonic() - began < 4.0
 
 
+SIGNALLED_ELSEWHERE = """
+import signal, threading
+from latchwork.jobs import Job, JobManager
+started = threading.Event()
+job = Job("report", work_pool=["a"], run=lambda context: started.set(), initial_delay_s=0.0)
+node = JobManager("memory://cluster", "n1", job)
+
+def tell():
+    started.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Event().wait()
+
+threading.Thread(target=tell, daemon=True).start()
+node.run_forever()
+print("ended cleanly", flush=True)
+"""
+
+
+def test_sigterm_that_the_system_gives_to_another_thread_than_the_main_one_ends_a_node_too():
+    command = [sys.executable, "-c", SIGNALLED_ELSEWHERE]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0
+    assert "ended cleanly" in done.stdout
+
+
 def test_keys_that_somebody_else_put_there_do_not_break_the_inspector(memory, cluster):
     cluster.node(memory, "n1", idle())
     memory.put("workers/x", b"")
