@@ -154,6 +154,18 @@ def test_a_runner_that_lost_its_session_gets_the_outcome_of_the_next(once, conne
     assert once().outcome() == b"by the next"
 
 
+def test_a_runner_that_lost_its_session_and_fails_gets_the_outcome_of_the_next(once, connect):
+    mine = connect(session_ttl_s=TTL_S)
+
+    def fail_late(work):
+        mine.session.notice_gone()
+        once().run(lambda _work: b"by the next", timeout_s=30.0)
+        mine.commit([work.fence], [Put("result", b"twice")])
+
+    assert once(store=mine).run(fail_late) == b"by the next"
+    assert once().outcome() == b"by the next"
+
+
 def test_a_runner_that_lost_its_session_before_anybody_recorded_an_outcome_is_told(once, connect, eventually):
     store, onlooker = connect(session_ttl_s=TTL_S), once()
 

@@ -209,7 +209,10 @@ class Once:
         except OwnershipLost:
             raise
         except Exception as error:
-            self._record(place, self._failure(type(error).__name__, str(error)))
+            failure = self._failure(type(error).__name__, str(error))
+            entry = self._record(place, failure)
+            if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
+                return entry
             raise OnceFailed(f"{self._what} has failed here: {error!r}; reset it to have it run again") from error
         finally:
             ownership.end()
