@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+
 import pytest
 
-from latchwork import At, Closed, Conflict, InvalidKey, KeyExists, Put
+import latchwork
+from latchwork import At, Closed, Conflict, InvalidKey, KeyExists, LatchworkError, Put
+from latchwork.primitives import Lock
+
+SOON_S = 20.0
 
 
 def test_a_pipeline_returns_futures_of_the_same_calls(store):
@@ -117,8 +125,6 @@ def test_watches_and_mirrors_of_a_namespace_use_its_keys(store):
 
 
 def test_closing_a_namespace_leaves_the_store_open_and_not_the_other_way_round(backend_url):
-    import latchwork
-
     store = latchwork.connect(backend_url)
     inner = store.namespace("n")
     inner.close()
@@ -126,3 +132,82 @@ def test_closing_a_namespace_leaves_the_store_open_and_not_the_other_way_round(b
     store.close()
     with pytest.raises(Closed):
         inner.get("k")
+
+
+def in_callback_of_a_put(store, call):
+    """What the call did in a callback of a future: its result or error, the thread, and how long it took."""
+    did, told = [], threading.Event()
+
+    def callback(_):
+        started_at = time.monotonic()
+        try:
+            outcome = call()
+        except Exception as error:
+            outcome = error
+        did.append((outcome, threading.current_thread(), time.monotonic() - started_at))
+        told.set()
+
+    store.pipeline().put("x", b"1").add_done_callback(callback)
+    assert told.wait(SOON_S)
+    return did[0]
+
+
+def test_a_lock_cannot_be_waited_for_in_a_callback_of_a_future(store):
+    outcome, _, took_s = in_callback_of_a_put(store, lambda: Lock(store, "free").acquire(10.0))
+    assert isinstance(outcome, LatchworkError)
+    assert "must not be waited for in a callback" in str(outcome)
+    assert took_s < 1.0
+    assert store.session.state == "active"
+
+
+def test_callbacks_of_futures_may_call_the_store(store):
+    outcome, thread, _ = in_callback_of_a_put(store, lambda: store.get("x"))
+    assert outcome.value == b"1"
+    assert thread.name.startswith("latchwork-futures-")
+
+
+def test_callbacks_of_a_future_that_has_ended_run_where_all_do(store):
+    ended, ran_in, told = store.pipeline().put("x", b"1"), [], threading.Event()
+    ended.result(SOON_S)
+    ended.add_done_callback(lambda _: ran_in.append(threading.current_thread().name))
+    ended.add_done_callback(lambda _: told.set())
+    assert told.wait(SOON_S)
+    assert ran_in[0].startswith("latchwork-futures-")
+
+
+def test_a_callback_that_blocks_delays_neither_other_calls_nor_the_session(store):
+    session, release = store.open_session(2.0), threading.Event()
+    put = store.pipeline().put("x", b"1")
+    put.add_done_callback(lambda _: release.wait(SOON_S))
+    put.result(SOON_S)
+    try:
+        until = time.monotonic() + 1.5 * session.ttl_s
+        while time.monotonic() < until:
+            started_at = time.monotonic()
+            assert store.get("x").value == b"1"
+            assert time.monotonic() - started_at < 1.5
+            assert not session.lost.wait(0.1)
+    finally:
+        release.set()
+
+
+def test_futures_that_end_with_the_store_have_their_callbacks_called(backend_url):
+    store, told = latchwork.connect(backend_url), threading.Semaphore(0)
+    pipeline = store.pipeline()
+    futures = [pipeline.put(f"k/{number}", b"") for number in range(100)]
+    for future in futures:
+        future.add_done_callback(lambda _: told.release())
+    store.close()
+    for _ in futures:
+        assert told.acquire(timeout=SOON_S)
+    futures[0].add_done_callback(lambda _: told.release())
+    assert told.acquire(timeout=SOON_S)
+
+
+def test_futures_can_be_awaited_in_an_event_loop(store):
+    async def puts():
+        pipeline = store.pipeline()
+        sent = [asyncio.wrap_future(pipeline.put(f"k/{number}", b"")) for number in range(50)]
+        return await asyncio.wait_for(asyncio.gather(*sent), SOON_S)
+
+    assert len({entry.token for entry in asyncio.run(puts())}) == 50

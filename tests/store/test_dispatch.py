@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
-from latchwork.store.dispatch import Dispatcher
+from latchwork.store.dispatch import Dispatcher, in_callback
 
 
 def test_a_signal_during_a_run_causes_exactly_one_more_run():
@@ -93,3 +94,54 @@ def test_a_closed_lane_or_pool_takes_signals_and_runs_nothing():
     dispatcher.close()
     open_lane.signal()
     assert not ran.wait(0.1)
+
+
+def test_an_outlet_makes_every_call_in_order_and_as_a_callback():
+    dispatcher, made, done = Dispatcher("test"), [], threading.Event()
+    outlet = dispatcher.outlet()
+    for number in range(1000):
+        outlet(lambda value: made.append((value, in_callback())), number)
+    outlet(lambda _: done.set(), None)
+    assert done.wait(10)
+    assert made == [(number, True) for number in range(1000)]
+    dispatcher.close_outlets()
+
+
+def fail(error):
+    raise error
+
+
+def test_a_call_of_an_outlet_that_raises_stops_no_other(caplog):
+    dispatcher, done = Dispatcher("test"), threading.Event()
+    outlet = dispatcher.outlet()
+    with caplog.at_level(logging.ERROR):
+        for error in (ValueError, SystemExit):
+            outlet(fail, error)
+        outlet(lambda _: done.set(), None)
+        assert done.wait(10)
+    assert caplog.text.count("a callback of a future raised") == 2
+    dispatcher.close_outlets()
+
+
+def test_a_slow_call_of_an_outlet_delays_no_other_outlet():
+    dispatcher, release, done = Dispatcher("test"), threading.Event(), threading.Event()
+    dispatcher.outlet()(lambda _: release.wait(10), None)
+    dispatcher.outlet()(lambda _: done.set(), None)
+    assert done.wait(5)
+    release.set()
+    dispatcher.close_outlets()
+
+
+def test_calls_given_before_the_close_and_after_it_are_made():
+    dispatcher, release, made = Dispatcher("test", size=1), threading.Event(), []
+    done = threading.Event()
+    blocked, waiting = dispatcher.outlet(), dispatcher.outlet()
+    blocked(lambda _: release.wait(10), None)
+    waiting(lambda _: made.append("before"), None)
+    waiting(lambda _: done.set(), None)
+    dispatcher.close_outlets()
+    dispatcher.outlet()(lambda _: made.append("after"), None)
+    assert made == ["after"]
+    release.set()
+    assert done.wait(10)
+    assert made == ["after", "before"]

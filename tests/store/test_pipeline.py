@@ -7,6 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
+from latchwork.backends.futures import Outcome
+from latchwork.store.dispatch import Dispatcher
 from latchwork.store.pipeline import Pipeline
 
 WAITERS = 5
@@ -22,7 +24,7 @@ class Calls:
         del stale_ok
         if key == "refused":
             raise ValueError(key)
-        self.futures.append(Future())
+        self.futures.append(Outcome())
         return self.futures[-1]
 
 
@@ -31,8 +33,15 @@ def calls():
     return Calls()
 
 
-def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_at_once(calls):
-    pipeline = Pipeline(calls, max_in_flight=WAITERS)
+@pytest.fixture
+def outlet():
+    dispatcher = Dispatcher("test")
+    yield dispatcher.outlet()
+    dispatcher.close_outlets()
+
+
+def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_at_once(calls, outlet):
+    pipeline = Pipeline(calls, outlet, max_in_flight=WAITERS)
     for n in range(WAITERS):
         pipeline.get(f"first{n}")
     threads = [threading.Thread(target=pipeline.get, args=(f"later{n}",)) for n in range(WAITERS)]
@@ -48,8 +57,8 @@ def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_
     assert len(calls.futures) == 2 * WAITERS
 
 
-def test_refused_call_leaves_its_place_to_others(calls):
-    pipeline = Pipeline(calls, max_in_flight=1)
+def test_refused_call_leaves_its_place_to_others(calls, outlet):
+    pipeline = Pipeline(calls, outlet, max_in_flight=1)
     for _ in range(3):
         with pytest.raises(ValueError, match="refused"):
             pipeline.get("refused")
@@ -57,15 +66,32 @@ def test_refused_call_leaves_its_place_to_others(calls):
     assert len(calls.futures) == 1
 
 
-def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls):
-    pipeline = Pipeline(calls)
+def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, outlet):
+    pipeline = Pipeline(calls, outlet)
     first = pipeline.get("first")
     thread = threading.Thread(target=pipeline.flush)
     thread.start()
-    while not first._waiters:
+    while first._changed is None or not first._waiters:
         threading.Event().wait(0.001)
     pipeline.get("later")
     first.set_result(None)
     thread.join(20)
     assert not thread.is_alive()
     assert not calls.futures[1].done()
+
+
+def test_futures_of_another_kind_have_their_callbacks_run_by_the_outlet_too(outlet):
+    class Foreign(Calls):
+        def get(self, key, *, stale_ok):
+            del key, stale_ok
+            self.futures.append(Future())
+            return self.futures[-1]
+
+    calls, ran_in, told = Foreign(), [], threading.Event()
+    handed = Pipeline(calls, outlet).get("k")
+    handed.add_done_callback(lambda _: ran_in.append(threading.current_thread()))
+    handed.add_done_callback(lambda _: told.set())
+    calls.futures[0].set_result(7)
+    assert told.wait(10)
+    assert handed.result(0) == 7
+    assert ran_in != [threading.current_thread()]

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -20,15 +21,32 @@ Steps = Generator["Future[Any]", Any, T]
 
 _Explain = Callable[[BaseException], BaseException]
 _Turn = tuple[Callable[[Any], Any], "_Explain | None"]
+_Callback = Callable[["Future[Any]"], object]
+#: Has a callback called with the future that has ended: soon, in another thread.
+Outlet = Callable[[_Callback, "Future[Any]"], None]
 
 
 class Outcome(Future[T]):
     """A future that costs little until somebody waits for it: a lock, and no condition, lists or dictionary.
 
     To others it is a ``Future`` like any: what the base class keeps is there under the same names, made when asked for.
+
+    Attributes:
+        outlet: what runs the callbacks that are added from now on: of a future that was given to a user, whose code
+            must not run in a client library's thread. None runs them in the thread that ends the future.
     """
 
-    __slots__ = ("_changed", "_done_callbacks", "_exception", "_lock", "_result", "_state", "_turn", "_waiters")
+    __slots__ = (
+        "_changed",
+        "_done_callbacks",
+        "_exception",
+        "_lock",
+        "_result",
+        "_state",
+        "_turn",
+        "_waiters",
+        "outlet",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +56,7 @@ class Outcome(Future[T]):
         self._exception: BaseException | None = None
         self._done_callbacks: Any = ()
         self._turn: _Turn | None = None
+        self.outlet: Outlet | None = None
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -64,7 +83,12 @@ class Outcome(Future[T]):
         return self._exception if self._state == "FINISHED" else super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call when it has ended, in the thread that ends it; now if it has."""
+        """Call when it has ended, at once if it has: by its outlet, or in the thread that ends it."""
+        outlet = self.outlet
+        self.call_at_once(fn if outlet is None else partial(outlet, fn))
+
+    def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call when it has ended, in the thread that ends it; now if it has. For our own code, which is quick."""
         with self._lock:
             if self._state in ("PENDING", "RUNNING"):
                 self._done_callbacks = (*self._done_callbacks, fn)
@@ -190,6 +214,27 @@ def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = Non
 
     future.add_done_callback(ended)
     return outcome
+
+
+def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
+    """Call when it has ended, in the thread that ends it, outlet or not; now if it has. ``fn`` is quick."""
+    if isinstance(future, Outcome):
+        future.call_at_once(fn)
+    else:
+        future.add_done_callback(fn)
+
+
+def handed_out(future: Future[T], outlet: Outlet) -> Future[T]:
+    """The future for a user, whose callbacks the outlet runs; the future itself where that is possible."""
+    if not isinstance(future, Outcome):
+        future = then(future, _same)
+        assert isinstance(future, Outcome)
+    future.outlet = outlet
+    return future
+
+
+def _same(value: T) -> T:
+    return value
 
 
 def turned(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:

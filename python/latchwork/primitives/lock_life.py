@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import call_at_once
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.primitives.lock_owner import HeldLock, LockOwner
 from latchwork.types import Exists, Put
@@ -203,7 +204,7 @@ class LockLife:
             self._ended_in_flight(owner)
             self._failed(owner, error)
         else:
-            future.add_done_callback(lambda ended: self._renewed(owner, sent_at, ended))
+            call_at_once(future, lambda ended: self._renewed(owner, sent_at, ended))
 
     def _renewed(self, owner: LockOwner, sent_at: float, future: Future[Committed]) -> None:
         """Take the answer; runs on a client library's thread."""

@@ -1,16 +1,19 @@
-"""Where user callbacks run: in order per lane, on a bounded named pool, never on a client library's thread.
+"""Where user callbacks run: in order per lane or outlet, on bounded named pools, never on a client library's thread.
 
 A lane is one listener's place in the pool. It is told "look again" and runs its drain function in the pool, one at a
-time; signals that come while it runs are merged into one more run.
+time; signals that come while it runs are merged into one more run. An outlet is for calls each of which counts, like
+the callbacks of a future: none is merged, and none is left out when the store is closed.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -37,18 +40,77 @@ def in_callback() -> bool:
 
 
 class Dispatcher:
-    """A bounded pool of callback threads. Safe to share."""
+    """Bounded pools of callback threads. Safe to share."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
+        self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def lane(self, drain: Callable[[], None], label: str) -> Lane:
         """A new lane that runs ``drain`` after each signal."""
         return Lane(self._pool, drain, label)
 
+    def outlet(self) -> Outlet:
+        """A new outlet; it goes on after ``close``, and after ``close_outlets`` in the threads that give it calls."""
+        return Outlet(self._futures)
+
     def close(self) -> None:
-        """Start nothing more; callbacks that run now go on to their end."""
+        """Start nothing more in lanes; callbacks that run now go on to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def close_outlets(self) -> None:
+        """Have the threads of outlets end once they have called what was given; see ``Outlet``."""
+        self._futures.shutdown(wait=False)
+
+
+class Outlet:
+    """Makes the calls it is given, one at a time in their order, marked as callbacks. Safe to share.
+
+    In a pool thread; once the pool is closed, in the thread that gives it the call: whoever counts on being called, as
+    an event loop does that awaits a future, is called all the same.
+    """
+
+    __slots__ = ("_calls", "_lock", "_pool", "_running")
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._running = False
+
+    def __call__(self, fn: Callable[[Any], object], value: Any) -> None:
+        """Have ``fn(value)`` called, after everything given before."""
+        with self._lock:
+            self._calls.append((fn, value))
+            if self._running:
+                return
+            self._running = True
+        try:
+            self._pool.submit(self._run)
+        except RuntimeError:  # the pool was closed, with the store or with the process
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            while self._has_more():
+                self._call_next()
+        except BaseException:  # an interrupt, in a thread of the user's: what is left comes with the next call
+            with self._lock:
+                self._running = False
+            raise
+
+    def _has_more(self) -> bool:
+        with self._lock:
+            self._running = bool(self._calls)
+            return self._running
+
+    def _call_next(self) -> None:
+        fn, value = self._calls.popleft()
+        try:
+            with as_callback():
+                fn(value)
+        except (Exception, SystemExit):
+            _log.exception("a callback of a future raised; the others are called all the same")
 
 
 class Lane:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from latchwork.backends.futures import handed_out
+
 if TYPE_CHECKING:
+    from latchwork.backends.futures import Outlet
     from latchwork.store.calls import Calls, Entries, Names
     from latchwork.store.session import Session
     from latchwork.types import Check, Committed, Entry, Op
@@ -23,14 +26,20 @@ class Pipeline:
 
     Calls in flight have no order among each other: put what must follow another behind its future. As a context
     manager it waits at the end until every call has ended; errors stay in their futures. Safe to share between threads.
-    Callbacks added to a future may run on a client library's thread and must not block or call the store.
+
+    Callbacks added to its futures run one after another, in the order in which the calls end, in a thread of the store
+    for callbacks: also that of a future which has ended, and on every backend. They may call the store; a slow one
+    delays the callbacks of this pipeline and nothing else. Not to be waited for there: locks and other primitives,
+    which refuse it (``LatchworkError``), and other callbacks of this pipeline. After ``Store.close`` a callback may run
+    in the thread that adds it. That a callback has run is not promised when ``flush`` or ``result`` returns.
     """
 
-    def __init__(self, calls: Calls, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
+    def __init__(self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
         if max_in_flight < 1:
             msg = f"max_in_flight must be at least 1, not {max_in_flight}"
             raise ValueError(msg)
         self._calls = calls
+        self._outlet = outlet
         self._most = max_in_flight
         self._count = 0
         self._waiting = 0
@@ -108,7 +117,7 @@ class Pipeline:
             raise
         self._in_flight.add(future)  # without the lock: one operation of a set is atomic, and costs half as much
         future.add_done_callback(self._leave)
-        return future
+        return handed_out(future, self._outlet)
 
     def _wait(self) -> None:
         """With the lock held, until one more has ended."""

@@ -111,7 +111,10 @@ class Core:
         for feed in feeds:
             feed.close()
         self.dispatcher.close()
-        self.backend.close()
+        try:
+            self.backend.close()
+        finally:
+            self.dispatcher.close_outlets()  # after the last calls have ended: they have callbacks too
 
     def _forget_session(self, session: Session) -> None:
         with self._lock:
@@ -294,7 +297,7 @@ class Store:
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """The same calls returning futures, many in flight."""
-        return Pipeline(self._calls_in_flight(), max_in_flight)
+        return Pipeline(self._calls_in_flight(), self._core.dispatcher.outlet(), max_in_flight)
 
     # Following
 
