@@ -73,6 +73,14 @@ DEFECTS = (
     ),
     Defect(
         "Election",
+        "an observer sees the leader of a nested election",
+        "primitives/election.py",
+        'elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:',
+        "elif is_ticket(change.key):",
+        ("primitives/test_nested_names.py::test_what_is_used_under_nested_names_does_not_count[election]",),
+    ),
+    Defect(
+        "Election",
         "run does not resign",
         "primitives/election.py",
         "            with closing(term):\n                try:\n",

@@ -178,6 +178,14 @@ DEFECTS = (
         at("group", "a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind"),
     ),
     Defect(
+        "Barrier",
+        "arrivals at a nested barrier count",
+        "primitives/meeting.py",
+        'elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:',
+        "elif read_arrival(entry)[1] == self._phase:",
+        ("primitives/test_nested_names.py::test_arrivals_at_a_nested_barrier_cost_a_waiter_no_calls[Barrier]",),
+    ),
+    Defect(
         "Once",
         "an outcome is written without the runner's fence",
         "primitives/once.py",

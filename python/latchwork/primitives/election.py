@@ -275,6 +275,7 @@ class Observer:
 
     def __init__(self, store: Store, name: str) -> None:
         self._clock = store.clock
+        self._name = name
         self._tickets: dict[str, Leader] = {}
         self._told: Leader | None = None
         self._first = True
@@ -321,7 +322,7 @@ class Observer:
         for change in batch:
             if change.entry is None:
                 self._tickets.pop(change.key, None)
-            elif is_ticket(change.key):
+            elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
                 self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
 
 

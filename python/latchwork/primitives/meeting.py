@@ -159,7 +159,7 @@ class Meeting:
 
     def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
-        while waiter.follow(self.name, seen := _Seen(self._board_key, self._fresh.parties, phase), patience):
+        while waiter.follow(self.name, seen := self._seen(phase), patience):
             if seen.board is not None:
                 return seen.board
             if not seen.is_last(self._mine):
@@ -171,6 +171,9 @@ class Meeting:
         self.waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time"
         return waiter.keep_trying(lambda: self._break(phase, late), patience)
+
+    def _seen(self, phase: int) -> _Seen:
+        return _Seen(self._board_key, self._arrivals, self._fresh.parties, phase)
 
     def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
         """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
@@ -245,9 +248,10 @@ class _Arrival:
 class _Seen:
     """Follows a barrier until the phase has ended or everybody is here. One thread only."""
 
-    def __init__(self, board_key: str, parties: int, phase: int) -> None:
+    def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
         self.board: Board | None = None  # once the phase has ended
         self._board_key = board_key
+        self._arrivals = arrivals
         self._parties = parties
         self._phase = phase
         self._here: dict[str, int] = {}
@@ -260,7 +264,7 @@ class _Seen:
             if change.key == self._board_key:
                 board = Board.of(entry)
                 self.board = board if board.phase != self._phase else None
-            elif read_arrival(entry)[1] == self._phase:
+            elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
                 self._here[change.key] = entry.token
         return self.board is not None or len(self._here) >= self._parties
 
