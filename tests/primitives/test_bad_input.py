@@ -196,6 +196,86 @@ def test_what_is_no_whole_number_or_no_text_is_refused(store, make):
         make(store)
 
 
+@pytest.mark.parametrize("node_id", [b"n1", None, 5, ""])
+@pytest.mark.parametrize("kind", [LeaderLatch, Election])
+def test_a_node_id_that_is_no_text_is_refused_before_any_io(kind, node_id):
+    with pytest.raises(InvalidKey, match=r"node id .* cannot be used: it must be text, and not empty"):
+        kind(NoIo(), "a", node_id=node_id)
+
+
+@pytest.mark.parametrize("node_id", ["a/b", "10.0.0.1:80", "n 1", "größe"])
+def test_a_node_id_is_no_key_and_may_be_any_text(store, node_id):
+    with LeaderLatch(store, "latch", node_id=node_id) as latch:
+        latch.wait(45.0)
+        assert latch.leader().node_id == node_id
+    election = Election(store, "election", node_id=node_id)
+    with election.campaign(timeout_s=5.0):
+        assert election.leader().node_id == node_id
+
+
+@pytest.mark.parametrize("member_id", [b"n1", None, 5, "", "a/b"])
+@pytest.mark.parametrize("kind", [Barrier, DoubleBarrier])
+def test_a_member_id_that_is_no_segment_of_a_key_is_refused_before_any_io(kind, member_id):
+    with pytest.raises(InvalidKey, match=r"member name .* cannot be used"):
+        kind(NoIo(), "a", parties=1, member_id=member_id)
+
+
+@pytest.mark.parametrize("label", [b"n1", None, 5])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda label: Lock(NoIo(), "a", label=label),
+        lambda label: ReadWriteLock(NoIo(), "a", label=label),
+        lambda label: Semaphore(NoIo(), "a", label=label),
+        lambda label: Queue(NoIo(), "a", label=label),
+        lambda label: PriorityQueue(NoIo(), "a", label=label),
+        lambda label: Once(NoIo(), "a", label=label),
+        lambda label: RateLimiter(NoIo(), "a", permits=1, interval_s=1, label=label),
+        lambda label: PersistentLock(NoIo(), "a", owner_label=label),
+        lambda label: LockKeeper(NoIo(), owner_label=label),
+    ],
+    ids=["Lock", "ReadWriteLock", "Semaphore", "Queue", "PriorityQueue", "Once", "RateLimiter", "Persistent", "Keeper"],
+)
+def test_a_label_that_is_no_text_is_refused_before_any_io(make, label):
+    with pytest.raises(TypeError, match=r"label.* must be text, not "):
+        make(label)
+
+
+@pytest.mark.parametrize("value", ["text", None, 5, bytearray(b"x")])
+def test_a_leaders_value_that_is_no_bytes_is_refused_and_changes_nothing(store, value):
+    election = Election(store, "a", node_id="n")
+    for campaign in (election.campaign, lambda value: election.run(lambda _term, _work: None, value)):
+        with pytest.raises(TypeError, match=r"the value of election 'a' must be bytes, not .*; encode it first"):
+            campaign(value)
+    assert election.candidates() == []
+    with election.campaign(b"old", timeout_s=5.0) as term:
+        with pytest.raises(TypeError, match="must be bytes"):
+            term.proclaim(value)
+        assert election.leader().value == b"old"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda store: Barrier(store, "a", parties=1, member_id="m").abort(b"why"),
+        lambda store: DoubleBarrier(store, "a", parties=1, member_id="m").abort(b"why"),
+        lambda store: taken(store).release(b"why"),
+        lambda store: taken(store).bury(b"why"),
+    ],
+    ids=["Barrier.abort", "DoubleBarrier.abort", "Claim.release", "Claim.bury"],
+)
+def test_a_reason_that_is_no_text_is_refused(store, end):
+    with pytest.raises(TypeError, match="the reason must be text, not b'why'"):
+        end(store)
+
+
+def taken(store):
+    """The claim of the only item of a queue."""
+    queue = Queue(store, "a")
+    queue.put(b"")
+    return queue.take(5.0)
+
+
 @pytest.mark.parametrize("make", [LockKeeper, lambda store, ttl_s: PersistentLock(store, "a", ttl_s=ttl_s)])
 def test_a_ttl_below_the_least_is_raised_to_it_with_a_warning(store, make, caplog):
     with caplog.at_level(logging.WARNING):

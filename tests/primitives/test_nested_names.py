@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -62,10 +62,8 @@ def waiting(store, used):
 
 
 def wait_in(wait):
-    try:
+    with suppress(LatchworkError):
         wait()
-    except LatchworkError:
-        pass
 
 
 def hold(store, used):

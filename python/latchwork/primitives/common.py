@@ -44,6 +44,42 @@ def check_name(name: str, kind: str) -> str:
         raise InvalidKey(f"{kind} name {name!r} cannot be used: {error}") from None
 
 
+def check_node_id(node_id: str, kind: str) -> str:
+    """The id itself, if it is text. It is no key: any characters will do, ``/`` too.
+
+    Raises:
+        InvalidKey: it is no text, or empty: nobody could tell who that is.
+    """
+    given: object = node_id
+    if not isinstance(given, str) or not given:
+        raise InvalidKey(f"{kind} node id {node_id!r} cannot be used: it must be text, and not empty")
+    return node_id
+
+
+def check_text(text: str, what: str) -> str:
+    """The text itself, which may be empty.
+
+    Raises:
+        TypeError: it is none, and could not be stored.
+    """
+    given: object = text
+    if not isinstance(given, str):
+        raise TypeError(f"{what} must be text, not {text!r}")
+    return text
+
+
+def check_bytes(value: bytes, what: str) -> bytes:
+    """The value itself.
+
+    Raises:
+        TypeError: it is no ``bytes``.
+    """
+    given: object = value
+    if not isinstance(given, bytes):
+        raise TypeError(f"{what} must be bytes, not {type(given).__name__}; encode it first")
+    return value
+
+
 def check_least(value: float, what: str, least: float) -> float:
     """The number itself, if it is not below the least.
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
-from latchwork.primitives.common import Home, Patience, check_name
+from latchwork.primitives.common import Home, Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.holding import SessionLock
 from latchwork.primitives.tickets import Ticket, TicketQueue, is_ticket, read_body, write_body
 from latchwork.primitives.turns import take_turn
@@ -73,13 +73,13 @@ class Election:
     Args:
         store: the store, or a namespace of it. It stays the caller's.
         name: the key below which the tickets are.
-        node_id: who we are, for those who look.
+        node_id: who we are, for those who look: any text that is not empty.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
         self.name = check_name(name, "election")
-        self.node_id = node_id
+        self.node_id = check_node_id(node_id, "election")
         self._store = store
         self._session = session
         self._what = f"election {name!r}"
@@ -108,6 +108,7 @@ class Election:
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
         self._home.check()
+        check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
         with self._lock:
             if self._closed:
@@ -347,6 +348,7 @@ class _Seat(SessionLock):
         self.is_over = False
 
     def proclaim(self, value: bytes) -> None:
+        check_bytes(value, f"the value of {self.what}")
         place = self._held().place
         body = {**read_body(place.ticket.value), **_value_body(value)}
         try:

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
-from latchwork.primitives.common import Announcer, Backoff, Home, Patience, check_name, listen, refuse_in_callback
+from latchwork.primitives.common import (
+    Announcer,
+    Backoff,
+    Home,
+    Patience,
+    check_name,
+    check_node_id,
+    listen,
+    refuse_in_callback,
+)
 from latchwork.primitives.tickets import FATAL, Ticket, TicketQueue, everyone
 from latchwork.primitives.turns import await_turn, until_over
 from latchwork.primitives.waiter import Waiter
@@ -70,13 +79,13 @@ class LeaderLatch:
     Args:
         store: the store, or a namespace of it. It stays the caller's.
         name: the key below which the tickets are.
-        node_id: who we are, for those who list the candidates.
+        node_id: who we are, for those who list the candidates: any text that is not empty.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
         self.name = check_name(name, "latch")
-        self.node_id = node_id
+        self.node_id = check_node_id(node_id, "latch")
         self._what = f"latch {name!r}"
         self._home = Home(self._what)
         self._queue = TicketQueue(store, name, self._what, node_id)

@@ -24,6 +24,7 @@ from latchwork.primitives.common import (
     Patience,
     check_least,
     check_name,
+    check_text,
     lost_by_fork,
     refuse_in_callback,
 )
@@ -72,7 +73,7 @@ class LockKeeper:
         ttl_s: float = 10.0,
         owner_label: str = "",
     ) -> None:
-        self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {owner_label!r}")
+        self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self._store = store
         self._clock = store.clock
         self._table = LockTable(store, owners_prefix, locks_prefix)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
-from latchwork.primitives.common import Identity, Patience, check_name, check_whole
+from latchwork.primitives.common import Identity, Patience, check_name, check_text, check_whole
 from latchwork.primitives.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waits import Waits, check_member
 from latchwork.types import At, Put
@@ -102,6 +102,7 @@ class Meeting:
     def abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
         self.waits.check()
+        check_text(why, "the reason")
         phase = self._board()[1].phase
         self._break(phase, why or f"{self.member_id!r} broke it")
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost
-from latchwork.primitives.common import Home, check_name, listen, lost_by_fork
+from latchwork.primitives.common import Home, check_name, check_text, listen, lost_by_fork
 from latchwork.primitives.lock_keeper import LockKeeper
 from latchwork.primitives.lock_protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.lock_state import state_of
@@ -59,7 +59,7 @@ class PersistentLock:
         self.name = check_name(name, "lock")
         self._store = store
         self._ttl_s = raised_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s
-        self._owner_label = owner_label
+        self._owner_label = check_text(owner_label, f"the owner_label of lock {name!r}")
         self._given = keeper
         self._own: LockKeeper | None = None
         self._lock = threading.Lock()

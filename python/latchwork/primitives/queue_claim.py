@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.common import Home, Patience, lost_by_fork
+from latchwork.primitives.common import Home, Patience, check_text, lost_by_fork
 from latchwork.primitives.queue_items import Names
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.work import Ownership, Work
@@ -136,6 +136,7 @@ class Claim:
 
     def release(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
         """Give the item back, to its old place; after the last attempt, to the dead letters. Errors as for ``ack``."""
+        check_text(why, "the reason")
         if self.attempts >= self._most:
             self.bury(why or f"given back {self.attempts} times", timeout_s=timeout_s)
             return
@@ -144,6 +145,7 @@ class Claim:
 
     def bury(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
         """Put the item among the dead letters, whatever its attempts. Errors as for ``ack``."""
+        check_text(why, "the reason")
         letter = Create(self._names.letter(self.id), self._item.given_back(why).to_bytes())
         self._end([*self._delete(keep_data=True), letter], (), timeout_s)
 

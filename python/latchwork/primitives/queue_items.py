@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, ValueTooLarge
+from latchwork.primitives.common import check_bytes
 
 if TYPE_CHECKING:
     from latchwork.types import Entry
@@ -159,9 +160,7 @@ def check_payload(value: bytes, what: str) -> bytes:
         TypeError: it is no ``bytes``.
         ValueTooLarge: it is too large.
     """
-    given: object = value
-    if not isinstance(given, bytes):
-        raise TypeError(f"a value for {what} must be bytes, not {type(given).__name__}; encode it first")
+    check_bytes(value, f"a value for {what}")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(
             f"a value for {what} has {len(value):,} bytes, the limit is {MAX_VALUE_BYTES:,}; put a key of it instead"

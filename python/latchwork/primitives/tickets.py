@@ -30,7 +30,7 @@ from latchwork.errors import (
     PermissionDenied,
     SessionLost,
 )
-from latchwork.primitives.common import Backoff, Identity, Patience
+from latchwork.primitives.common import Backoff, Identity, Patience, check_text
 from latchwork.primitives.waiter import Waiter
 from latchwork.types import Exists, Fence
 
@@ -139,7 +139,7 @@ class TicketQueue:
         self.store = store
         self.what = what
         self._name = name
-        self._label = label
+        self._label = check_text(label, f"the label of {what}")
         self._identity = Identity()
         self._lock = threading.Lock()
         self._strays: set[str] = set()
