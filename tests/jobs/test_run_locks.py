@@ -9,6 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
+from latchwork.jobs.lock_turns import LockTurns, LockWork
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -29,12 +30,13 @@ def locks(store):
     made.close(release=True)
 
 
-def always():
-    return True
+def take(locks, items):
+    """Ask for what is to be asked for, as a worker does; whether any was taken."""
+    return locks.ask("j", locks.settle("j", items))
 
 
 def hold(locks, eventually, *items):
-    eventually(lambda: locks.want("j", items, always) and len(locks.held().get("j", {})) == len(items))
+    eventually(lambda: take(locks, items) and len(locks.held().get("j", {})) == len(items))
     return RunLocks("j", locks.held()["j"])
 
 
@@ -88,11 +90,11 @@ def test_when_the_server_fails_nothing_is_waited_for_so_that_nothing_wakes_in_ci
         hold(locks, eventually, "a")
         monkeypatch.setattr(LockKeeper, "try_acquire_many", fail)
         with pytest.raises(LockLost):
-            locks.want("j", ["b", "c"], always)
+            take(locks, ["b", "c"])
         assert not threading.Event().wait(0.3)
         assert woken == []
         monkeypatch.undo()
-        assert locks.want("j", ["b", "c"], always).taken
+        assert take(locks, ["b", "c"])
     finally:
         locks.close(release=True)
 
@@ -101,17 +103,42 @@ def fail(self, names):
     raise LockLost("the server is away")
 
 
-def test_many_locks_are_taken_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
+def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
-    items = [f"i{number}" for number in range(SLICE * 2 + 10)]
-    asked = locks.want("j", items, lambda: False)
-    assert (asked.taken, asked.more) == (True, True)
-    assert len(locks.held()["j"]) == 1 + SLICE
-    asked = locks.want("j", [item for item in items if item not in locks.held()["j"]], always)
-    assert (asked.taken, asked.more) == (True, False)
-    assert locks.release("j", items, lambda: False)
-    assert not locks.release("j", items[SLICE:], always)
+    items = [f"i{number:04}" for number in range(SLICE * 2 + 10)]
+    turns, work = LockTurns(), LockWork(locks, "j", (), items)
+    assert turns.take([work], lambda _: False)
+    assert (len(locks.held()["j"]), work.asks) == (1 + SLICE, True)
+    assert turns.take([work], lambda _: True)
+    assert (len(locks.held()["j"]), work.asks) == (1 + len(items), False)
+    back = LockWork(locks, "j", items, ())
+    assert not turns.take([back], lambda _: False)
+    assert (len(locks.held()["j"]), back.left) == (1 + SLICE + 10, 2)
+    turns.take([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
+
+
+def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
+    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 4)]) for job in "abc"]
+    turns = LockTurns()
+
+    def held():
+        return {job: len(items) // SLICE for job, items in locks.held().items()}
+
+    for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
+        turns.take(works, lambda _: False)  # the turns go round; every second one is for the job with the least left
+        assert held() == expected
+    turns.take(works, lambda _: True)
+    assert held() == dict.fromkeys("abc", 4)
+
+
+def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
+    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 3)]) for job in "abc"]
+    turns = LockTurns()
+    turns.take(works, lambda _: False)
+    works.append(LockWork(locks, "z", (), ["new"]))
+    turns.take(works, lambda _: False)
+    assert list(locks.held()) == ["a", "z"]
 
 
 def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part(store, cluster, eventually):
@@ -125,6 +152,6 @@ def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part
         threads=Threads.whole(),
     )
     node = cluster.node(store, "n1", job)
-    node._worker._go_on = lambda began, *, closing: False  # every slice is a step of its own
+    node._worker._go_on = lambda *_args, **_options: False  # every slice is a step of its own
     eventually(lambda: shares, timeout_s=20)
     assert shares[0] == SLICE * 3

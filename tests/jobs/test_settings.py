@@ -125,7 +125,10 @@ def test_damaged_settings_count_as_not_set_are_reported_once_and_are_not_overwri
 # Live
 
 
-def test_a_disabled_job_stops_at_once_calls_its_listeners_once_and_goes_on_when_enabled(store, cluster, eventually):
+@pytest.mark.serial
+def test_a_disabled_job_stops_within_a_second_calls_its_listeners_once_and_goes_on_when_enabled(
+    store, cluster, eventually
+):
     told = []
 
     def run(context):
@@ -137,12 +140,59 @@ def test_a_disabled_job_stops_at_once_calls_its_listeners_once_and_goes_on_when_
     cluster.node(store, "n1", [cluster.endless(run=run, items=["a", "b"]), cluster.endless("other", items=["z"])])
     eventually(lambda: set(cluster.log.owners()) == {"a", "b", "z"})
     Control(store).disable("report")
-    eventually(lambda: set(cluster.log.owners()) == {"z"})
-    eventually(lambda: sorted(told) == [("a",), ("b",)])
+    eventually(lambda: set(cluster.log.owners()) == {"z"} and sorted(told) == [("a",), ("b",)], 1.0)
     assert store.get("workers/n1/assigned/report") is not None, "its items keep their node"
+    Control(store).change_job("report", threads=0)  # further news must not call them again
     Control(store).enable("report")
     eventually(lambda: set(cluster.log.owners()) == {"a", "b", "z"})
     assert cluster.log.count()["z"] == 1, "another job was interrupted"
+    assert sorted(told) == [("a",), ("b",)], "a listener was called a second time"
+
+
+@pytest.mark.serial
+def test_disable_all_stops_every_job_of_every_node_within_a_second_and_calls_each_listener_once(
+    store, cluster, eventually
+):
+    told = []
+    jobs = [
+        cluster.endless(
+            name, [f"{name}{number}" for number in range(4)], on_start=lambda c: c.on_stop(lambda: told.append(c))
+        )
+        for name in ("one", "two")
+    ]
+    for name in ("n1", "n2"):
+        cluster.node(store, name, jobs)
+    eventually(lambda: len(cluster.log.owners()) == 8 and set(cluster.log.owners().values()) == {"n1", "n2"})
+    before = len(told)  # of items that moved to the second node
+    Control(store).disable_all()
+    eventually(lambda: not cluster.log.owners() and len(told) == before + 8, 1.0)
+    assert not threading.Event().wait(0.5), "time for a second call"
+    assert len(told) == before + 8
+
+
+def test_a_listener_is_called_once_however_many_tell_the_run_to_stop(cluster, memory, eventually):
+    told, go_on = [], threading.Event()
+
+    def run(context):
+        context.on_stop(lambda: told.append(context.work_share))
+        cluster.log.begin(context)
+        go_on.wait(20)
+        cluster.log.end(context)
+
+    node = cluster.node(memory, "n1", cluster.endless(run=run, items=["a"]))
+    eventually(cluster.log.owners)
+    Control(memory).disable("report")
+    eventually(lambda: told)
+    callers = [threading.Thread(target=node._worker._settings_changed) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(10)
+    Control(memory).disable_all()
+    assert not threading.Event().wait(0.3), "time for a second call"
+    go_on.set()
+    eventually(lambda: not cluster.log.owners())
+    assert told == [("a",)]
 
 
 def test_disable_all_beats_a_job_that_is_switched_on(store, cluster, eventually):

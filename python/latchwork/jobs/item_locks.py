@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: So many locks are asked for, or given back, before the caller is asked whether to go on.
+#: So many locks are asked for, or given back, in one call at most.
 SLICE = 450
 
 
@@ -72,21 +72,8 @@ class RunLocks:
         return hold.fence
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What became of asking for locks.
-
-    Attributes:
-        taken: at least one was taken.
-        more: some were not asked for yet: ask again.
-    """
-
-    taken: bool
-    more: bool
-
-
 class ItemLocks:
-    """The locks of one node. Safe to share between threads, except ``want``, ``release`` and ``close``: one thread.
+    """The locks of one node. Safe to share between threads, but for what writes: ``settle`` to ``release``, ``close``.
 
     Args:
         store: the cluster's store.
@@ -135,7 +122,7 @@ class ItemLocks:
         for (freed_job, item), token in self._by_hand.items():
             lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
             if lock is not None and lock.fence.token <= token:
-                self.release(job, [item], lambda: True)
+                self.release(job, [item])
 
     def remaining_s(self) -> float:
         """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
@@ -145,39 +132,51 @@ class ItemLocks:
         """Renew so often that a store out of reach shows within this time; None for as often as the TTL needs."""
         self._keeper.renew_within(seconds)
 
-    def want(self, job: str, items: Collection[str], go_on: Callable[[], bool]) -> Asked:
-        """Take those of these items that are free, wait by watch for the others; forget waits for any other item.
-
-        Asks for some hundred at a time, and ends early when ``go_on`` says no in between.
-
-        Raises:
-            LatchworkError: the server could not be used; those asked for last are not waited for, ask again later.
-        """
-        ask = self._to_ask(job, items)
-        taken = False
-        for at in range(0, len(ask), SLICE):
-            if at and not go_on():
-                return Asked(taken, more=True)
-            taken |= self._ask(job, ask[at : at + SLICE])
-        return Asked(taken, more=False)
-
-    def release(self, job: str, items: Collection[str], go_on: Callable[[], bool]) -> bool:
-        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error.
+    def settle(self, job: str, items: Collection[str]) -> list[str]:
+        """Say which items of a job are wanted and not held: waits for any other are forgotten.
 
         Returns:
-            True when it ended early, because ``go_on`` said no after some hundred: some are left.
+            Those to ask for now: not waited for, or free by now; sorted. Asks nobody.
         """
+        wanted = {(job, item) for item in items}
+        with self._mutex:
+            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
+            cancels = [self._waits.pop(key) for key in dropped]
+            self._freed.difference_update(dropped)
+            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
+            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
+            self._freed.difference_update(ask)
+        for cancel in cancels:
+            cancel()
+        return [item for _, item in ask]
+
+    def ask(self, job: str, items: Collection[str]) -> bool:
+        """Take those of these items that are free, wait by watch for the others; best for a ``SLICE`` at a time.
+
+        Returns:
+            True when at least one was taken.
+        Raises:
+            LatchworkError: the server could not be used; these are not waited for, ``settle`` names them again.
+        """
+        names = {keys.lock_name(job, item): item for item in items}
+        self._pairs.update({name: (job, item) for name, item in names.items()})
+        taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
+        for name, item in names.items():
+            if name not in taken:
+                self._wait(job, item, name)
+        if len(taken) < len(names):
+            log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
+        return bool(taken)
+
+    def release(self, job: str, items: Collection[str]) -> None:
+        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error."""
         names = [keys.lock_name(job, item) for item in items]
-        for at in range(0, len(names), SLICE):
-            if at and not go_on():
-                return True
-            try:
-                self._keeper.release(names[at : at + SLICE])
-            except LockLost as error:
-                log.info("job %s: %s", job, error)
-            for name in names[at : at + SLICE]:
-                self._pairs.pop(name, None)
-        return False
+        try:
+            self._keeper.release(names)
+        except LockLost as error:
+            log.info("job %s: %s", job, error)
+        for name in names:
+            self._pairs.pop(name, None)
 
     def holder(self, job: str, item: str) -> str:
         """Who holds an item, for a log line."""
@@ -198,31 +197,6 @@ class ItemLocks:
     def _note_by_hand(self, audit: Mirror) -> None:
         self._by_hand = freed_by_hand(audit.snapshot().values())
         self._wake()
-
-    def _to_ask(self, job: str, items: Collection[str]) -> list[str]:
-        """Settle the waits: end those for other items; what is new, or looks free, is to be asked for."""
-        wanted = {(job, item) for item in items}
-        with self._mutex:
-            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
-            cancels = [self._waits.pop(key) for key in dropped]
-            self._freed.difference_update(dropped)
-            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
-            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
-            self._freed.difference_update(ask)
-        for cancel in cancels:
-            cancel()
-        return [item for _, item in ask]
-
-    def _ask(self, job: str, items: list[str]) -> bool:
-        names = {keys.lock_name(job, item): item for item in items}
-        self._pairs.update({name: (job, item) for name, item in names.items()})
-        taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
-        for name, item in names.items():
-            if name not in taken:
-                self._wait(job, item, name)
-        if len(taken) < len(names):
-            log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
-        return bool(taken)
 
     def _wait(self, job: str, item: str, name: str) -> None:
         key = (job, item)

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from latchwork.jobs.guard import RunGuard, stop_margin_s
 from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.job import Job
 from latchwork.jobs.job_state import JobState
+from latchwork.jobs.lock_turns import LockTurns, LockWork
 from latchwork.jobs.observer import NOBODY, Observers
 from latchwork.jobs.progress import CronProgress
 from latchwork.jobs.reconcile import Actions, reconcile
@@ -39,9 +39,11 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: A call to the store that is under way when the time to close is over may take so much longer.
 _GRACE_S = 2.0
-#: Locks are asked for so long, less when something else happened, before everything is looked at again.
+#: Locks of all jobs are asked for so long, less when something else happened, before everything is looked at again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
+#: ...but not less than so many times what the last look took: with very many items it takes its time itself.
+_FILL_PER_LOOK = 3.0
 
 
 class Worker:
@@ -67,6 +69,7 @@ class Worker:
         self._grace_s = disconnect_grace_s
         self._settings = settings
         self._observers = observers
+        self._turns = LockTurns()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
@@ -121,7 +124,16 @@ class Worker:
     def _settings_changed(self) -> None:
         self.locks.renew_within(self._grace_now_s())
         self._guard.look()
+        self._tell_runs()
         self._wake.set()
+
+    def _tell_runs(self) -> None:
+        """What settings mean for live runs, told from here: the worker's thread may be waiting for the store."""
+        for run in self._runs():
+            if not self._settings.is_enabled(run.job_id):
+                run.stop()
+            elif self._settings.options(run.job_id) != self._states[run.job_id].options:
+                run.reschedule()
 
     def _grace_now_s(self) -> float | None:
         grace_s = self._settings.now.cluster.disconnect_grace_s
@@ -203,6 +215,7 @@ class Worker:
 
     def _step(self, closing: bool) -> float | None:
         """Bring every job closer to its share; seconds until it must be looked at again without an event."""
+        began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.of(self._states)
         held = self.locks.held()
         planned = []
@@ -210,9 +223,9 @@ class Worker:
             state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
-        again = [self._lock(state, actions, closing=closing) for state, actions in planned]
-        self._unreleased = closing and any(again)
-        if any(again):
+        again = self._lock(planned, self._clock.now() - began, closing=closing)
+        self._unreleased = closing and again
+        if again:
             self._wake.set()
         if closing:
             return max(0.01, self._close_by - self._clock.now())
@@ -250,23 +263,34 @@ class Worker:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _lock(self, state: JobState, actions: Actions, *, closing: bool) -> bool:
-        """Release and acquire; True when another look is worth while at once."""
-        state.filling = False
+    def _lock(self, planned: list[tuple[JobState, Actions]], look_s: float, *, closing: bool) -> bool:
+        """Release and acquire, for a while; True when another look is worth while at once."""
+        works = []
+        for state, actions in planned:
+            state.filling = False
+            self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
+            works.append(LockWork(self.locks, state.job.id, actions.release, actions.acquire))
         began = self._clock.now()
-        go_on = partial(self._go_on, began, closing=closing)
-        self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
-        left = bool(actions.release) and self.locks.release(state.job.id, actions.release, go_on)
-        asked = self.locks.want(state.job.id, actions.acquire, go_on)
-        state.filling = asked.more
-        return left or asked.taken or asked.more
 
-    def _go_on(self, began: float, *, closing: bool) -> bool:
-        """False when the share, or closing, should be looked at before more locks are taken or given back."""
+        def go_on(done: LockWork) -> bool:
+            if not done.left:
+                self._wake.set()  # it may start
+            return self._go_on(began, look_s, closing=closing)
+
+        taken = self._turns.take(works, go_on)
+        for (state, _), work in zip(planned, works, strict=True):
+            state.filling = work.asks
+        return taken or any(work.left for work in works)
+
+    def _go_on(self, began: float, look_s: float, *, closing: bool) -> bool:
+        """False when all should be looked at before more locks are taken or given back, which began then."""
         now = self._clock.now()
         if closing:
             return now < self._close_by and now - began < _FILL_S
-        return not self._closing.is_set() and now - began < (_FILL_BUSY_S if self._wake.is_set() else _FILL_S)
+        if self._closing.is_set():
+            return False
+        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_LOOK * look_s))
+        return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
     def _start(self, state: JobState, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
         """Start a run; False when it, and the others of this job, have to be tried later."""
@@ -279,7 +303,8 @@ class Worker:
             return False
         run = JobRun(next(self._numbers), items, self._setup(state, locks), due)
         with self._mutex:
-            if self._closing.is_set():  # asked with the mutex held: who closes tells every run that is in _live
+            # Asked with the mutex held: who closes, or disables, tells every run that is in _live.
+            if self._closing.is_set() or not self._settings.is_enabled(state.job.id):
                 return False
             self._live[run.number] = run
         state.runs[run.number] = run

@@ -20,6 +20,7 @@ from latchwork.apps.cluster_bench.model import (
     digest,
 )
 from latchwork.jobs.item_locks import ItemLocks
+from latchwork.jobs.lock_turns import LockTurns, LockWork
 from latchwork.jobs.members import Member
 from latchwork.jobs.registration import Registration
 from latchwork.jobs.shares import Shares
@@ -116,8 +117,8 @@ class Crew:
         self._locks.append(locks)
         locks.start()
         wanted = self._shares[worker].now()
-        for job, items in wanted.items():
-            locks.want(job, items, lambda: True)
+        works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
+        LockTurns().take(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
