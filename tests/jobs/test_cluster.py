@@ -573,7 +573,7 @@ def test_a_registration_whose_session_has_ended_writes_nothing_more(memory):
     session.close()
     for step in (
         lambda: stale.register_jobs(["report"]),
-        lambda: stale.write_pool("report", ["a"]),
+        lambda: stale.write_pool("report", ("a",), None),
         stale.become_ready,
     ):
         with pytest.raises((Conflict, SessionLost, Closed)):
@@ -591,8 +591,8 @@ def test_a_registration_whose_place_another_start_has_taken_writes_nothing_more(
             if session is first:
                 memory.delete(keys.alive("n1"))
         with pytest.raises(Conflict):
-            made[0].write_pool("report", ["a"])
-        made[1].write_pool("report", ["b"])
+            made[0].write_pool("report", ("a",), None)
+        made[1].write_pool("report", ("b",), None)
     assert inspect(memory).pools == {"report": ("b",)}
 
 

@@ -50,7 +50,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     def register():
         registration.join(1.0, threading.Event())
         registration.register_jobs(["report"])
-        registration.write_pool("report", items)
+        registration.write_pool("report", tuple(items), None)
         registration.become_ready()
 
     thread = threading.Thread(target=register)
@@ -87,10 +87,10 @@ def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, clu
     begun, go_on = threading.Event(), threading.Event()
     write_pool = Registration.write_pool
 
-    def slow(self, job, items):
+    def slow(self, job, items, seen):
         begun.set()
         go_on.wait(20)
-        return write_pool(self, job, items)
+        return write_pool(self, job, items, seen)
 
     monkeypatch.setattr(Registration, "write_pool", slow)
     node._membership.session.notice_gone()

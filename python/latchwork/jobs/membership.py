@@ -84,7 +84,7 @@ class Membership:
         self._manager: Manager | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._pools = Pools(options.node_id, jobs, settings, self._clock, self.registration, observers=observers)
+        self._pools = Pools(options.node_id, jobs, settings, store, self.registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
@@ -208,9 +208,7 @@ class Membership:
         registration = Registration(self._store, session, member)
         registration.join(_GRACE_S, self._closing)
         registration.register_jobs(self._jobs)
-        for job_id, items in self._pools.good().items():
-            self._refuse_closing()
-            registration.write_pool(job_id, items)
+        self._pools.register_on(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()
         manager = Manager(

@@ -158,6 +158,7 @@ def replace(
     checks: Sequence[Check],
     new_name: Callable[[], str],
     ops_if_created: Sequence[Op] = (),
+    may_replace: Callable[[Stored], bool] = lambda _before: True,
 ) -> tuple[Stored, tuple[str, ...]]:
     """Make the set at ``key`` hold exactly ``wanted``; nothing is written when it does. The last writer wins.
 
@@ -168,6 +169,7 @@ def replace(
         checks: what must hold for each transaction, a fence usually.
         new_name: gives chunk names that were never used.
         ops_if_created: committed with the head when there was none before.
+        may_replace: asked about a set that holds something else; if it says no, that stays.
     Returns:
         The set as stored now, and the items it held before.
     Raises:
@@ -177,6 +179,8 @@ def replace(
         before = read(store, key)
         update = plan_update(before.packed, wanted, new_name)
         if update is None and before.head is not None:
+            return before, before.packed.items
+        if not may_replace(before):
             return before, before.packed.items
         update = update or Update(EMPTY)
         write_chunks(store, [(key, update)], checks)

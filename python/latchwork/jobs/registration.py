@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
@@ -25,6 +26,27 @@ log = logging.getLogger(__name__)
 _JOIN_ATTEMPTS = 5
 #: While it waits for another node to go it looks so often whether it is to close.
 _LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPool:
+    """What became of a work pool that was to be written.
+
+    Attributes:
+        before: the items it held: sorted.
+        version: of the stored pool now.
+        is_ours: it holds what was to be written; else it was left alone, for another one came in between.
+    """
+
+    before: tuple[str, ...]
+    version: Hashable
+    is_ours: bool
+
+
+def pool_version(store: Store, job: str) -> Hashable:
+    """The version of a stored work pool, to be read before the pool itself is; None for one that is absent."""
+    head = store.get(keys.pool(job))
+    return None if head is None else head.version
 
 
 class Registration:
@@ -109,13 +131,32 @@ class Registration:
         ops.append(Put(keys.GUARD_WORKER, b"{}"))
         commit_all(self._store, self.fences, ops)
 
-    def write_pool(self, job: str, items: Collection[str]) -> tuple[str, ...]:
-        """Make a job's work pool hold exactly these items; what it held before. An unchanged pool is no write."""
+    def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
+        """Make a job's work pool hold exactly these items, unless another one was stored since ``seen``.
+
+        An unchanged pool is no write. One that is absent is written in any case: what was there is gone.
+
+        Args:
+            job: the job.
+            items: all its items: sorted, unique.
+            seen: the version of the stored pool as it was before these items were read.
+        """
         guard = Put(keys.GUARD_POOL, b"{}")
-        _, before = replace(
-            self._store, keys.pool(job), items, checks=self.fences, new_name=self.names, ops_if_created=[guard]
+        stored, before = replace(
+            self._store,
+            keys.pool(job),
+            items,
+            checks=self.fences,
+            new_name=self.names,
+            ops_if_created=[guard],
+            may_replace=lambda found: found.head is None or found.head.version == seen,
         )
-        return before
+        assert stored.head is not None
+        return WrittenPool(before, stored.head.version, stored.packed.items == items)
+
+    def has_company(self) -> bool:
+        """Whether other nodes live."""
+        return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
     def become_ready(self) -> None:
         """Tell the manager that all is registered."""

@@ -31,7 +31,7 @@ from latchwork.apps.cluster_bench.model import (
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
 from latchwork.jobs.members import Member
-from latchwork.jobs.registration import Registration
+from latchwork.jobs.registration import Registration, pool_version
 from latchwork.store import connect
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Bench:
         owner.try_join()
         for number, (job, items) in enumerate(self._pools.items(), 1):
             self._tell(f"{number} of {len(self._pools)} work pools are written")
-            owner.write_pool(job, items)
+            owner.write_pool(job, items, pool_version(self.store, job))
         self.figures.pools_s = time.monotonic() - began
         return owner
 
@@ -171,8 +171,9 @@ class _Bench:
             self._wanted = (self._wanted[0] + 1, self._wanted[1] + digest([item]))
             self._rebalanced.clear()
             token = self.store.put(_PROBE, b"").token
+            seen = pool_version(self.store, job)
             began = time.monotonic()
-            owner.write_pool(job, self._pools[job])
+            owner.write_pool(job, self._pools[job], seen)
             self._until_spread(1)
             pool = [*self.store.list(keys.pool(job), recursive=True), self.store.get(keys.pool(job))]
             written = sum(len(each.key) + len(each.value) for each in pool if each is not None and each.token > token)
