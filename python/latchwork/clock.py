@@ -10,6 +10,9 @@ import threading
 import time
 from typing import Protocol
 
+#: What Python can wait at most is 292 years from its own clock's zero; half of that leaves room for any such zero.
+_LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
+
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -30,7 +33,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock. Safe to share between threads."""
+    """The machine's clock. Safe to share between threads.
+
+    A wait that is longer than the system can count, infinity included, is for ever, as far as anybody can tell.
+    """
 
     def now(self) -> float:
         """Seconds since boot, suspend included."""
@@ -38,11 +44,15 @@ class SystemClock:
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait until the event is set or the time is over; True if it is set."""
-        return event.wait(None if timeout_s is None else max(0.0, timeout_s))
+        return event.wait(_within_bounds(timeout_s))
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
         """Wait on a held condition once; False if the time ran out."""
-        return condition.wait(None if timeout_s is None else max(0.0, timeout_s))
+        return condition.wait(_within_bounds(timeout_s))
+
+
+def _within_bounds(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else min(max(0.0, timeout_s), _LONGEST_WAIT_S)
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

@@ -124,6 +124,16 @@ def test_password_shows_neither_in_repr_nor_in_redacted(remote):
         "remote://me:hush#hush@h:1/app",
         "remote://me:hush",
         "remote://me:hush@h:port",
+        "remote://me:my?hush==@h:1/app",
+        "remote://me:my?hush=x@h:1/app",
+        "remote://me:my?hush&hush@h:1/app",
+        "remote://me:p@ss?hush@h:1/app",
+        "remote://me:p@ss/hush@h:1/app",
+        "remote://me:p@1/hush@h:1/app",
+        "remote://me:1?hush%21=1",
+        "remote://me:1/hush!",
+        "remote://me,hush:x",
+        "remote://hush!/app",
         "remote://me:hush@h:1/a//b",
         "remote://me:hush@h:1/a?nope=1",
         "remote://me:hush@h:1/a?mode=c",
@@ -133,6 +143,23 @@ def test_password_shows_neither_in_repr_nor_in_redacted(remote):
 )
 def test_no_error_shows_a_password(remote, url):
     assert "hush" not in message_of(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "remote://me:my?hush==@h:1/app",
+        "remote://me:my?a&a@h:1/app",
+        "remote://me:p@ss/hush@h:1/app",
+        "remote://me:p@ss?hush@h:1/app",
+        "remote://me:hush#hush@h:1/app",
+        "remote://me:123456/app",
+    ],
+)
+def test_a_password_that_is_not_percent_encoded_is_one_error_that_says_how_to_write_it(remote, url):
+    said = message_of(url)
+    assert "%2F" in said
+    assert "123456" not in said
 
 
 def test_redacted_url_parses_to_the_same_place(remote):
@@ -168,14 +195,43 @@ def test_wrong_option_value_says_what_is_right():
     assert "normal or full" in message_of("sqlite:///a.db?sync=maybe")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1000001", "1e10", "1e300"])
 def test_senseless_duration_is_refused(value):
     assert "seconds" in message_of(f"memory://a?session_ttl_s={value}")
 
 
-@pytest.mark.parametrize("hosts", ["", "h:0", "h:65536", "h:x", "h:1,", "h h", "[::1", "h:1:2", "http://h"])
+MALFORMED = [
+    "",
+    "h:0",
+    "h:65536",
+    "h:x",
+    "h:1,",
+    "h h",
+    "[::1",
+    "h:1:2",
+    "http://h",
+    "a..b",
+    ".a",
+    "-" * 64,
+    "a." * 127,
+]
+
+
+@pytest.mark.parametrize("hosts", [*MALFORMED, "[1:2:3]", "[.]"])
 def test_malformed_host_is_refused_with_an_example(remote, hosts):
     assert "127.0.0.1:99" in message_of(f"remote://{hosts}")
+
+
+@pytest.mark.parametrize("hosts", ["h", "h.", "my_host:1", "a-b.c", "x" * 63, ".".join(["a" * 61] * 4), "[1::2]:3"])
+def test_any_name_that_dns_can_hold_and_any_address_is_a_host(remote, hosts):
+    assert len(parse_url(f"remote://{hosts}").hosts) == 1
+
+
+@pytest.mark.parametrize("name", ["%00", "a" * 5000, "%F0%9F%A6%80", "/"])
+@pytest.mark.parametrize("option", ["password_file", "tls"])
+def test_a_file_that_no_file_system_can_name_is_refused(remote, monkeypatch, option, name):
+    monkeypatch.setitem(remote.SPEC.options, "tls", urls.readable_file)
+    assert option in message_of(f"remote://h?{option}={name}")
 
 
 @pytest.mark.parametrize("root", ["a//b", "a/", "/a", ".", "a/../b", "@own", "a b", "x" * 121, "ü"])

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of what users write: URLs, keys, values. Only latchwork's errors may come out.
+"""Coverage-guided fuzzing of what users write: URLs, keys, values, times. Only latchwork's errors may come out.
 
     make fuzz                          a minute of it
     python tests/security/fuzz.py -max_total_time=600    any options of libFuzzer
@@ -8,16 +8,21 @@ Ends with exit code 0 when the time is over, and with a traceback and the input 
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import tempfile
+import threading
 
 import atheris
 
 with atheris.instrument_imports(include=["latchwork"]):
     import latchwork
-    from latchwork import InvalidKey, LatchworkError, Put
+    from latchwork import InvalidKey, LatchworkError, Put, WaitTimeout
     from latchwork.backends.url import parse_url
 
 STORE = latchwork.connect("memory://fuzz")
+FOLDER = tempfile.mkdtemp(prefix="latchwork-fuzz-")
+SECRET = "Hush-9f3a"
 
 
 def one_url(text):
@@ -32,6 +37,39 @@ def one_url(text):
         assert parse_url(shown) == parsed
     elif len(parsed.password) > 8:
         assert parsed.password not in shown.partition("@")[0]
+    one_store(parsed)
+
+
+def one_store(parsed):
+    """Open what was parsed: files in a folder of our own, names in memory; servers are those at which nobody is."""
+    options = {"connect_timeout_s": min(0.1, parsed.connect_timeout_s), "call_timeout_s": parsed.call_timeout_s}
+    where = {"sqlite": f"sqlite:///{FOLDER}/fuzz.db", "memory": "memory://opened"}
+    hosts = ",".join("127.0.0.1:1" for _ in parsed.hosts)
+    url = where.get(parsed.scheme, f"{parsed.scheme}://{hosts}/x")
+    with contextlib.suppress(LatchworkError), latchwork.connect(url, root=parsed.root, **options) as store:
+        store.get("k")
+        assert store.session.ttl_s > 0
+
+
+def one_password(scheme, before, after):
+    """A URL with a password in it that somebody may not have encoded: what is said of it does not have it."""
+    try:
+        parse_url(f"{scheme}app:{before}{SECRET}{after}@127.0.0.1:1/root")
+    except LatchworkError as error:
+        assert SECRET not in str(error)  # noqa: PT017 - there is no pytest here
+
+
+def one_time(seconds):
+    """Wait for so long, or live by it."""
+    with contextlib.suppress(ValueError), contextlib.closing(STORE.open_session(seconds)) as session:
+        assert session.ttl_s >= seconds
+    with STORE.watch("waits") as watch:
+        watch.next(5)
+        later = threading.Timer(0.002, STORE.put, ("waits", b""))
+        later.start()
+        with contextlib.suppress(WaitTimeout, ValueError):
+            watch.next(seconds)
+        later.join()
 
 
 def one_key(key, value):
@@ -48,7 +86,12 @@ def one_key(key, value):
 def one_input(data):
     """What libFuzzer made up."""
     given = atheris.FuzzedDataProvider(data)
-    if given.ConsumeBool():
+    kind = given.ConsumeIntInRange(0, 19)
+    if kind == 0:
+        one_time(given.ConsumeFloat())
+    elif kind == 1:
+        one_password(given.PickValueInList(["zk://", "etcd://"]), given.ConsumeUnicode(10), given.ConsumeUnicode(10))
+    elif kind < 11:
         scheme = given.PickValueInList(["zk://", "etcd://", "sqlite:///", "memory://", ""])
         one_url(scheme + given.ConsumeUnicode(80))
     else:

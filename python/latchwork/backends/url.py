@@ -11,6 +11,7 @@ a part of a URL that may hold a password.
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -39,10 +40,18 @@ _MODULES = {
     "zookeeper": "latchwork.backends.zookeeper",
     "etcd": "latchwork.backends.etcd",
 }
+#: The longest duration that may be asked for, eleven days: its milliseconds fit the 32 bits that ZooKeeper sends.
+MAX_DURATION_S = 1_000_000.0
+
 _DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 10.0}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SEGMENT = re.compile(r"[A-Za-z0-9._~%@:+=,-]{1,120}")
-_HOST = re.compile(r"(\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:(?P<port>[0-9]{1,5}))?")
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(
+    rf"(\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>(?=[^:]{{1,253}}(:|$)){_LABEL}(\.{_LABEL})*\.?))(:(?P<port>[0-9]{{1,5}}))?"
+)
+_OPTION = re.compile(r"[A-Za-z_]{1,40}")
+_ESCAPES = "write / ? # @ & inside a user or password as %2F %3F %23 %40 %26"
 
 
 @dataclass(frozen=True)
@@ -133,16 +142,17 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {_listed(known_schemes())}")
     spec = find_spec(match.group(1))
     authority, path, query = _split(url[match.end() :])
+    if spec.location == "hosts" and "@" in path + query:
+        raise InvalidURL(
+            f"an '@' comes after the hosts; {_ESCAPES}, user:password@ before the hosts, and an '@' inside a root "
+            "or an option as %40"
+        )
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     own = {name: given.pop(name) for name in ("root", "user", "password") if name in given}
     options = {**_parse_query(query), **{name: str(value) for name, value in given.items()}}
-    _refuse_unknown(spec, options)
-    if spec.location == "hosts" and "@" in path + query and "@" not in authority:
-        raise InvalidURL(
-            "an '@' comes after the hosts; write / ? @ inside a user or password as %2F %3F %40, "
-            "and an '@' inside a root or an option as %40"
-        )
     hosts, user, password, where, root = _locate(spec, authority, path, options)
+    root = str(own["root"]).removeprefix("/") if "root" in own else root
+    _refuse_unknown(spec, options)
     if "password" not in own and "password_file" in options:
         password = _password_from_file(options, password)
     options.pop("password_file", None)
@@ -154,7 +164,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         hosts=hosts,
         user=_text(own.get("user", user)),
         password=_text(own.get("password", password)),
-        root=_check_root(str(own["root"]).removeprefix("/") if "root" in own else root),
+        root=_check_root(root, show="root" in own or spec.location != "hosts" or "@" in authority),
         path=where,
         options=options,
         **durations,
@@ -209,7 +219,11 @@ def one_of(*allowed: str) -> Validator:
 def readable_file(text: str) -> Path:
     """A validator for options that name a file."""
     path = Path(text)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError:  # a name that is longer than any file's
+        is_file = False
+    if not is_file:
         raise ValueError("must name an existing file")
     return path
 
@@ -237,7 +251,7 @@ def _not_installed(scheme: str, extra: str | None, error: ImportError) -> Backen
 def _split(rest: str) -> tuple[str, str, str]:
     """Authority, path and query of what follows ``scheme://``."""
     if "#" in rest:
-        raise InvalidURL("a connection URL has no '#' part; write %23 for a '#' inside a name or a password")
+        raise InvalidURL(f"a connection URL has no '#' part; {_ESCAPES}, and a '#' inside a name as %23")
     place, _, query = rest.partition("?")
     authority, slash, path = place.partition("/")
     return authority, slash + path, query
@@ -250,7 +264,7 @@ def _parse_query(query: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         name = unquote(name)
         if name in options:
-            raise InvalidURL(f"option {name!r} is given twice; give it once")
+            raise InvalidURL(f"{_option(name)} is given twice; give it once")
         options[name] = unquote(value)
     return {name: value for name, value in options.items() if value}
 
@@ -259,8 +273,13 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
     for name in options:
         if name not in spec.known_options():
             raise InvalidURL(
-                f"unknown option {name!r} for {spec.schemes[0]}://; known options are {_listed(spec.known_options())}"
+                f"unknown {_option(name)} for {spec.schemes[0]}://; known options are {_listed(spec.known_options())}"
             )
+
+
+def _option(name: str) -> str:
+    """An option in a message: what does not look like an option's name may be the rest of a password."""
+    return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
 
 _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | None", str]
@@ -309,21 +328,30 @@ def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str 
 def _parse_host(spec: SchemeSpec, text: str) -> tuple[str, int]:
     match = _HOST.fullmatch(text)
     port = int(match.group("port") or spec.default_port or 0) if match else 0
-    if match is None or not 1 <= port <= 65535:
+    if match is None or not 1 <= port <= 65535 or not _is_address(match.group("v6")):
         usual = spec.default_port or 1234
-        name, colon, after = text.partition(":")  # what follows the colon may be a password whose host was forgotten
-        raise InvalidURL(
-            f"malformed host {text if after.isdigit() else name + colon!r} for {spec.schemes[0]}://; "
-            f"write host:port with a port of 1-65535, several joined by commas, such as 127.0.0.1:{usual},[::1]:{usual}"
+        raise InvalidURL(  # it is not shown: it may be user:password of a URL whose host was forgotten
+            f"malformed host for {spec.schemes[0]}://; write host:port with a port of 1-65535, several joined by "
+            f"commas, such as 127.0.0.1:{usual},[::1]:{usual}, and user:password@ before them; {_ESCAPES}"
         )
     return match.group("v6") or match.group("name"), port
 
 
-def _check_root(root: str) -> str:
+def _is_address(text: str | None) -> bool:
+    """Whether what stands in brackets, if anything does, is an IPv6 address."""
+    try:
+        return text is None or bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
+
+
+def _check_root(root: str, *, show: bool) -> str:
+    """Shown, unless it may be the rest of a password whose host was forgotten."""
     segments = root.split("/")
     if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} for part in segments) or root.startswith("@"):
+        what = f"malformed root {root!r}" if show else "malformed root"
         raise InvalidURL(
-            f"malformed root {root!r}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
+            f"{what}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
             "slashes, none of them . or .., the first not starting with @"
         )
     return root
@@ -335,8 +363,8 @@ def _password_from_file(options: Mapping[str, str], password: str | None) -> str
     path = options["password_file"]
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text, or no name of a file"
         raise InvalidURL(f"password_file {path!r} cannot be read: {reason}; name a readable text file") from error
 
 
@@ -345,9 +373,10 @@ def _seconds(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
+    if not 0 < value <= MAX_DURATION_S:
         raise InvalidURL(
-            f"{name}={text!r} is no time; give seconds greater than 0, such as {name}={_DURATIONS[name]:g}"
+            f"{name}={text!r} is no time that can be kept; give seconds greater than 0 and at most "
+            f"{MAX_DURATION_S:,.0f}, such as {name}={_DURATIONS[name]:g}"
         )
     return value
 

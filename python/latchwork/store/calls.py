@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Entries = list[Entry]
 Names = list[str]
 
+#: No server counts further: a limit beyond it is none.
+_MANY = 2**31 - 1
 
 #: Forks between the first process and this one: to ask the system each time for the process takes longer.
 _forks = 0
@@ -105,6 +107,7 @@ class Calls:
         if limit is not None and limit < 0:
             msg = f"limit must be 0 or more, not {limit}"
             raise ValueError(msg)
+        limit = None if limit is None or limit > _MANY else limit
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
         return turned(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future

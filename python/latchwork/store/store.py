@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from latchwork.backends.url import MAX_DURATION_S
 from latchwork.errors import LockLost, OwnershipLost, Unavailable
 from latchwork.store.answers import Answers, Limit, LimitedCalls
 from latchwork.store.calls import Calls, Entries, Gate, Names
@@ -63,8 +64,8 @@ class Core:
 
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own."""
-        if not ttl_s > 0:
-            msg = f"ttl_s must be more than 0 seconds, not {ttl_s!r}"
+        if not 0 < ttl_s <= MAX_DURATION_S:
+            msg = f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}"
             raise ValueError(msg)
         self.gate.check()
         opened: list[Session] = []
@@ -364,6 +365,8 @@ class Store:
 
         Args:
             ttl_s: seconds; raised to the server's least, with a logged warning. ``session.ttl_s`` is what was granted.
+        Raises:
+            ValueError: it is not more than 0, or more than 1,000,000 (eleven days).
         """
         return self._core.open_session(ttl_s)
 

@@ -6,6 +6,7 @@ Changes that wait to be read are merged per key, so a slow reader costs one chan
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -122,7 +123,11 @@ class Feed:
         Raises:
             WaitTimeout: it did not come true in time.
             Closed: the feed was closed, or the error that ended the watch.
+            ValueError: the time is no number.
         """
+        if timeout_s is not None and math.isnan(timeout_s):
+            msg = f"timeout_s must be None or a number of seconds, not {timeout_s!r}"
+            raise ValueError(msg)
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while not is_true():
             self._refuse_ended()

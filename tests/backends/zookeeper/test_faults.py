@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import logging
+import socket
 import threading
 import time
 from contextlib import closing
@@ -15,6 +16,7 @@ from kazoo.security import make_acl
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.url import open_backend, parse_url
+from latchwork.backends.zookeeper import link
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
 from latchwork.testing.servers import ZooKeeperServer
@@ -417,3 +419,32 @@ def test_close_joins_all_threads_and_twice_is_fine(connect):
     backend.close()
     backend.close()
     assert not [thread for thread in threading.enumerate() if thread not in before]
+
+
+@pytest.mark.parametrize("error", [UnicodeError("label empty or too long"), ValueError("odd"), OSError("no network")])
+def test_a_host_that_cannot_be_looked_up_keeps_nobody_from_the_others(connect, zookeeper, root, monkeypatch, error):
+    really = socket.getaddrinfo
+
+    def look_up(host, *args):
+        if host == "odd.example":
+            raise error
+        return really(host, *args)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    backend = connect(f"odd.example:1,{zookeeper.endpoint}", connect_timeout_s=5)
+    assert put(backend, "k").value == b"v"
+
+
+def test_a_connection_goes_on_after_an_error_that_nobody_foresaw(connect, proxy, monkeypatch):
+    backend = connect(proxy.endpoint)
+    really, raised = link._Loop._receive, []
+
+    def receive(loop):
+        if not raised:
+            raised.append(True)
+            raise RuntimeError("not foreseen")
+        really(loop)
+
+    monkeypatch.setattr(link._Loop, "_receive", receive)
+    assert put(backend, "k").value == b"v"
+    assert raised

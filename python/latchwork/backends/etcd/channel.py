@@ -430,7 +430,7 @@ def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[t
 def _resolve(host: str, port: int) -> list[tuple[str, str]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, ValueError):  # the latter for a name that no DNS message can hold
         return []
     kinds = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
     named = [(kinds.get(family, ""), str(address[0])) for family, _, _, _, address in found]

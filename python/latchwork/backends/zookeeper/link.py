@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import select
+import socket
 import ssl
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionClosedRequireSaslError
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, KazooException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.states import KazooState, KeeperState
@@ -30,7 +32,6 @@ from kazoo.retry import KazooRetry
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from latchwork.clock import Clock
@@ -275,6 +276,35 @@ class _Loop(ConnectionHandler):  # type: ignore[misc]
             super().zk_loop()
         finally:
             self._owner.ended()
+
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        """Every address of every host, in random order; a name that cannot even be looked up stops no other.
+
+        kazoo's own lets pass what ``getaddrinfo`` raises for a name that no DNS message can hold: that would end the
+        thread, and with it the connection, however many other servers there are.
+        """
+        found: list[tuple[str, str, int]] = []
+        for host, port in self.client.hosts:
+            try:
+                infos = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
+            except (OSError, ValueError) as error:
+                self.trouble = f"the name {host!r} leads to no address: {' '.join(str(error).split())}"
+                continue
+            found += [(host, str(info[4][0]), int(info[4][1])) for info in infos]
+        random.shuffle(found)
+        return found
+
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
+        """One server; what nobody foresaw ends the attempt, never the thread."""
+        try:
+            return super()._connect_attempt(host, hostip, port, retry)
+        except KazooException:
+            raise
+        except Exception as error:  # kazoo has logged it, with its traceback
+            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if self.client._state != KeeperState.CONNECTING:  # noqa: SLF001
+                self.client._session_callback(KeeperState.CONNECTING)  # noqa: SLF001
+            return None
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._unread.clear()
