@@ -12,14 +12,19 @@ import pytest
 
 import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
-from latchwork.jobs import Cron, JobManager, Threads
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads
+from latchwork.jobs.context import JobContext
 from latchwork.jobs.cron_turns import CronTurns
-from latchwork.jobs.fires import FIRED, Fired
+from latchwork.jobs.fires import FIRED, Fired, Jitter, rule_of
 from latchwork.jobs.item_locks import ItemHold
 from latchwork.jobs.progress import CronProgress, read_cells, sweep_cells
+from latchwork.jobs.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.schedule import Due, Instant
 from latchwork.primitives import LockKeeper
 
 EACH_MINUTE = Cron("* * * * *")
+RULE = rule_of(EACH_MINUTE)
 NOW = 600.0
 
 
@@ -95,7 +100,7 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     with pytest.raises(LockLost):
         turns.begin(step)
     newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
-    assert newest.fired == (Fired(NOW, NOW),)
+    assert newest.fired == (Fired(NOW, NOW, RULE),)
 
 
 def test_items_that_never_ran_count_from_the_moment_they_came(memory, node):
@@ -141,7 +146,84 @@ def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node,
         turns.end(step)
     assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
     turns.end(run(turns, NOW + 60))
-    assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60),)
+    assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60, rule=RULE),)
+
+
+ALL = Cron("* * * * *", misfire="all")
+LATER = NOW + 3600.0
+
+
+def test_a_change_of_the_schedule_owes_nothing_from_before_it_wherever_the_item_goes(store, node):
+    first, second = node(store), node(store)
+    turns = CronTurns(first.progress, first.holds("a"))
+    turns.end(run(turns))
+    assert turns.next(ALL, LATER + 1, 0.0).at == LATER + 60
+    first.release("a")
+    later = CronTurns(second.progress, second.holds("a"))
+    assert later.next(ALL, LATER + 150, 0.0).at == LATER + 60, "what is owed since the change stays owed"
+
+
+def test_a_change_that_came_during_a_run_counts_from_when_it_came(memory, node):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    turns.end(run(turns))
+    assert turns.next(ALL, LATER, 0.0, changed_s=NOW + 100).at == NOW + 120
+
+
+def test_a_schedule_that_comes_back_owes_nothing_of_the_time_it_was_away(memory, node):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    turns.end(run(turns))
+    assert turns.next(EACH_MINUTE, LATER + 1, 0.0, changed_s=LATER + 1).at == LATER + 60
+
+
+def test_items_that_never_ran_owe_nothing_from_before_a_change(memory, node):
+    here = node(memory)
+    assert CronTurns(here.progress, here.holds("a")).next(ALL, NOW + 5, 0.0, changed_s=NOW + 1).at == NOW + 60
+
+
+@pytest.mark.parametrize("when", ["written", "locks low"])
+@pytest.mark.parametrize("rerun", [True, False])
+def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, node, eventually, when, rerun):
+    here, called, begun = node(memory), [], []
+    each = Cron("* * * * * *", rerun_interrupted=rerun)
+    holds = here.holds("a")
+
+    class Turns(CronTurns):
+        def begin(self, step):
+            super().begin(step)
+            begun.append(step.at)
+            if when == "written":
+                live.stop()
+
+    setup = RunSetup(
+        job=Job("report", work_pool=["a"], run=called.append, schedule=each),
+        new_context=lambda items, at=None: JobContext(items, fire_time_s=at),
+        counters=Counters(),
+        may_run=lambda: not begun or when == "written",
+        on_end=lambda: None,
+        clock=SYSTEM_CLOCK,
+        turns=lambda items: Turns(here.progress, holds),
+    )
+    live = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now(), each, Instant(0.0, 0.0)))
+    live.start()
+    eventually(lambda: begun)
+    live.stop()
+    eventually(lambda: live.ended)
+    assert called == []
+    step = CronTurns(here.progress, holds).next(each, begun[0] + 0.5, 0.0)
+    assert (step.at, step.is_rerun) == (begun[0], rerun)
+
+
+def test_a_run_that_was_called_and_told_to_stop_is_not_given_back(memory, node):
+    here = node(memory)
+    holds = here.holds("a")
+    turns = CronTurns(here.progress, holds)
+    never_again = Cron("* * * * *", rerun_interrupted=False)
+    turns.begin(turns.next(never_again, NOW, 0.0))
+    turns.called()
+    turns.give_back()
+    assert CronTurns(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
 
 
 def test_threads_that_start_at_one_time_are_written_together(memory, node):
@@ -164,7 +246,7 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
         for cell, _ in read_cells(memory, "report")
         for item, fired in zip(cell.items, cell.fired, strict=True)
     }
-    assert progress == dict.fromkeys(items, Fired(NOW))
+    assert progress == dict.fromkeys(items, Fired(NOW, rule=RULE))
     assert memory.put("probe", b"").token - before < 400, "a write for each thread and step would be 600"
 
 
@@ -177,7 +259,7 @@ def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
     with pytest.raises(LockLost):
         turns.begin(step)
     run(turns, NOW + 60)
-    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60),)]
+    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60, RULE),)]
 
 
 def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
@@ -269,3 +351,38 @@ def test_fire_times_at_which_nobody_lived_are_made_up_for_once(memory, cluster, 
         eventually(lambda: max(at for _, at in starts.counts()) > last)
         made_up = min(at for _, at in starts.counts() if at > last)
         assert made_up >= last + 3, "the newest of the missed ones is recorded"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "jitter_s"),
+    [(Cron("* * * * * *"), 4.0), (Cron("*/2 * * * * *", misfire="skip", on_time_s=0.8), 1.9)],
+)
+def test_starts_come_later_by_their_jitter_and_do_not_starve(memory, cluster, eventually, schedule, jitter_s):
+    seen = {"a": [], "b": [], "c": []}
+
+    def run(context):
+        seen[context.work_share[0]].append((time.time(), context.fire_time_s))
+
+    cluster.node(memory, "n1", cluster.endless(run=run, items="abc", schedule=schedule, jitter_s=jitter_s))
+    eventually(lambda: min(map(len, seen.values())) >= 3, 25)
+    for item, starts in seen.items():
+        delay_s = Jitter.of(jitter_s, f"report/{item}").delay_s
+        assert all(at >= fire_s + delay_s - 0.001 for at, fire_s in starts), (item, delay_s, starts)
+
+
+def test_a_schedule_set_while_nodes_live_starts_nothing_for_a_fire_time_from_before(memory, cluster, eventually):
+    ran = []
+    created_s = time.time()
+    job = cluster.endless(run=lambda context: ran.append(context.fire_time_s), items="a", schedule=FixedDelay(3600.0))
+    job.change(initial_delay_s=None)
+    cluster.node(memory, "n1", job)
+    eventually(lambda: len(memory.list("locks", recursive=True)) == 1)
+    eventually(lambda: time.time() > created_s + 2.1)
+    past = time.gmtime(time.time() - 0.9)
+    Control(memory).change_job("report", schedule=Cron(f"{past.tm_sec} {past.tm_min} {past.tm_hour} * * *"))
+    assert not threading.Event().wait(1.0)
+    assert ran == []
+    changed_s = time.time()
+    Control(memory).change_job("report", schedule=Cron("* * * * * *", misfire="all"))
+    eventually(lambda: len(ran) >= 2)
+    assert ran[0] > changed_s - 0.001

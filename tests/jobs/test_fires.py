@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.fires import BadCell, Cell, Fired, decode_cell, newest_by_item, next_fire, next_step, useless
+from latchwork.jobs.fires import (
+    BadCell,
+    Cell,
+    Fired,
+    Jitter,
+    decode_cell,
+    newest_by_item,
+    next_fire,
+    next_step,
+    rule_of,
+    useless,
+)
 
 MINUTE = 60.0
 
@@ -64,6 +75,85 @@ def test_items_that_owe_the_oldest_fire_time_go_first_and_together():
     assert (step.at, step.items, step.wait_s < 0) == (9 * MINUTE, ("a", "b"), True)
 
 
+# Jitter
+
+
+def starts(schedule, jitter, until):
+    """When an item starts for which fire time, looked at each second from minute 1 on."""
+    fired, found = Fired(MINUTE), []
+    for now in range(60, until):
+        while (step := next_step(schedule, {"a": fired}, float(now), jitter)).wait_s <= 0:
+            found.append((now, step.at))
+            fired = fired.begin(step.at).end()
+    return found
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 50.0, 90.0, 150.0, 1000.0])
+@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+def test_each_fire_time_starts_later_by_the_jitter_also_when_that_is_longer_than_the_period(misfire, delay_s):
+    schedule = cron(misfire, on_time_s=2.0, max_lateness_s=5.0)
+    found = starts(schedule, Jitter(delay_s, 1000.0), 2000)
+    assert found == [(at + delay_s, at) for at in range(120, 2000 - int(delay_s), 60)]
+
+
+@pytest.mark.parametrize(("late_s", "at"), [(69.0, 10), (71.0, 11)])
+def test_what_is_late_is_counted_from_the_end_of_the_jitter_so_that_a_share_may_change_meanwhile(late_s, at):
+    now = 10 * MINUTE + late_s
+    assert next_fire(cron("skip", on_time_s=20.0), Fired(9 * MINUTE), now, Jitter(15.0, 50.0)) == (at * MINUTE, False)
+    limited = cron("once", max_lateness_s=20.0)
+    assert next_fire(limited, Fired(9 * MINUTE), now, Jitter(15.0, 50.0)) == (at * MINUTE, False)
+
+
+def test_an_interrupted_run_does_not_wait_for_the_jitter_again():
+    step = next_step(cron(), {"a": Fired(9 * MINUTE).begin(10 * MINUTE)}, 10 * MINUTE + 1, Jitter(50.0, 50.0))
+    assert (step.at, step.is_rerun, step.wait_s) == (10 * MINUTE, True, -1.0)
+
+
+def test_the_jitter_of_a_share_is_the_same_on_every_node_and_those_of_many_are_spread_evenly():
+    names = [f"report/item-{i}" for i in range(1000)]
+    delays = sorted(Jitter.of(60.0, name).delay_s for name in names)
+    assert Jitter.of(60.0, names[0]) == Jitter.of(60.0, names[0])
+    assert all(abs(delay - 0.06 * rank) < 4.0 for rank, delay in enumerate(delays))
+
+
+# A change of the schedule
+
+DAILY, RULE = rule_of(Cron("0 3 * * *")), rule_of(cron("all"))
+
+
+@pytest.mark.parametrize(
+    ("before", "changed_s", "through"),
+    [
+        (Fired(60.0, rule=DAILY), None, 600.0),
+        (Fired(60.0, rule=DAILY), 500.0, 500.0),
+        (Fired(60.0, rule=RULE), None, 60.0),
+        (Fired(60.0, rule=RULE), 500.0, 500.0),
+        (Fired(550.0, rule=RULE), 500.0, 550.0),
+        (Fired(60.0), None, 60.0),
+    ],
+)
+def test_fire_times_from_before_a_schedule_came_into_force_are_none_of_it(before, changed_s, through):
+    assert before.under(RULE, 600.0, changed_s) == Fired(through, rule=RULE)
+
+
+def test_a_run_that_was_interrupted_is_owed_under_another_schedule_too():
+    assert Fired(60.0, 60.0, DAILY).under(RULE, 600.0, None) == Fired(600.0, 60.0, RULE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Cron("0 4 * * *"),
+        Cron("0 3 * * *", "Europe/Berlin"),
+        Cron("0 3 * * *", misfire="all"),
+        Cron("0 3 * * *", max_lateness_s=9.0),
+        Cron("0 3 * * *", on_time_s=9.0),
+    ],
+)
+def test_whatever_decides_what_is_owed_makes_another_schedule(other):
+    assert rule_of(other) != DAILY == rule_of(Cron("0 3 * * *", rerun_interrupted=False))
+
+
 def berlin(*moment, fold=0):
     return datetime(*moment, tzinfo=ZoneInfo("Europe/Berlin"), fold=fold).timestamp()
 
@@ -95,7 +185,7 @@ def test_no_fire_time_is_begun_twice_and_none_before_its_time(through, now, misf
 
 # Cells
 
-states = st.builds(Fired, times, st.none() | times)
+states = st.builds(Fired, times, st.none() | times, st.sampled_from(["", "* * * * *|UTC"]))
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable()), states, min_size=1))

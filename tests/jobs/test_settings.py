@@ -8,8 +8,9 @@ import threading
 import pytest
 
 import latchwork
-from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, InvalidSetting, Threads
+from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, InvalidSetting, Job, Threads
 from latchwork.jobs import settings as stored
+from latchwork.jobs.live_settings import LiveSettings
 from latchwork.jobs.schedule import Due, Instant
 from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
 
@@ -123,6 +124,23 @@ def test_damaged_settings_count_as_not_set_are_reported_once_and_are_not_overwri
 
 
 # Live
+
+
+def test_what_is_stored_when_a_node_starts_is_no_change_of_the_schedule_and_what_comes_later_is(memory, eventually):
+    Control(memory).change_job("report", schedule=Cron("0 3 * * *"))
+    job = Job("report", work_pool=["a"], run=print, schedule=FixedDelay(1.0))
+    times = iter([100.0, 200.0])
+    settings = LiveSettings({"report": job}, wall_s=lambda: next(times))
+    assert settings.options("report").schedule_since_s is None
+    settings.start(memory)
+    assert settings.options("report").schedule_since_s is None
+    Control(memory).change_job("report", schedule=Cron("0 4 * * *"))
+    eventually(lambda: settings.options("report").schedule_since_s == 100.0)
+    Control(memory).change_job("report", jitter_s=5.0)
+    eventually(lambda: settings.options("report").jitter_s == 5.0)
+    Control(memory).change_job("report", schedule=None)
+    eventually(lambda: settings.options("report").schedule_since_s == 200.0)
+    settings.close()
 
 
 @pytest.mark.serial

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+from zlib import crc32
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.schedule import Cron
@@ -32,18 +33,53 @@ class Fired:
     Attributes:
         through: every fire time up to this one is settled, in seconds since the epoch.
         running: the fire time whose run was begun and has not ended, None when there is none.
+        rule: the schedule that this was counted with, as ``rule_of`` has it; empty when that is not known.
     """
 
     through: float
     running: float | None = None
+    rule: str = ""
 
     def begin(self, at: float) -> Fired:
         """Its run of this fire time is begun."""
-        return Fired(max(self.through, at), at)
+        return replace(self, through=max(self.through, at), running=at)
 
     def end(self) -> Fired:
         """Its run has ended."""
-        return Fired(self.through)
+        return replace(self, running=None)
+
+    def under(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
+        """The same under the schedule that is in force: of that one, fire times from before it was are none.
+
+        Args:
+            rule: the schedule in force.
+            now_s: seconds since the epoch.
+            changed_s: when it came into force, if this node saw that; else a change counts from now, when it is found.
+        """
+        found_s = now_s if self.rule not in {"", rule} else self.through
+        return replace(self, rule=rule, through=max(self.through, found_s if changed_s is None else changed_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """How much later than at its fire times a share starts: always by the same, so none is overtaken by the next.
+
+    Attributes:
+        delay_s: by how much this share does.
+        most_s: by how much any share of the job may: what is late is counted from there, so that a start which only
+            waits is on time, also when it waited in another share before.
+    """
+
+    delay_s: float = 0.0
+    most_s: float = 0.0
+
+    @classmethod
+    def of(cls, most_s: float, share: str) -> Jitter:
+        """That of a share, found by its name: the same on every node."""
+        return cls(most_s * crc32(share.encode()) / 2**32, most_s)
+
+
+NO_JITTER = Jitter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +89,7 @@ class Step:
     Attributes:
         at: the fire time, in seconds since the epoch.
         items: who runs it: sorted, not empty.
-        wait_s: seconds until then; 0 or less when it has come.
+        wait_s: seconds until it starts; 0 or less when that has come.
         is_rerun: it was begun before, and interrupted.
     """
 
@@ -63,29 +99,40 @@ class Step:
     is_rerun: bool = False
 
 
-def next_step(cron: Cron, progress: Mapping[str, Fired], now_s: float) -> Step:
+def next_step(cron: Cron, progress: Mapping[str, Fired], now_s: float, jitter: Jitter = NO_JITTER) -> Step:
     """The earliest fire time that any of the items owes, or waits for; not for no items."""
     groups: dict[Fired, list[str]] = {}
     for item, fired in progress.items():
         groups.setdefault(fired, []).append(item)
-    owed = [(*next_fire(cron, fired, now_s), items) for fired, items in groups.items()]
+    owed = [(*next_fire(cron, fired, now_s, jitter), items) for fired, items in groups.items()]
     at = min(at for at, _, _ in owed)
     items = sorted(item for fire, _, items in owed if fire == at for item in items)
     is_rerun = any(again for fire, again, _ in owed if fire == at)
-    return Step(at, tuple(items), at - now_s, is_rerun)
+    wait_s = at - now_s if is_rerun else at + jitter.delay_s - now_s  # what was begun has waited
+    return Step(at, tuple(items), wait_s, is_rerun)
 
 
-def next_fire(cron: Cron, fired: Fired, now_s: float) -> tuple[float, bool]:
-    """The fire time that an item runs next, which may be past, and whether that run was begun before."""
-    oldest = now_s - cron.max_lateness_s
+def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER) -> tuple[float, bool]:
+    """The fire time that an item runs next, which may be past, and whether that run was begun before.
+
+    A fire time has come for a share when its part of the jitter has passed too.
+    """
+    oldest = now_s - jitter.most_s - cron.max_lateness_s
+    on_time_s = jitter.most_s + cron.on_time_s
+    come_s = now_s - jitter.delay_s
     if fired.running is not None and cron.rerun_interrupted and fired.running >= oldest:
         return fired.running, True
     if cron.misfire == "all":
         return cron.fire_after(max(fired.through, oldest)), False
-    newest = cron.fire_before(now_s, oldest)
-    if newest is not None and newest > fired.through and (cron.misfire == "once" or now_s - newest <= cron.on_time_s):
+    newest = cron.fire_before(come_s, oldest)
+    if newest is not None and newest > fired.through and (cron.misfire == "once" or now_s - newest <= on_time_s):
         return newest, False
-    return cron.fire_after(max(fired.through, now_s)), False
+    return cron.fire_after(max(fired.through, come_s)), False
+
+
+def rule_of(cron: Cron) -> str:
+    """What decides which fire times are owed, as a text: progress that was counted with another one is another's."""
+    return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +163,8 @@ class Cell:
             "nonce": nonce,
             "fired": [[kind.through, kind.running] for kind in kinds],
         }
+        if any(kind.rule for kind in kinds):
+            body["rules"] = [kind.rule for kind in kinds]
         if len(kinds) > 1:
             body["of"] = [[index, len(list(run))] for index, run in groupby(number[each] for each in self.fired)]
         return json.dumps(body, separators=(",", ":")).encode()
@@ -133,8 +182,10 @@ def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
     """
     try:
         body, listed = json.loads(state), json.loads(items)
+        rules = body.get("rules", [""] * len(body["fired"]))
         kinds = [
-            Fired(float(through), None if running is None else float(running)) for through, running in body["fired"]
+            Fired(float(through), None if running is None else float(running), str(rule))
+            for (through, running), rule in zip(body["fired"], rules, strict=True)
         ]
         runs = body.get("of", [[0, len(listed)]])
         fired = [kinds[index] for index, count in runs for _ in range(count)]

@@ -96,7 +96,8 @@ class Job:
         initial_delay_s: seconds before the first run; None is the schedule's own.
         pool_check_period_s: seconds between two reads of the work pool, 60 by default; 0 reads it once, at the start.
         threads: how many runs a node's share is cut into; one by default.
-        jitter_s: runs start up to so many seconds later, at random, so that not all start at once; 0 by default.
+        jitter_s: runs start up to so many seconds later, at random, so that not all start at once; 0 by default. On a
+            cron schedule always by the same part of it, which the first item of the run decides.
         requires: labels, with their values, that a node must have to get items of this job; none by default.
 
     All but the id may change while it runs: by ``change`` on one node, by settings in the whole cluster.
@@ -135,7 +136,7 @@ class Job:
             initial_delay_s: seconds before the first run on a node; None is the schedule's own.
             pool_check_period_s: seconds between two reads of the work pool; 0 for never after the first.
             threads: ``Threads.whole()``, ``Threads.per_item()`` or ``Threads.at_most(n)``.
-            jitter_s: most seconds that a run starts later than it is due, at random.
+            jitter_s: most seconds that a run starts later than it is due, at random; see the class.
             requires: labels that a node must have, with their values; a node without them gets no items of this job.
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.

@@ -6,7 +6,10 @@ A watch keeps them current; a read takes no I/O. Safe to share between threads.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latchwork.jobs import settings as stored
@@ -14,6 +17,7 @@ from latchwork.jobs.job import Job
 from latchwork.jobs.settings import ClusterSettings, InvalidSetting, JobOptions, JobSettings, Settings
 
 if TYPE_CHECKING:
+    from latchwork.jobs.schedule import Schedule
     from latchwork.store import Mirror, Store
     from latchwork.types import Entry
 
@@ -61,10 +65,14 @@ class LiveSettings:
 
     Args:
         jobs: this node's jobs; a change of their options counts as a change of the settings.
+        wall_s: seconds since the epoch.
     """
 
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
+    def __init__(self, jobs: Mapping[str, Job], wall_s: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
+        self._wall_s = wall_s
+        self._mutex = threading.Lock()
+        self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
         self._settings = Settings()
         self._reader = SettingsReader()
         self._listeners: list[Callable[[], None]] = []
@@ -77,8 +85,14 @@ class LiveSettings:
         return self._settings
 
     def options(self, job_id: str) -> JobOptions:
-        """The options that hold for one of this node's jobs."""
-        return self._settings.job(job_id).over(self._jobs[job_id])
+        """The options that hold for one of this node's jobs; who asks first after a change sees to its moment."""
+        with self._mutex:
+            found = self._settings.job(job_id).over(self._jobs[job_id])
+            schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
+            if found.schedule != schedule:
+                since_s = self._wall_s()
+            self._schedules[job_id] = (found.schedule, since_s)
+        return replace(found, schedule_since_s=since_s)
 
     def is_enabled(self, job_id: str) -> bool:
         """Whether a job may run."""
@@ -95,6 +109,7 @@ class LiveSettings:
             Unavailable: the store did not answer.
         """
         self._settings = self._reader.read(store.list(stored.SETTINGS, recursive=True))
+        self._schedules.clear()  # until now nothing ran, so what the settings say has held since the start
         self._mirror = store.mirror(stored.SETTINGS)
         self._mirror.on_change(lambda _batch: self._reread())
 
@@ -121,5 +136,7 @@ class LiveSettings:
             self._tell()
 
     def _tell(self) -> None:
+        for job_id in self._jobs:
+            self.options(job_id)  # the moment of a change is now, not when a run asks
         for listener in list(self._listeners):
             listener()

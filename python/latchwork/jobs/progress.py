@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _CELL_ITEMS = 2_000
 _CELL_BYTES = 200_000
 _WAIT_S = 1.0
+_NOTHING = Fired(0.0)
 
 
 class Hold(Protocol):
@@ -59,7 +60,7 @@ class _Wish:
     """What one thread wants written; ``done`` is guarded by the condition."""
 
     claims: Mapping[str, Hold] = field(default_factory=dict)
-    since: float = 0.0
+    fresh: Fired = _NOTHING
     fired: dict[str, Fired] = field(default_factory=dict)
     done: bool = False
     error: BaseException | None = None
@@ -78,17 +79,17 @@ class CronProgress:
         self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
         self._cell_of: dict[str, str] = {}
 
-    def claim(self, holds: Mapping[str, Hold], since_s: float) -> dict[str, Fired]:
+    def claim(self, holds: Mapping[str, Hold], fresh: Fired) -> dict[str, Fired]:
         """How far these items are, and from now on this node writes it.
 
         Args:
             holds: their locks; all held.
-            since_s: fire times up to this one do not count for items that never ran, in seconds since the epoch.
+            fresh: how far items are that never ran.
         Raises:
             LockLost: one of the locks is another's by now.
             LatchworkError: the store could not be used; ask again.
         """
-        wish = _Wish(claims=holds, since=since_s)
+        wish = _Wish(claims=holds, fresh=fresh)
         self._grant(wish)
         return wish.fired
 
@@ -138,7 +139,7 @@ class CronProgress:
                         wish.error = wish.error or error
 
     def _claim(self, wishes: list[_Wish]) -> None:
-        wanted = {item: (hold, wish.since) for wish in wishes for item, hold in wish.claims.items()}
+        wanted = {item: (hold, wish.fresh) for wish in wishes for item, hold in wish.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
             self._take(new)
@@ -149,7 +150,7 @@ class CronProgress:
         own = self._own.get(self._cell_of.get(item, ""))
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
-    def _take(self, wanted: Mapping[str, tuple[Hold, float]]) -> None:
+    def _take(self, wanted: Mapping[str, tuple[Hold, Fired]]) -> None:
         """Put items into new cells of our own, with the progress of their newest cells, or the given one if none."""
         stored = read_cells(self._store, self._job)
         newest = newest_by_item(cell for cell, _ in stored)
@@ -158,7 +159,7 @@ class CronProgress:
             by_owner.setdefault(wanted[item][0].owner_id, []).append(item)
         for owner, items in by_owner.items():
             for part in _parts(items):
-                fired = tuple(newest[item][1] if item in newest else Fired(wanted[item][1]) for item in part)
+                fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
                 token = max(wanted[item][0].token for item in part)
                 self._create(Cell(uuid.uuid4().hex, token, owner, tuple(part), fired))
         ours = {own.cell.name: own for own in self._own.values()}

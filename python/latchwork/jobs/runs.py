@@ -11,11 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.context import JobContext
+from latchwork.jobs.fires import Jitter
 from latchwork.jobs.job import Job
 from latchwork.jobs.observer import NOBODY, Observers, RunInfo
 from latchwork.jobs.reconcile import Running
@@ -267,6 +268,8 @@ class JobRun:
                 self._cron_turn(self._turns, options.schedule, options)
             else:
                 self._timed_turn(options)
+        if self._turns is not None:
+            self._turns.give_back()
         self._resume = self._due
 
     def _timed_turn(self, options: JobOptions) -> None:
@@ -286,8 +289,10 @@ class JobRun:
         """Wait for the next fire time, or run it: written down before it starts, and when it has ended."""
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
-            step = turns.next(cron, self._now().wall_s, since_s)
-            left = step.wait_s + self._due.luck * options.jitter_s
+            jitter = Jitter.of(options.jitter_s, f"{self.job_id}/{self.items[0]}")
+            changed_s = options.schedule_since_s
+            step = turns.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
+            left = step.wait_s
             if left > 0:
                 self._pause(left)
                 return
@@ -302,20 +307,21 @@ class JobRun:
         while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
-        self._run_once(self._setup.new_context(step.items, step.at), -left)
-        if not self._stop.is_set():  # else it was interrupted, and stays begun
-            turns.end(step)
-            self._due = replace(self._due, luck=random.random())
+        if self._run_once(self._setup.new_context(step.items, step.at), -left):
+            turns.called()
+            if not self._stop.is_set():  # else it was interrupted, and stays begun
+                turns.end(step)
 
     def _pause(self, seconds: float) -> None:
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
-    def _run_once(self, context: JobContext, lag_s: float) -> None:
+    def _run_once(self, context: JobContext, lag_s: float) -> bool:
+        """Call the job, unless it was told to stop before; whether it was called."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
-                return
+                return False
             self._context = context
         setup.counters.begin()
         failed = True
@@ -330,6 +336,7 @@ class JobRun:
             setup.counters.end(failed=failed)
             with self._mutex:
                 self._context = None
+        return True
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())

@@ -108,7 +108,8 @@ class Cron:
     ``all``   each one that was missed is run, the oldest first
     ``skip``  those that are late by more than ``on_time_s`` are dropped
 
-    With ``once`` and ``skip`` the fire times that pass during a run, too, become one start.
+    With ``once`` and ``skip`` the fire times that pass during a run, too, become one start. A schedule that is changed
+    owes no fire time from before the change. How late a start is counts from the end of the job's jitter.
 
     Attributes:
         expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first.
@@ -117,7 +118,7 @@ class Cron:
         on_time_s: seconds that a start may be late without being missed, 60 by default; for ``skip``.
         max_lateness_s: seconds after which a fire time is dropped whatever the policy, one day by default.
         rerun_interrupted: whether a run that was begun and did not end (its node died, or was told to stop) is run
-            again, for the same fire time; True by default.
+            again, for the same fire time; True by default. One that was not called at all is no such run.
     Source:
         Debian's cron, as the ``cronsim`` package reads it.
     """

@@ -35,13 +35,18 @@ class InvalidSetting(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a job that hold now: the cluster's settings where there are any, else what the code says."""
+    """The options of a job that hold now: the cluster's settings where there are any, else what the code says.
+
+    ``schedule_since_s`` is when the node saw the schedule come into force, in seconds since the epoch; None when it has
+    held since the node started.
+    """
 
     schedule: Schedule
     initial_delay_s: float | None
     pool_check_period_s: float
     threads: Threads
     jitter_s: float = 0.0
+    schedule_since_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
