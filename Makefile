@@ -34,7 +34,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format fuzz check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-cluster bench-handover bench-primitives bench-store wheel clean prerequisites
+.PHONY: help build demo test check-faults check-history check-mutants check-primitive-faults check-schedules lint format fuzz check-core bench-instructions bench-assignment bench-balancing plot-assignment chaos bench-cluster bench-handover bench-keeper bench-primitives bench-store wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -55,6 +55,7 @@ help:
 	@echo '  make bench-balancing   time the even strategies, beside pure Python and a flow solver'
 	@echo '  make bench-cluster     1000 workers and 1,000,000 items on etcd and ZooKeeper (10 minutes, 2 GB)'
 	@echo '  make bench-handover    time hand-overs of locks and latches, beside kazoo and etcd3'
+	@echo '  make bench-keeper      count what it costs to hold 10,000 locks on etcd and ZooKeeper (2 minutes)'
 	@echo '  make bench-primitives  time a use of each primitive, beside kazoo (1 minute)'
 	@echo '  make bench-store       time the store beside the raw clients of every backend (20 minutes)'
 	@echo '  make bench-instructions  count what the kernels execute, and compare with the file'
@@ -160,6 +161,10 @@ bench-cluster: build
 bench-handover: build
 	sh scripts/install_test_servers
 	$(BIN)/python benches/bench_handover.py $(ARGS)
+
+bench-keeper: build
+	sh scripts/install_test_servers
+	$(BIN)/python benches/bench_keeper.py $(ARGS)
 
 bench-primitives: build
 	sh scripts/install_test_servers

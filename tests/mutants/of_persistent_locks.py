@@ -148,6 +148,14 @@ DEFECTS = (
         at("lock_keeper", "a_renewal_that_fails_is_told_with_the_time_that_is_left"),
     ),
     Defect(
+        "PersistentLock",
+        "a lock does not listen to the failed renewals of its keeper",
+        "primitives/persistent_lock.py",
+        "_both(keeper.on_lost(self._lost), keeper.on_prolong_failed(self._prolong_failed))",
+        "keeper.on_lost(self._lost)",
+        at("persistent_lock", "a_renewal_that_fails_is_told_to_those_who_listen_and_to_nobody_else"),
+    ),
+    Defect(
         "LockKeeper",
         "two threads of one keeper have the same lock",
         "primitives/lock_holds.py",

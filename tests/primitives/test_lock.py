@@ -6,11 +6,9 @@ import os
 import signal
 import threading
 import time
-import uuid
 
 import pytest
 
-import latchwork
 from latchwork.errors import (
     Closed,
     Conflict,
@@ -600,33 +598,6 @@ def test_a_hold_that_is_closed_as_it_is_had_is_not_told_as_lost_later(lock, conn
     session.notice_gone()
     eventually(lambda: ended)
     assert told == []
-
-
-def test_the_server_sees_a_handful_of_requests_when_a_lock_with_200_waiters_is_released(
-    zookeeper, in_thread, eventually
-):
-    """As the server counts them: whatever clients ask, be it by threads of their own."""
-
-    def received():
-        (line,) = (each for each in zookeeper.four_letter_word("srvr").splitlines() if each.startswith("Received:"))
-        return int(line.partition(":")[2])
-
-    url = zookeeper.url(f"waiters-{uuid.uuid4().hex}", session_ttl_s=60)
-    with latchwork.connect(url) as store, latchwork.connect(url) as waiting_store:
-        first = Lock(store, "orders")
-        first.acquire(5.0)
-        locks = [Lock(waiting_store, "orders") for _ in range(200)]
-        takers = [in_thread(lambda each=each: each.acquire(60.0)) for each in locks]
-        eventually(lambda: len(first.waiters()) == 200, 60.0)
-        settle(waiting_store, 200)
-        before = received()
-        first.release()
-        eventually(lambda: any(each.is_held for each in locks))
-        assert received() - before < 40  # the hand-over itself takes two: renewals and the like come on top
-        for each in locks:
-            each.close()
-        for each in takers:
-            each.join(30.0)
 
 
 def test_a_with_that_ends_in_another_thread_releases_all_the_same(lock, in_thread):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 
 import pytest
 
+import latchwork
 from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import lock_states
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
+WRITES = ("put", "create", "create_sequential", "delete", "delete_tree", "commit")
 
 
 def owners(store):
@@ -35,13 +38,29 @@ def test_one_renewal_write_keeps_any_number_of_locks(store, keepers):
 
 
 def test_more_locks_need_no_more_renewals(connect, keepers):
-    with FaultyStore(connect()) as store, keepers(store=store) as keeper:
+    """One write, of one key, per third of the TTL; 3 would be needed if each lock had to be written."""
+    ttl_s = 3.0
+    with FaultyStore(connect()) as store, keepers(store=store, ttl_s=ttl_s) as keeper:
         keeper.try_acquire_many([f"report/item-{number}" for number in range(250)])
         before, begun = len(store.calls), time.monotonic()
-        time.sleep(TTL_S)
-        renewals = [call for call in store.calls[before:] if call.keys[0].startswith("owners/")]
-        most = (time.monotonic() - begun) / (TTL_S / 8) + 2
-    assert 0 < len(renewals) <= most
+        time.sleep(ttl_s)
+        wrote = [call for call in store.calls[before:] if call.op in WRITES]
+        took_s = time.monotonic() - begun
+    assert 2 <= len(wrote) <= took_s / (ttl_s / 3) + 2  # one more at the edge, one for a renewal that was answered late
+    assert {key for call in wrote for key in call.keys} == {call.keys[0] for call in wrote[:1]}
+
+
+def test_ten_thousand_locks_are_kept_by_one_write_per_interval(keepers):
+    url, ttl_s = f"memory://many-{uuid.uuid4().hex}/test", 3.0
+    with FaultyStore(latchwork.connect(url)) as store, keepers(store=store, ttl_s=ttl_s) as keeper:
+        held = keeper.try_acquire_many([f"item-{number}" for number in range(10_000)])
+        assert len(held) == 10_000
+        before, begun = len(store.calls), time.monotonic()
+        time.sleep(ttl_s)
+        wrote = [call for call in store.calls[before:] if call.op in WRITES]
+        took_s = time.monotonic() - begun
+        assert 2 <= len(wrote) <= took_s / (ttl_s / 3) + 1
+        assert all(lock.is_held for lock in held.values())
 
 
 def test_many_locks_are_taken_in_few_transactions(keepers, monkeypatch):

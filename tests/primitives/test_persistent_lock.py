@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from latchwork.errors import Closed, Conflict, InvalidKey, LatchworkError, LockLost, WaitTimeout
+from latchwork.errors import Closed, Conflict, InvalidKey, LatchworkError, LockLost, Unavailable, WaitTimeout
 from latchwork.primitives import LockKeeper, PersistentLock
+from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
@@ -120,6 +121,22 @@ def test_a_lock_that_is_lost_tells_its_listeners_and_its_release_says_so(locks, 
     with pytest.raises(LockLost, match="orders"):
         lock.release()
     assert told == ["lost"]
+
+
+def test_a_renewal_that_fails_is_told_to_those_who_listen_and_to_nobody_else(connect, eventually):
+    told, gone = [], []
+    with FaultyStore(connect()) as store:
+        lock = PersistentLock(store, "orders", ttl_s=4.0)
+        lock.on_prolong_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
+        lock.on_prolong_failed(lambda *_: gone.append(1))()  # and taken back
+        lock.acquire(10.0)
+        store.cut_off()
+        eventually(lambda: told, 20.0)
+        store.reconnect()
+        lock.close()
+    assert told[0][0] is Unavailable
+    assert 0.0 <= told[0][1] < 4.0
+    assert gone == []
 
 
 def test_a_lock_held_elsewhere_times_out_and_names_its_holder(locks):

@@ -1,0 +1,111 @@
+"""What locks ask of the server, as the server counts it: however many are held, however many wait."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+import uuid
+
+import pytest
+
+import latchwork
+from latchwork.primitives import Lock, LockKeeper
+from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+
+TTL_S = 3.0
+INTERVAL_S = TTL_S / 3
+#: At 90 locks in a transaction, the most that a commit takes, a renewal of each lock would be 12 writes.
+LOCKS = 1_000
+WAITERS = 200
+
+
+class Etcd(EtcdServer):
+    """An etcd server that tells what it has done."""
+
+    def counts(self):
+        """Every number of its metrics; those with several labels added up by name, and by name and method."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port('metrics')}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        found = {}
+        for line in lines:
+            if not line.startswith("#"):
+                name, _, number = line.rpartition(" ")
+                plain, _, labels = name.partition("{")
+                method = labels.partition('grpc_method="')[2].partition('"')[0]
+                for key in {plain, f"{plain} {method}".strip()}:
+                    found[key] = found.get(key, 0.0) + float(number)
+        return found
+
+    def writes(self):
+        return int(self.counts()["etcd_server_proposals_committed_total"])
+
+    def requests(self):
+        """Calls answered, and messages that came on streams; a session's keepalives left out."""
+        counts, name = self.counts(), "grpc_server_msg_received_total"
+        return int(counts[name] - counts.get(f"{name} LeaseKeepAlive", 0.0))
+
+
+class ZooKeeper(ZooKeeperServer):
+    """A ZooKeeper server that tells what it has done; its writes include one or two a second that only check."""
+
+    def _says(self, name):
+        (line,) = (each for each in self.four_letter_word("srvr").splitlines() if each.startswith(f"{name}:"))
+        return line.partition(":")[2].strip()
+
+    def writes(self):
+        return int(self._says("Zxid"), 16)
+
+    def requests(self):
+        return int(self._says("Received"))
+
+
+SERVERS = {"etcd34": lambda: Etcd("3.4"), "etcd35": lambda: Etcd("3.5"), "zookeeper": ZooKeeper}
+
+
+@pytest.fixture(params=SERVERS)
+def server(request):
+    """A server of its own: what others left behind would be counted too."""
+    with SERVERS[request.param]() as started:
+        yield started
+
+
+def writes_while_held(server, locks):
+    """What the server writes in three intervals in which one keeper holds so many locks."""
+    with (
+        latchwork.connect(server.url(f"kept-{uuid.uuid4().hex}")) as store,
+        LockKeeper(store, ttl_s=TTL_S) as keeper,
+    ):
+        held = keeper.try_acquire_many([f"item-{number}" for number in range(locks)])
+        assert len(held) == locks
+        before = server.writes()
+        time.sleep(3 * INTERVAL_S)
+        writes = server.writes() - before
+        assert all(lock.is_held for lock in held.values())
+        return writes
+
+
+@pytest.mark.serial
+def test_a_thousand_locks_are_kept_by_as_many_writes_as_one_lock(server):
+    one, many = writes_while_held(server, 1), writes_while_held(server, LOCKS)
+    assert 2 <= many <= one + 2  # where an interval begins, and a renewal that is answered late
+
+
+@pytest.mark.serial
+def test_a_hand_over_before_200_waiters_is_a_handful_of_requests(server, in_thread, eventually):
+    url = server.url(f"waiters-{uuid.uuid4().hex}", session_ttl_s=60)
+    with latchwork.connect(url) as store, latchwork.connect(url) as waiting_store:
+        first = Lock(store, "orders")
+        first.acquire(5.0)
+        locks = [Lock(waiting_store, "orders") for _ in range(WAITERS)]
+        takers = [in_thread(lambda each=each: each.acquire(60.0)) for each in locks]
+        eventually(lambda: len(first.waiters()) == WAITERS, 60.0)
+        eventually(lambda: sum(feed._tracker.ready for feed in list(waiting_store._core._feeds)) >= WAITERS, 60.0)
+        asked, written = server.requests(), server.writes()
+        first.release()
+        eventually(lambda: any(each.is_held for each in locks))
+        assert 1 <= server.writes() - written < 10
+        assert 1 <= server.requests() - asked < 20  # two for the hand-over; renewals and the like come on top
+        for each in locks:
+            each.close()
+        for each in takers:
+            each.join(30.0)
