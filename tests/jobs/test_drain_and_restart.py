@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import latchwork
-from latchwork import WaitTimeout
+from latchwork import Conflict, Exists, WaitTimeout
 from latchwork.jobs import Control, JobManager, UnknownNode, inspect
-from latchwork.jobs.marks import NodeMark, decode_mark
+from latchwork.jobs.marks import NODES, NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
+from latchwork.jobs.restarts import Restarts
 
 ITEMS = [f"i{n:02}" for n in range(12)]
 
@@ -79,7 +80,7 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = NodeMark("n1", "restarting", "abc", 30.0, by="me", at="now").reserved(2.0, ("report",))
+    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").reserved(2.0, ("report",))
     assert decode_mark("n1", mark.encode()) == mark
     assert decode_mark("n1", b"{}") is None
     assert decode_mark("n1", b"\xff") is None
@@ -195,3 +196,145 @@ def test_a_node_drained_before_it_starts_gets_nothing(memory, cluster, eventuall
         assert owners(memory) == {}
         Control(memory).undrain("n1")
         eventually(lambda: len(owners(memory)) == 4)
+
+
+# What is said of one node twice, or taken back
+
+
+def reserved(store):
+    return [entry.key for entry in store.list(NODES, recursive=True) if "/reserved/" in entry.key]
+
+
+def test_a_drained_node_stays_drained_when_a_restart_of_it_is_announced(memory, cluster, eventually):
+    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
+    control = Control(memory)
+    control.drain("n2")
+    control.announce_restart("n2")
+    control.wait_drained("n2", 20)
+    nodes["n2"].close()
+    cluster.node(memory, "n2", cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1"), 20)
+    assert not threading.Event().wait(0.5)
+    assert inspect(memory).marks["n2"].state == "drained"
+    assert set(owners(memory).values()) == {"n1"}
+
+
+def test_draining_a_node_of_which_a_restart_was_announced_leaves_nothing_reserved(store, cluster, eventually):
+    for name in ("n1", "n2"):
+        cluster.node(store, name, cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    control = Control(store)
+    control.announce_restart("n2")
+    eventually(lambda: inspect(store).marks["n2"].is_reserved)
+    control.drain("n2")
+    eventually(lambda: reserved(store) == [])
+    control.undrain("n2")
+    assert store.list(NODES, recursive=True) == []
+
+
+def test_a_restart_announced_again_keeps_the_share_that_waits(memory, cluster, eventually):
+    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    before = owners(memory)
+    control = Control(memory)
+    control.announce_restart("n2")
+    control.wait_drained("n2", 20)
+    control.announce_restart("n2", timeout_s=600.0)
+    nodes["n2"].close()
+    cluster.node(memory, "n2", cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    assert owners(memory) == before
+
+
+def test_a_node_that_only_lost_its_session_is_not_back_from_its_restart(store, cluster, eventually, expire):
+    nodes = {name: cluster.node(store, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    before = owners(store)
+    control = Control(store)
+    control.announce_restart("n2")
+    control.wait_drained("n2", 20)
+    lost = inspect(store).nodes["n2"].member.incarnation
+    expire(nodes["n2"]._membership.session)
+    eventually(lambda: "n2" in (found := inspect(store).nodes) and found["n2"].member.incarnation != lost, 20)
+    eventually(lambda: inspect(store).nodes["n2"].member.state == "ready", 20)
+    assert not threading.Event().wait(0.5)
+    assert set(owners(store).values()) == {"n1"}, "its share came back to the start that is to go"
+    nodes["n2"].close()
+    cluster.node(store, "n2", cluster.endless(items=ITEMS))
+    eventually(lambda: even(cluster, "n1", "n2"), 20)
+    assert owners(store) == before
+
+
+def test_what_waits_for_nobody_is_removed_by_the_manager(memory, cluster, eventually):
+    """Whoever took the mark back died before the share was removed."""
+    cluster.node(memory, "n1", cluster.endless())
+    memory.put(reserved_key("n1", "report"), b'{"count":1,"items":["a"]}')
+    memory.put(reserved_key("gone", "report") + "/m-1", b'["a"]')
+    eventually(lambda: memory.list(NODES, recursive=True) == [])
+
+
+def leader_of(memory, store, nodes):
+    """The restarts of a leader that uses this store."""
+    ticket = memory.put("leader/t", b"")
+    return Restarts(store, nodes, memory.fence(ticket.created, Exists(ticket.key)), "m")
+
+
+@pytest.mark.parametrize("taken_back_by", [Control.undrain, Control.drain])
+def test_a_share_is_not_reserved_for_a_mark_that_is_taken_back_at_this_moment(memory, taken_back_by):
+    memory.put("alive/n1", b"{}")
+    control = Control(memory)
+    control.announce_restart("n1")
+
+    class Leaders:
+        """The leader's store: the mark is taken back right after the leader read it."""
+
+        def __getattr__(self, name):
+            return getattr(memory, name)
+
+        def get(self, key):
+            found = memory.get(key)
+            if key == mark_key("n1"):
+                taken_back_by(control, "n1")
+            return found
+
+    with memory.mirror(NODES) as nodes:
+        restarts = leader_of(memory, Leaders(), nodes)
+        with pytest.raises(Conflict):
+            restarts.reserve({"n1": WorkerView(1.0, frozenset(["report"]))}, {"report": {"n1": ("a", "b")}})
+    assert reserved(memory) == []
+
+
+def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(memory):
+    memory.put("alive/n1", b"{}")
+    Control(memory).announce_restart("n1")
+
+    class Operators:
+        """The operator's store: somebody else announces, and the share is reserved, right after the mark is gone."""
+
+        def __getattr__(self, name):
+            return getattr(memory, name)
+
+        def delete(self, key):
+            found = memory.delete(key)
+            Control(memory).announce_restart("n1")
+            with memory.mirror(NODES) as nodes:
+                leader_of(memory, memory, nodes).reserve({}, {"report": {"n1": ("a", "b")}})
+            return found
+
+    Control(Operators()).undrain("n1")
+    assert reserved(memory) == [reserved_key("n1", "report")]
+
+
+def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
+    memory.put("alive/n1", b"{}")
+    Control(memory).announce_restart("n1")
+    with memory.mirror(NODES) as nodes:
+        restarts = leader_of(memory, memory, nodes)
+        memory.delete("leader/t")
+        with pytest.raises(Conflict):
+            restarts.reserve({}, {"report": {"n1": ("a", "b")}})
+        memory.put(reserved_key("gone", "report"), b"{}")
+        nodes.wait_until(lambda state: reserved_key("gone", "report") in state, 10)
+        restarts.finish(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
+    assert reserved(memory) == [reserved_key("gone", "report")]
+    assert memory.get(mark_key("n1")) is not None

@@ -5,6 +5,7 @@ Each change is one transaction that checks what it read, so two people at a time
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import math
@@ -16,17 +17,18 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import keys
 from latchwork.jobs import settings as stored
 from latchwork.jobs.audit import AUDIT, AuditRecord
 from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import read_settings
-from latchwork.jobs.marks import NodeMark, mark_key, reserved_key
+from latchwork.jobs.marks import NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.members import Member
+from latchwork.jobs.packed_store import commit_all
 from latchwork.jobs.settings import InvalidSetting, Settings
 from latchwork.primitives import LockState, force_release, lock_states
-from latchwork.types import Create, Op
+from latchwork.types import Absent, At, Check, Create, Delete, Op
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -117,11 +119,21 @@ class Control:
         self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
 
     def drain(self, node: str) -> None:
-        """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts."""
-        self._mark(node, NodeMark(check_id("node", node), "drained"))
+        """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts.
+
+        Of a node whose restart was announced this calls the restart off: its share is given to the others for good.
+        """
+        self._mark(NodeMark(check_id("node", node), "drained"))
+        entry = self._store.get(mark_key(node))
+        mark = None if entry is None else decode_mark(node, entry.value)
+        if entry is not None and mark is not None and mark.state == "drained":
+            self._forget_reserved(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
         """Move a node's items away, and keep its share for it: back, it gets exactly those, and nothing else moves.
+
+        It is back when it was started anew; not when it lost its session and registers again. Announced again before
+        that, the time counts anew. A drained node stays drained: nothing waits for it, and nothing is changed.
 
         Args:
             node: a living node.
@@ -134,12 +146,14 @@ class Control:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
             raise UnknownNode(f"node {node!r} does not live in this cluster; living are: {living}")
         member = Member.decode(node, entry.value)
-        self._mark(node, NodeMark(node, "restarting", incarnation=member.incarnation, timeout_s=timeout_s))
+        self._mark(
+            NodeMark(node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s)
+        )
 
     def undrain(self, node: str) -> bool:
         """Give a node its part again, or call an announced restart off; False when nothing was said of it."""
         found = self._store.delete(mark_key(check_id("node", node)))
-        self._store.delete_tree(reserved_key(node))
+        self._forget_reserved(node, Absent(mark_key(node)))
         return found
 
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
@@ -191,9 +205,25 @@ class Control:
             raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
         return record[0]
 
-    def _mark(self, node: str, mark: NodeMark) -> None:
+    def _mark(self, mark: NodeMark) -> None:
+        key = mark_key(mark.node)
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        self._store.put(mark_key(node), replace(mark, by=self._by or who_we_are(), at=at).encode())
+        signed = replace(mark, by=self._by or who_we_are(), at=at)
+
+        def write(tx: Tx) -> None:
+            found = tx.get(key)
+            before = None if found is None else decode_mark(mark.node, found.value)
+            after = signed.after(before)
+            if after != before:
+                tx.put(key, after.encode())
+
+        self._store.transact(write)
+
+    def _forget_reserved(self, node: str, unchanged: Check) -> None:
+        """Delete what waits for a node; left to the manager if its mark has changed meanwhile."""
+        below = self._store.list(reserved_key(node), recursive=True)
+        with contextlib.suppress(Conflict):
+            commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
 
     def _change(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():

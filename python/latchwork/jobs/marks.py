@@ -7,7 +7,7 @@ Keys:   nodes/<node>                            JSON; absent for a node that tak
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -21,8 +21,10 @@ class NodeMark:
     Attributes:
         node: its id.
         state: ``drained``: it gets no items until the mark is removed. ``restarting``: it gets none until it is back
-            with another incarnation, then exactly those it had.
+            from another start, then exactly those it had.
         incarnation: of a restarting node, the one that is to go.
+        start: likewise, the start that is to go; the node is not back when that registers anew. Empty when it did not
+            say, then any other incarnation counts as back.
         timeout_s: seconds that its share is kept for a restarting node.
         weight: of a restarting node, once its share is reserved; None before.
         jobs: likewise, the jobs it could run.
@@ -33,6 +35,7 @@ class NodeMark:
     node: str
     state: Literal["drained", "restarting"]
     incarnation: str = ""
+    start: str = ""
     timeout_s: float = 0.0
     weight: float | None = None
     jobs: tuple[str, ...] = ()
@@ -47,6 +50,19 @@ class NodeMark:
     def reserved(self, weight: float, jobs: tuple[str, ...]) -> NodeMark:
         """The same, with its share written down."""
         return replace(self, weight=weight, jobs=jobs)
+
+    def waits_for(self, incarnation: str, start: str) -> bool:
+        """Whether this registration of a restarting node is still of the start that is to go."""
+        return start == self.start if start and self.start else incarnation == self.incarnation
+
+    def after(self, before: NodeMark | None) -> NodeMark:
+        """This one, given the one that is there: drained stays drained, and a share once reserved stays reserved."""
+        if before is None or self.state == "drained":
+            return self
+        if before.state == "drained":
+            return before
+        same = before.waits_for(self.incarnation, self.start)
+        return replace(self, weight=before.weight, jobs=before.jobs) if same else self
 
     def encode(self) -> bytes:
         """The value of its key."""
@@ -66,12 +82,13 @@ def decode_mark(node: str, value: bytes) -> NodeMark | None:
         return NodeMark(
             node,
             state,
-            str(body.get("incarnation", "")),
-            float(body.get("timeout_s", 0.0)),
-            None if weight is None else max(float(weight), 1e-9),
-            tuple(map(str, body.get("jobs", ()))),
-            str(body.get("by", "")),
-            str(body.get("at", "")),
+            incarnation=str(body.get("incarnation", "")),
+            start=str(body.get("start", "")),
+            timeout_s=float(body.get("timeout_s", 0.0)),
+            weight=None if weight is None else max(float(weight), 1e-9),
+            jobs=tuple(map(str, body.get("jobs", ()))),
+            by=str(body.get("by", "")),
+            at=str(body.get("at", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -85,6 +102,16 @@ def mark_key(node: str) -> str:
 def reserved_key(node: str, job: str = "") -> str:
     """The head of the share that is reserved for a node; without a job the prefix of them."""
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
+
+
+def reserved_nodes(found: Iterable[str]) -> dict[str, list[str]]:
+    """Node to the keys of what is reserved for it, of all keys at and below ``nodes``."""
+    by_node: dict[str, list[str]] = {}
+    for key in found:
+        node, _, below = key[len(NODES) + 1 :].partition("/")
+        if below.startswith("reserved/"):
+            by_node.setdefault(node, []).append(key)
+    return by_node
 
 
 def decode_marks(values: Mapping[str, bytes]) -> dict[str, NodeMark]:

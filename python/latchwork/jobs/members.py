@@ -29,6 +29,7 @@ class Member:
         weight: how much it takes, relative to others.
         version: the version of latchwork it runs.
         labels: what it says about itself.
+        start: unique for each start, the same for all registrations of it; empty in a record of an older version.
     """
 
     worker: str
@@ -41,10 +42,11 @@ class Member:
     weight: float = 1.0
     version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    start: str = ""
 
     @classmethod
     def of_this_process(
-        cls, worker: str, *, since: float, ttl_s: float, weight: float, labels: Mapping[str, str]
+        cls, worker: str, *, since: float, ttl_s: float, weight: float, labels: Mapping[str, str], start: str = ""
     ) -> Member:
         """A new incarnation in this process, in state ``joining``."""
         return cls(
@@ -58,6 +60,7 @@ class Member:
             weight=weight,
             version=_version(),
             labels=dict(labels),
+            start=start,
         )
 
     def ready(self) -> Member:
@@ -94,6 +97,7 @@ class Member:
             weight=max(_number(body.get("weight"), 1.0), 1e-9),
             version=str(body.get("version", "")),
             labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
+            start=str(body.get("start", "")),
         )
 
 

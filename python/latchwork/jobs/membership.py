@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ class Membership:
         settings.on_change(self._settings_changed)
         self.counters = ManagerCounters()
         self._since = time.time()
+        self._start_id = uuid.uuid4().hex[:12]
         self._mutex = threading.Lock()
         self._session: Session | None = None
         self._joining: Session | None = None  # that of a registration under way
@@ -203,7 +205,12 @@ class Membership:
     def _register_on(self, session: Session) -> None:
         options = self._options
         member = Member.of_this_process(
-            options.node_id, since=self._since, ttl_s=session.ttl_s, weight=options.weight, labels=options.labels
+            options.node_id,
+            since=self._since,
+            ttl_s=session.ttl_s,
+            weight=options.weight,
+            labels=options.labels,
+            start=self._start_id,
         )
         registration = Registration(self._store, session, member)
         registration.join(_GRACE_S, self._closing)

@@ -7,19 +7,19 @@ anything moves, the strategies go on as if it had never gone, and what they give
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
-from latchwork.jobs.marks import NodeMark, decode_mark, decode_marks, mark_key, reserved_key
+from latchwork.jobs.marks import NodeMark, decode_mark, decode_marks, mark_key, reserved_key, reserved_nodes
 from latchwork.jobs.packed_store import ChunkNames, commit_all, read, replace
 from latchwork.jobs.rebalance import Reserved, Shares, WorkerView
-from latchwork.types import At, Delete, Put
+from latchwork.types import Absent, At, Delete, Put
 
 if TYPE_CHECKING:
     from latchwork.jobs.members import Member
     from latchwork.store import Mirror, Store
-    from latchwork.types import Fence
+    from latchwork.types import Check, Entry, Fence
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,10 @@ class Restarts:
 
     def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
         """Whether a ready worker is to be given items."""
-        return mark is None or (mark.state == "restarting" and members[mark.node].incarnation != mark.incarnation)
+        if mark is None or mark.state != "restarting":
+            return mark is None
+        member = members[mark.node]
+        return not mark.waits_for(member.incarnation, member.start)
 
     def reserve(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
         """Write down the shares of nodes whose restart was announced, before anything of them moves.
@@ -76,12 +79,12 @@ class Restarts:
                 continue
             mine = {job: workers[node] for job, workers in shares.items() if node in workers}
             stale = set(self._store.children(reserved_key(node))) - set(mine)
+            checks: list[Check] = [self._fence, At(entry)]  # of a mark that was taken back nothing is left behind
             for job in sorted({*mine, *stale}):
-                items = mine.get(job, ())
-                replace(self._store, reserved_key(node, job), items, checks=[self._fence], new_name=self._names)
+                replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
             done = mark.reserved(worker.weight, tuple(sorted(worker.jobs)))
-            self._store.commit([self._fence, At(entry)], [Put(mark_key(node), done.encode())])
+            self._store.commit(checks, [Put(mark_key(node), done.encode())])
             self._shares[node] = (_name(mark), mine)
             self._written[node] = done
             log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
@@ -97,22 +100,31 @@ class Restarts:
         return found
 
     def finish(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
-        """Forget the restarts of nodes that are back and have their items, and those whose time is over."""
-        found = decode_marks({key: entry.value for key, entry in self._nodes.snapshot().items()})
-        for node, mark in found.items():
-            if mark.state != "restarting" or (node in marks and node not in workers):
-                continue
-            entry = self._nodes.get(mark_key(node))
-            if entry is None:
-                continue
-            if node not in marks:
-                log.warning("node %s did not come back within %.3g s: its items are shared out", node, mark.timeout_s)
-            below = self._store.list(reserved_key(node), recursive=True)
+        """Forget the restarts of nodes that are back and have their items, and those whose time is over.
+
+        Also what waits for nobody: whoever took a mark back, or drained the node, may not have come to remove it.
+        """
+        entries = self._nodes.snapshot()
+        found = decode_marks({key: entry.value for key, entry in entries.items()})
+        below = reserved_nodes(entries)
+        for node in sorted({*found, *below}):
+            mark, entry = found.get(node), entries.get(mark_key(node))
             try:
-                commit_all(self._store, [self._fence, At(entry)], [Delete(each.key) for each in below])
-                self._store.commit([self._fence, At(entry)], [Delete(mark_key(node))])
+                if mark is None or mark.state != "restarting":
+                    self._forget_reserved(node, below.get(node, []), entry)
+                elif entry is not None and (node not in marks or node in workers):
+                    if node not in marks:
+                        log.warning(
+                            "node %s did not come back within %.3g s: its items are shared out", node, mark.timeout_s
+                        )
+                    self._store.commit([self._fence, At(entry)], [Delete(entry.key)])
+                    self._forget_reserved(node, below.get(node, []), None)
             except Conflict:
                 log.debug("the mark of node %s has changed, it is looked at again", node)
+
+    def _forget_reserved(self, node: str, below: Sequence[str], mark: Entry | None) -> None:
+        same = Absent(mark_key(node)) if mark is None else At(mark)
+        commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
     def has_expired(self, now: float) -> bool:
         """True, once, when the time of a restart is over."""
