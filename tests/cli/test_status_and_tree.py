@@ -7,7 +7,7 @@ import json
 import pytest
 
 import latchwork
-from latchwork.jobs import FixedDelay, Job, JobManager
+from latchwork.jobs import Cron, FixedDelay, Job, JobManager, Threads
 
 
 def job(items=("east", "north", "south", "west")):
@@ -50,6 +50,26 @@ def test_status_shows_who_leads_who_lives_what_runs_where_and_which_locks_are_he
             mine = ", ".join(sorted(item for item, owner in running.items() if owner == node))
             assert f"  {node}: 2 items: {mine}\n" in text.out
         assert "locks held: 4 (n1 2, n2 2)" in text.out
+
+
+def test_status_and_jobs_list_tell_runs_that_go_on_from_locks_that_are_held(cli, url, wait_until):
+    waiting = Job("night", work_pool=["a", "b", "c"], run=print, schedule=Cron("0 3 1 1 *"))
+    items = ["east", "north", "south", "west"]
+    endless = Job("report", work_pool=items, run=lambda c: c.wait_stop(), initial_delay_s=0, threads=Threads.per_item())
+    with JobManager(url, "n1", [endless, waiting]):
+        wait_until(lambda: "4 running" in cli("status", "--url", url).out, "the runs have lasted a second")
+        text = cli("status", "--url", url).out
+        assert "job report: 4 items, 4 locked to run, 4 running\n" in text
+        assert "  running at n1: 4 items since 20" in text
+        assert "job night: 3 items, 3 locked to run, none running for longer than a second\n" in text
+        jobs = cli("status", "--json", "--url", url).json["jobs"]
+        assert jobs["night"]["active"] == []
+        (active,) = jobs["report"]["active"]
+        assert (active["node"], active["runs"], active["items"]) == ("n1", 4, 4)
+        assert sorted(active["named"]) == items
+        rows = {row["job"]: row for row in cli("jobs", "list", "--json", "--url", url).json["jobs"]}
+        assert (rows["report"]["locked"], rows["report"]["running"]) == (4, 4)
+        assert (rows["night"]["locked"], rows["night"]["running"]) == (3, 0)
 
 
 def _balanced(cli, url):

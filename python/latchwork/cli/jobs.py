@@ -61,11 +61,19 @@ def list_jobs(*, url: Url = None, as_json: Json = False, debug: Debug = False) -
         typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
         return
     table = Table()
-    for name in ("job", "runs", "because", "items", "running", "set"):
+    for name in ("job", "runs", "because", "items", "locked", "running", "set"):
         table.add_column(name, overflow="fold")
     for row in rows:
         own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = (row["job"], "yes" if row["enabled"] else "no", row["because"], row["items"], row["running"], own)
+        cells = (
+            row["job"],
+            "yes" if row["enabled"] else "no",
+            row["because"],
+            row["items"],
+            row["locked"],
+            row["running"],
+            own,
+        )
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
     Console(highlight=False).print(table)
 
@@ -243,7 +251,8 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "enabled": settings.is_enabled(job_id),
         "because": because,
         "items": None if job is None else job.items,
-        "running": None if job is None else len(job.running),
+        "locked": None if job is None else len(job.running),
+        "running": None if job is None else job.active_items,
         "settings": stored.encode(own),
     }
 

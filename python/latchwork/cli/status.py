@@ -20,7 +20,8 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
 from latchwork.cli.outcome import NoCluster, reported
 from latchwork.cli.text import printable
-from latchwork.jobs import ClusterState, NodeView, inspect
+from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
+from latchwork.jobs.why import utc_text
 from latchwork.store import Store
 
 _FEW = 8
@@ -113,6 +114,16 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "nodes": list(job.nodes),
                 "assigned": dict(sorted(job.assigned.items())),
                 "running": dict(sorted(job.running.items())),
+                "active": [
+                    {
+                        "node": each.node,
+                        "runs": each.runs,
+                        "items": each.items,
+                        "since": utc_text(each.since_s),
+                        "named": {item: utc_text(since_s) for item, since_s in sorted(each.named.items())},
+                    }
+                    for each in job.active
+                ],
             }
             for job in state.jobs()
         },
@@ -139,12 +150,17 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     found.append(Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")))
     found.append(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
     for job in state.jobs():
-        found.append(Text(f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run", style="bold"))
+        found.append(
+            Text(
+                f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {_active(job)}", style="bold"
+            )
+        )
         by_node: dict[str, list[str]] = {}
         for item, node in job.assigned.items():
             by_node.setdefault(node, []).append(item)
         for node, items in sorted(by_node.items()):
             found.append(Text(f"  {node}: {len(items)} items: {_few(items, most)}"))
+        found += [Text(f"  running at {each.node}: {_run(each, most)}", style="green") for each in job.active]
         if unassigned := job.items - len(job.assigned):
             found.append(Text(f"  nobody: {unassigned} items are not assigned", style="yellow"))
         moving = [f"{item} ({holder})" for item, holder in job.running.items() if job.assigned.get(item) != holder]
@@ -159,6 +175,15 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
     found.append(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
     return found
+
+
+def _active(job: JobState) -> str:
+    return f"{job.active_items} running" if job.is_running else "none running for longer than a second"
+
+
+def _run(each: Activity, most: int | None) -> str:
+    rest = f", {each.items - len(each.named)} not named" if len(each.named) < each.items else ""
+    return f"{each.items} items since {utc_text(each.since_s)}: {_few(each.named, most)}{rest}"
 
 
 def _nodes(state: ClusterState) -> Table:

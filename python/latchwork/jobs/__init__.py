@@ -1,5 +1,6 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
+from latchwork.jobs.activity import Activity
 from latchwork.jobs.audit import AuditRecord, read_audit
 from latchwork.jobs.context import JobContext
 from latchwork.jobs.control import Control, LockFree, UnknownNode
@@ -15,6 +16,7 @@ from latchwork.jobs.settings import ClusterSettings, InvalidSetting, JobSettings
 from latchwork.jobs.why import Reasons, why
 
 __all__ = [
+    "Activity",
     "AuditRecord",
     "ClusterSettings",
     "ClusterState",

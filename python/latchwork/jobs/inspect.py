@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs import keys
+from latchwork.jobs.activity import Activity, decode_activity
 from latchwork.jobs.ledger import noted_strategies
 from latchwork.jobs.marks import NODES, NodeMark, decode_marks
 from latchwork.jobs.members import Member
@@ -71,8 +72,10 @@ class JobState:
         items: how many work items it has.
         nodes: the living nodes that can run it: sorted.
         assigned: item to node; items nobody can run are absent.
-        running: item to the node that holds its lock; during a hand-over this is the old one.
+        running: item to the node that holds its lock, and so may run it: a run may be going on, or wait for its time.
+            During a hand-over this is the old one.
         since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
+        active: the runs that are going on, node by node, as far as they have lasted a second; at most about 5 s old.
     """
 
     job_id: str
@@ -81,6 +84,22 @@ class JobState:
     assigned: Mapping[str, str]
     running: Mapping[str, str]
     since_s: Mapping[str, float] = field(default_factory=dict)
+    active: tuple[Activity, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """True when a run of it is going on that has lasted a second; false for one that waits for its time."""
+        return bool(self.active)
+
+    @property
+    def active_items(self) -> int:
+        """How many items are worked on at this moment, by runs that have lasted a second."""
+        return sum(each.items for each in self.active)
+
+    @property
+    def active_since_s(self) -> float | None:
+        """When the oldest run that is going on began, in seconds since the epoch; None when there is none."""
+        return min((each.since_s for each in self.active), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +116,8 @@ class ClusterState:
         marks: the nodes that are drained, or being restarted, whether they live or not.
         strategies: by which strategy the items of a job were last placed: job id, or ``*`` for all other jobs, to its
             name; ``custom:`` is before that of a custom one. Empty when nothing was placed yet.
+        active: the runs that are going on, as far as they have lasted a second, sorted by job and node. What a node
+            says ends with its session: one that is cut off may still run.
     """
 
     manager: str | None
@@ -107,9 +128,10 @@ class ClusterState:
     locks: tuple[LockView, ...]
     marks: Mapping[str, NodeMark] = field(default_factory=dict)
     strategies: Mapping[str, str] = field(default_factory=dict)
+    active: tuple[Activity, ...] = ()
 
     def job(self, job_id: str) -> JobState:
-        """One job: is it running, where, on which items.
+        """One job: where its items are, who holds their locks, which runs are going on and since when.
 
         Raises:
             UnknownJob: the cluster does not know it; the message lists what it knows.
@@ -125,6 +147,7 @@ class ClusterState:
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
             running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
             since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
+            active=tuple(each for each in self.active if each.job == job_id),
         )
 
     def jobs(self) -> list[JobState]:
@@ -171,6 +194,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         locks=_locks(store),
         marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
         strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
+        active=_active(store),
     )
 
 
@@ -201,6 +225,13 @@ def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tu
             stored = read(store, head)
         found[head[len(prefix) + 1 :]] = stored.packed.items
     return found
+
+
+def _active(store: Store) -> tuple[Activity, ...]:
+    found = [
+        each for entry in store.list(keys.RUNS) for each in decode_activity(entry.key.partition("/")[2], entry.value)
+    ]
+    return tuple(sorted(found, key=lambda each: (each.job, each.node)))
 
 
 def _locks(store: Store) -> tuple[LockView, ...]:

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError
+from latchwork.jobs.activity import RunBoard
 from latchwork.jobs.event_log import EventLog
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.keys import check_id
@@ -114,7 +115,8 @@ class JobManager:
         self._able = able_jobs(self._jobs, self._options.member)
         self._strategies = Strategies(strategy)
         self._settings = LiveSettings(self._able)
-        self._observers = Observers((EventLog(), *observers))
+        self._board = RunBoard(self.node_id)
+        self._observers = Observers((EventLog(), self._board, *observers))
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
@@ -289,6 +291,7 @@ class JobManager:
         )
         worker.follow_owners()
         self._membership.start()
+        self._board.start(self._store.clock, self._membership.registration)
         worker.start()
 
     def _close(self) -> None:
@@ -307,6 +310,7 @@ class JobManager:
                     timeout_s,
                     self.node_id,
                 )
+        self._board.close()
         if self._membership is not None:
             self._membership.close(at_rest=not stuck)
         self._settings.close()

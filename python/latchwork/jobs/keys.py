@@ -7,6 +7,7 @@ Keys:   alive/<worker>                              session-bound; who lives
         workers/<worker>/available/<job>            the jobs this worker can run
         workers/<worker>/assigned/<job>[/<chunk>]   its share of the work items
         work-pool/<job>[/<chunk>]                   all work items of a job
+        runs/<worker>                               session-bound; which runs go on there; see activity.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
         fired/<job>/<cell>[/items]                  which cron fire times have started; see fires.py
         settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see settings.py
@@ -25,6 +26,7 @@ WORKERS = "workers"
 WORK_POOL = "work-pool"
 OWNERS = "owners"
 LOCKS = "locks"
+RUNS = "runs"
 GUARD_POOL = "versions/work-pool"
 GUARD_WORKER = "versions/worker"
 GUARD_ASSIGNMENT = "versions/assignment"
@@ -120,6 +122,11 @@ def available(worker: str, job: str = "") -> str:
 def assigned(worker: str, job: str = "") -> str:
     """The head of a worker's share of a job; without a job the prefix of them."""
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
+
+
+def runs(worker: str) -> str:
+    """The key that says which runs are going on at a worker."""
+    return f"{RUNS}/{worker}"
 
 
 def pool(job: str) -> str:

@@ -171,6 +171,16 @@ class Registration:
             self._alive = found
         self.member = ready
 
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Say something of this node that ends with its session; None takes it back.
+
+        Raises:
+            Conflict: another registration has taken over.
+            LatchworkError: the store could not be used.
+        """
+        op: Op = Delete(key) if value is None else Put(key, value, session=self._session)
+        self._store.commit(self.fences, [op])
+
     def leave(self) -> None:
         """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""
         me = self.member.worker

@@ -165,13 +165,21 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
     holder = lock.holder.label
     if holder == assigned:
         since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
-        return [
-            f"node {holder} holds its lock{since} (fencing token {lock.token}): it runs there, or waits for its time"
-        ]
+        return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
     alive = "it was told to stop, and gives the lock back when it has" if holder in state.nodes else "it is gone"
     waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
     latest = f"at the latest until {1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
     return [f"its lock is still held by node {holder} (fencing token {lock.token}): {alive}; {waiting}, {latest}"]
+
+
+def _doing(state: ClusterState, lock: LockView) -> str:
+    said = [each for each in state.active if (each.job, each.node) == (lock.job, lock.holder.label)]
+    for each in said:
+        if lock.item in each.named:
+            return f"a run of it is going on there since {utc_text(each.named[lock.item])}"
+        if len(each.named) < each.items:
+            return f"it runs there, or waits for its time: {each.items} items of the job run there, not all are named"
+    return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
 
 
 def utc_text(wall_s: float) -> str:
