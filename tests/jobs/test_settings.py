@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
@@ -233,14 +234,23 @@ def test_a_job_that_was_disabled_before_the_start_never_runs(memory, cluster, ev
     assert set(cluster.log.count()) == {"z"}
 
 
-def test_a_schedule_set_from_one_hour_to_a_moment_cuts_the_wait_short(store, cluster, eventually):
+@pytest.mark.serial
+@pytest.mark.parametrize(("initial_delay_s", "before"), [(None, 0), (0.0, 1)])
+def test_a_schedule_set_from_one_hour_to_one_second_runs_within_two_seconds_of_the_change(
+    store, cluster, eventually, initial_delay_s, before
+):
     ran = []
-    job = cluster.endless(items=["a"], run=ran.append, schedule=FixedDelay(3600.0), initial_delay_s=None)
+
+    def run(_context):
+        ran.append(time.monotonic())
+
+    job = cluster.endless(items=["a"], run=run, schedule=FixedDelay(3600.0), initial_delay_s=initial_delay_s)
     cluster.node(store, "n1", job)
-    eventually(lambda: len(store.list("locks", recursive=True)) == 1)
-    assert ran == []
-    Control(store).change_job("report", schedule=FixedDelay(0.05))
-    eventually(lambda: len(ran) >= 2)
+    eventually(lambda: len(store.list("locks", recursive=True)) == 1 and len(ran) == before)
+    changed = time.monotonic()
+    Control(store).change_job("report", schedule=FixedDelay(1.0))
+    eventually(lambda: len(ran) > before)
+    assert ran[before] - changed <= 2.0
     Control(store).change_job("report", schedule=FixedDelay(3600.0))
 
 
