@@ -21,7 +21,7 @@ WORKERS ?= 2
 COUNT ?= 2000
 # Which cluster `make chaos` hurts, for how long, and with which series of faults.
 BACKEND ?= all
-MINUTES ?= 2
+MINUTES ?= 5
 SEED    ?= 1
 # How long `make fuzz` makes up inputs.
 SECONDS ?= 60
@@ -48,7 +48,7 @@ help:
 	@echo '  make check-primitive-faults  every primitive through every fault on every server (25 minutes)'
 	@echo '  make check-schedules   run every primitive under $(COUNT) random schedules, in virtual time'
 	@echo '  make fuzz              make up URLs, keys and values for SECONDS=60; only our own errors may come out'
-	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 2 minutes each)'
+	@echo '  make chaos             a cluster under faults: BACKEND=etcd35 MINUTES=5 SEED=1 (all backends, 5 minutes each)'
 	@echo '  make lint              ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format            let ruff and cargo fmt rewrite the sources'
 	@echo '  make bench-assignment  time hashing and balancing, beside their peers'

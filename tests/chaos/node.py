@@ -22,16 +22,21 @@ import time
 import latchwork
 from latchwork import Conflict, LatchworkError, Put
 from latchwork.jobs import Cron, FixedDelay, FixedRate, Job, JobManager, Threads
+from latchwork.jobs.runs import JobRun
 
 SESSION_TTL_S = 2.0
 LOCK_TTL_S = 2.0
 ITEMS = 6
 #: A heartbeat that comes so much too late says that this process did not get to run.
-STALL_S = 0.25
+STALL_S = 0.1
 
 THREADS = [Threads.per_item(), Threads.at_most(2), Threads.whole()]
-SCHEDULES = [FixedDelay(0.05), FixedRate(0.5), Cron("* * * * * *", misfire="skip"), FixedDelay(0.3)]
+OTHERS = [FixedDelay(0.05), FixedRate(0.5), FixedDelay(0.3)]
+#: Of the second one no fire time may be left out, however long it takes to make up for them.
+CRON_PERIOD_S = 1.0
+SCHEDULES = [*OTHERS, Cron("* * * * * *", misfire="skip"), *OTHERS, Cron("* * * * * *", misfire="all"), *OTHERS[:2]]
 JOBS = [f"job-{number}" for number in range(10)]
+ON_CRON = {job: each for job, each in zip(JOBS, SCHEDULES, strict=True) if isinstance(each, Cron)}
 
 
 class Log:
@@ -60,7 +65,7 @@ def jobs(log, store):
                 job_id,
                 work_pool=[f"{job_id}/item-{i}" for i in range(ITEMS)],
                 run=lambda context: run(context, log, writers),
-                schedule=SCHEDULES[number % len(SCHEDULES)],
+                schedule=SCHEDULES[number],
                 initial_delay_s=0.0,
                 threads=THREADS[number % len(THREADS)],
             )
@@ -115,6 +120,19 @@ def run(context, log, writers):
             log("end", job=context.job_id, item=item, token=tokens[item])
 
 
+def log_stops(log):
+    """Have every run that is told to stop say so: only such a run may be made again for its fire time."""
+    stop = JobRun.stop
+
+    def told(run):
+        if not run.stopping:
+            for item in run.items:
+                log("told", item=item)
+        stop(run)
+
+    JobRun.stop = told
+
+
 def heartbeat(log):
     """Say when this process did not get to run for a while: the referee must not mistake that for a fault of ours."""
     last = now()
@@ -138,6 +156,7 @@ def main(url, node_id, path):
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     log = Log(path, node_id)
     threading.Thread(target=heartbeat, args=(log,), daemon=True).start()
+    log_stops(log)
     with latchwork.connect(url) as store:
         JobManager(
             store,

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import latchwork
-from chaos.node import ITEMS, JOBS, LOCK_TTL_S, SESSION_TTL_S, now
+from chaos.hidden import KEPT, hidden_of_etcd, hidden_of_sqlite, hidden_of_zookeeper
+from chaos.node import CRON_PERIOD_S, ITEMS, JOBS, LOCK_TTL_S, ON_CRON, SESSION_TTL_S, now
 from chaos.referee import Fault, Verdict, judge
 from latchwork.jobs import inspect
 from latchwork.testing.proxy import Proxy
@@ -28,9 +29,11 @@ NODES = [f"n{number}" for number in range(5)]
 SERVERS = {"etcd34": EtcdServer, "etcd35": EtcdServer, "zookeeper": ZooKeeperServer}
 BACKENDS = ["sqlite", *SERVERS]
 PROCESS_FAULTS = ["kill worker", "kill manager", "freeze worker", "freeze manager"]
-SERVER_FAULTS = ["cut worker", "silence worker", "kill server", "freeze server"]
+SERVER_FAULTS = ["cut worker", "cut manager", "silence worker", "silence manager", "kill server", "freeze server"]
 #: After the last fault every item has to run again within the greater TTL and so much more.
 GRACE_S = 5.0
+#: So many faults of each kind have to land in a storm of at least so many minutes; a shorter one is judged without.
+LEAST_OF_EACH, FROM_MINUTES = 5, 4.0
 
 
 @dataclass
@@ -43,6 +46,16 @@ class Report:
     landed: Counter = field(default_factory=Counter)
     verdict: Verdict = field(default_factory=Verdict)
     left_over: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def demand(self, kinds, minutes):
+        """Fewer than five faults of a kind are a violation, or, where there was no time for more, a note."""
+        few = [f"{kind} ({self.landed[kind]})" for kind in kinds if self.landed[kind] < LEAST_OF_EACH]
+        text = f"fewer than {LEAST_OF_EACH} faults landed of: {', '.join(few)}"
+        if few and minutes >= FROM_MINUTES:
+            self.verdict.violations.append(text)
+        elif few:
+            self.notes.append(f"{text}; that is demanded of {FROM_MINUTES:g} minutes or more")
 
     @property
     def ok(self):
@@ -57,8 +70,11 @@ class Report:
             "runs": self.verdict.runs,
             "refused_writes": self.verdict.refused,
             "forgiven_overlaps": self.verdict.forgiven,
+            "of_starved_processes": self.verdict.starved,
+            "fire_times_run_again": self.verdict.again,
             "violations": self.verdict.violations,
             "left_over": self.left_over,
+            "notes": self.notes,
         }
 
 
@@ -138,16 +154,16 @@ class Storm:
         return PROCESS_FAULTS + (SERVER_FAULTS if self.server is not None else [])
 
     def strike(self, kind):
-        """One fault, from beginning to end; the cluster goes on meanwhile."""
+        """One fault, from beginning to end; the cluster goes on meanwhile. False when there was nobody to hurt."""
         what, whom = kind.split()
         if whom == "server":
             since = now()
             self._strike_server(what)
             self._landed(Fault(kind, since, now()))
-            return
+            return True
         node = self.manager() if whom == "manager" else self.random.choice(NODES)
         if node is None or self.processes[node].poll() is not None:
-            return
+            return False
         process, since = self.processes[node], now()
         if what == "kill":
             process.kill()
@@ -160,6 +176,7 @@ class Storm:
         else:
             self._strike_network(what, self.proxies[node])
         self._landed(Fault(kind, since, now(), process.pid))
+        return True
 
     def _strike_network(self, what, proxy):
         seconds = self.random.choice([0.3, 1.0, 2.0]) * LOCK_TTL_S
@@ -203,7 +220,8 @@ class Storm:
                 kinds = self.kinds()
                 self.random.shuffle(kinds)
             kind = kinds.pop()
-            self.strike(kind)
+            if not self.strike(kind):
+                kinds.insert(0, kind)  # again at the end of this round: each has a fault of each kind
             progress(f"{now() - began:6.1f} s  {kind}: {sum(self.report.landed.values())} faults landed")
             self.sleep(self.random.uniform(0.2, 2.5))
         self.sleep(max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S + 1.0)
@@ -216,21 +234,32 @@ class Storm:
             items=[(job, f"{job}/item-{i}") for job in JOBS for i in range(ITEMS)],
             ended_at=ended,
             bound_s=max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S,
-            once_per_fire=frozenset(job for number, job in enumerate(JOBS) if number % 4 == 2),
+            once_per_fire=frozenset(ON_CRON),
+            every_fire_s={job: CRON_PERIOD_S for job, cron in ON_CRON.items() if cron.misfire == "all"},
+            lock_ttl_s=LOCK_TTL_S,
+            one_file=self.server is None,
         )
         self.report.left_over = self.left_over()
         return self.report
 
     def left_over(self):
-        """What is in the store after all have closed, but for what is kept on purpose."""
-        kept = ("results/", "fired/", "settings/", "versions/")
-        with latchwork.connect(self.url()) as store:
-            until = now() + 3.0
-            while True:  # a session that was lost a moment ago may need its TTL
-                left = [e.key for e in store.list("", recursive=True) if not e.key.startswith(kept)]
-                if not left or now() > until:
-                    return left
-                time.sleep(0.2)
+        """What is in the store after all have closed, hidden keys included, but for what is kept on purpose."""
+        kept = ("results/", "fired/", "settings/", *KEPT)
+        until = now() + 3.0 * SESSION_TTL_S
+        while True:  # a session that was lost a moment ago may need its TTL
+            with latchwork.connect(self.url()) as store:
+                found = [entry.key for entry in store.list("", recursive=True)]
+            left = [key for key in (*found, *self.hidden()) if not key.startswith(kept)]
+            if not left or now() > until:
+                return left
+            time.sleep(0.2)
+
+    def hidden(self):
+        """Latchwork's own keys."""
+        if self.backend == "sqlite":
+            return hidden_of_sqlite(self.folder / "chaos.db", "chaos")
+        look = hidden_of_zookeeper if self.backend == "zookeeper" else hidden_of_etcd
+        return look(self.server.endpoint, "chaos")
 
     def close_nodes(self):
         for process in self.processes.values():
