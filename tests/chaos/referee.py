@@ -17,9 +17,9 @@ from typing import Any
 
 #: A fault over at most so long before a run ended, or begun so soon after, may have kept the end from being written
 #: down: connections come back, and calls go on, for as long as that.
-_BEFORE_S, _AFTER_S = 3.0, 2.0
+_BEFORE_S, _AFTER_S = 2.0, 1.0
 #: A run told to stop so soon after it logged its end may not have been over yet; so soon before its start, likewise.
-_ENDING_S = 0.5
+_ENDING_S = 0.2
 
 
 @dataclass(slots=True)

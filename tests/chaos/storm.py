@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import latchwork
@@ -228,6 +228,7 @@ class Storm:
         ended = now()
         self.close_nodes()
         self.report.seconds = now() - began
+        (self.folder / "faults.json").write_text(json.dumps([asdict(fault) for fault in self.faults]))
         self.report.verdict = judge(
             self.events(),
             self.faults,

@@ -114,6 +114,8 @@ def told(time, pid=1):
         (twice(), [Fault("cut worker", 10, 12, 7)]),
         (twice(), [Fault("freeze worker", 10, 12, 7)]),
         (twice(), [Fault("kill server", 2, 4)]),
+        (twice(), [Fault("kill server", 13, 14)]),
+        (twice(told(11.4)), []),
         (twice(), [Fault("kill worker", 15, 15, 1)]),
         (run(10, 11, 10, fire=60.0) + run(12, 13, 10, fire=60.0), []),
         ([*run(1, 2, 9, fire=60.0), told(1.5), *twice()], []),
