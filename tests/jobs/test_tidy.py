@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 import latchwork
 from latchwork.jobs import Control, Cron, inspect, keys
 from latchwork.jobs import membership as memberships
+from latchwork.jobs import tidy as tidying
+from latchwork.jobs.packed_store import commit_all
 from latchwork.jobs.tidy import tidy
+from latchwork.types import Put
 
 
 @pytest.fixture
@@ -76,3 +80,20 @@ def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cl
     assert results == [False]
     assert inspect(memory).pools == {"report": ("a", "b")}
     eventually(lambda: set(cluster.log.owners().values()) == {"n2"} and len(cluster.log.owners()) == 2)
+
+
+def test_the_last_node_removes_more_keys_than_one_listing_or_transaction_holds(memory, cluster):
+    node = cluster.node(memory, "n1", cluster.endless(items=["a"], initial_delay_s=3600.0))
+    many = [Put(f"workers/gone/assigned/job{number}", b"{}") for number in range(21_000)]
+    commit_all(memory, [], [*many, Put("work-pool/old", b"{}"), Put("work-pool/old/m-1", b"[]")])
+    node.close()
+    assert left(memory) == []
+
+
+def test_what_takes_too_long_to_remove_is_left_behind_and_said(memory, cluster, monkeypatch, caplog):
+    monkeypatch.setattr(tidying, "_LONGEST_S", 0.0)
+    caplog.set_level(logging.INFO)
+    node = cluster.node(memory, "n1", cluster.endless(items=["a"]))
+    node.close()
+    assert "node n1 leaves some of what the cluster kept behind" in caplog.text
+    assert "work-pool/report" in left(memory)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_S = 30.0
+#: The first time in a term comes no later: else leaders that change more often than a period would never do it.
+_FIRST_S = 600.0
 
 
 @dataclass(slots=True)
@@ -26,11 +28,14 @@ class _Chore:
     do: Callable[[Term], None]
     period_s: float
     since: float
+    done: bool = False
     retry_at: float | None = None
 
     @property
     def next_at(self) -> float:
-        return self.since + self.period_s if self.retry_at is None else self.retry_at
+        if self.retry_at is not None:
+            return self.retry_at
+        return self.since + (self.period_s if self.done else min(self.period_s, _FIRST_S))
 
 
 class Chores:
@@ -53,7 +58,7 @@ class Chores:
         """Do what is due; a failure is reported, and it is tried again soon."""
         for chore in self._active():
             if chore.next_at <= now:
-                chore.since, chore.retry_at = now, None
+                chore.since, chore.done, chore.retry_at = now, True, None
                 try:
                     chore.do(term)
                 except LatchworkError as error:

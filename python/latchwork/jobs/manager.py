@@ -165,8 +165,10 @@ class Manager:
         chores = Chores(options, self._clock.now())
         retry_s = _FIRST_RETRY_S
         quiet.note(self._clock.now())
-        while self._latch.is_leader and not self._closing.is_set():
-            self._wake.clear()
+        while True:
+            self._wake.clear()  # before the looks: what is set from now on cuts the wait short
+            if not self._latch.is_leader or self._closing.is_set():
+                return
             now = self._clock.now()
             options = self._options()
             quiet.change(options.debounce_s, options.debounce_max_s)

@@ -8,6 +8,8 @@ that joins meanwhile bumps ``versions/worker`` before it writes anything else: t
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A close must not take for ever: what is more stays, and the next leader's sweeps take care of it.
-_MOST_KEYS = 20_000
+#: A close must not take for ever: what is left after that stays, and the next leader takes care of it.
+_LONGEST_S = 60.0
+_TOGETHER = 5_000
 
 
 def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
@@ -41,13 +44,11 @@ def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
     members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in store.list(keys.ALIVE)]
     if any(member.worker != node_id and member.state != "leaving" for member in members):
         return False
-    left = [entry.key for prefix in (keys.WORKERS, keys.WORK_POOL) for entry in store.list(prefix, recursive=True)]
-    if len(left) > _MOST_KEYS:
-        log.info("node %s leaves %d keys of the cluster behind, too many to remove while it closes", node_id, len(left))
-        return False
+    until = store.clock.now() + _LONGEST_S
     try:
-        commit_all(store, [*fences, unchanged], [Delete(key) for key in left])
-        forget_free_locks(store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, at_most=_MOST_KEYS)
+        if not _remove(store, [*fences, unchanged], until):
+            log.info("node %s leaves some of what the cluster kept behind: it took too long to remove", node_id)
+            return False
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
         store.commit([*fences, unchanged], [Delete(key) for key in guards])
     except Conflict as error:
@@ -55,3 +56,25 @@ def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
         return False
     log.info("node %s was the last to leave: what the cluster kept in the store is removed", node_id)
     return True
+
+
+def _remove(store: Store, checks: list[Check], until: float) -> bool:
+    """Remove shares, pools and free locks, some at a time; False when the time was over before the end."""
+    left = _keys(store)
+    while some := list(islice(left, _TOGETHER)):
+        if store.clock.now() >= until:
+            return False
+        commit_all(store, checks, [Delete(key) for key in some])
+    for job in store.children(keys.LOCKS):
+        if store.clock.now() >= until:
+            return False
+        forget_free_locks(store, below=job, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+    return True
+
+
+def _keys(store: Store) -> Iterator[str]:
+    """All keys of shares and pools, heads before their chunks; no listing is larger than one worker's, or one pool."""
+    for prefix in (keys.WORKERS, keys.WORK_POOL):
+        for name in store.children(prefix):
+            yield f"{prefix}/{name}"
+            yield from (entry.key for entry in store.list(f"{prefix}/{name}", recursive=True))

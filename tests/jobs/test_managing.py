@@ -1,0 +1,190 @@
+"""What the leader does beside placing: chores, merged bursts, and nothing at all once it does not lead any more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import latchwork
+from latchwork import Conflict, Exists
+from latchwork.jobs import Control, Observer, keys
+from latchwork.jobs import audit as audits
+from latchwork.jobs.chores import Chores
+from latchwork.jobs.known_pools import KnownPools
+from latchwork.jobs.manager import ManagerOptions
+from latchwork.jobs.members import Member
+from latchwork.jobs.rebalance import Strategies
+from latchwork.jobs.term import Term
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://managing") as store:
+        yield store
+
+
+class Rebalances(Observer):
+    """How many there were, with or without a change."""
+
+    def __init__(self):
+        self.count = 0
+
+    def rebalanced(self, info):
+        self.count += 1
+
+
+def options(**periods):
+    given = {"cleanup_period_s": 0.0, "sweep_period_s": 0.0, **periods}
+    return ManagerOptions(Strategies(), 0.1, 1.0, sweep=lambda: None, **given)
+
+
+# Chores
+
+
+class Done:
+    """A term that notes what it was told to do."""
+
+    def __init__(self):
+        self.done = []
+
+    def cleanup(self):
+        self.done.append("cleanup")
+
+    def sweep(self):
+        self.done.append("sweep")
+
+
+def test_the_first_chores_of_a_term_come_soon_and_the_next_ones_after_their_period():
+    chores, term = Chores(options(cleanup_period_s=10_800.0, sweep_period_s=1.0), 0.0), Done()
+    chores.run_due(599.0, term)
+    assert term.done == ["sweep"]
+    chores.run_due(600.0, term)
+    assert sorted(term.done) == ["cleanup", "sweep", "sweep"]
+    chores.change(options(cleanup_period_s=10_800.0))
+    assert chores.due_in_s(600.0) == 10_800.0
+
+
+def test_the_leader_sweeps_the_locks_of_nodes_that_died(store, cluster, eventually, die):
+    """Nobody else has their job, so nobody takes the locks over."""
+    cluster.node(store, "n1", cluster.endless("other", items=["z"]), sweep_period_s=0.1)
+    dead = cluster.node(store, "n2", cluster.endless("report", items=["a", "b"]))
+    eventually(lambda: len(cluster.log.owners()) == 3, 15)
+    dead._worker._guard.finish()
+    die(dead)
+    held = [entry for entry in store.list("locks/report", recursive=True) if entry.value]
+    owners = {entry.key for entry in store.list(keys.OWNERS)}
+    assert len(held) == 2
+    eventually(lambda: len({entry.key for entry in store.list(keys.OWNERS)} & owners) == 1, 20, "the sweep")
+
+
+# Bursts
+
+
+def test_a_burst_of_changes_is_one_rebalance(memory, cluster, eventually):
+    items, seen = ["a"], Rebalances()
+    job = cluster.endless(work_pool=lambda: list(items), pool_check_period_s=0.0)
+    cluster.node(memory, "n1", job, debounce_s=1.0, debounce_max_s=20.0, observers=[seen])
+    eventually(lambda: set(cluster.log.owners()) == {"a"})
+    before = seen.count
+    for item in "bcdef":
+        version = memory.get(keys.pool("report")).version
+        items.append(item)
+        job.pool_changed()
+        eventually(lambda version=version: memory.get(keys.pool("report")).version != version)
+    eventually(lambda: set(cluster.log.owners()) == set("abcdef"))
+    assert not threading.Event().wait(1.5)
+    assert seen.count == before + 1
+
+
+def test_an_unchanged_pool_that_is_read_again_causes_no_rebalance(memory, cluster, eventually):
+    seen, reads = Rebalances(), []
+
+    def pool():
+        reads.append(1)
+        return ["a"]
+
+    cluster.node(memory, "n1", cluster.endless(work_pool=pool, pool_check_period_s=0.02), observers=[seen])
+    eventually(lambda: set(cluster.log.owners()) == {"a"})
+    before, read = seen.count, len(reads)
+    version = memory.get(keys.pool("report")).version
+    eventually(lambda: len(reads) >= read + 20)
+    assert not threading.Event().wait(0.3)
+    assert seen.count == before
+    assert memory.get(keys.pool("report")).version == version
+
+
+# Without leadership
+
+
+@pytest.fixture
+def deposed(memory):
+    """A leader that knows what it knew, and whose ticket is gone."""
+    ticket = memory.put("leader/t", b"")
+    fence = memory.fence(ticket.created, Exists(ticket.key))
+    memory.put(keys.pool("gone"), b'{"count":1,"items":["a"]}')
+    memory.put("fired/gone/c1", b"{}")
+    me = Member.of_this_process("boss", since=0, ttl_s=10, weight=1, labels={})
+    with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
+        term = Term(memory, me, fence, alive=alive, pools=KnownPools(memory, pools), restarts=None, options=options())
+        memory.delete("leader/t")
+        yield term
+
+
+def everything(store):
+    return {entry.key: entry.version for entry in store.list("", recursive=True)}
+
+
+def test_a_leader_without_leadership_cleans_nothing(memory, deposed):
+    before = everything(memory)
+    with pytest.raises(Conflict):
+        deposed.cleanup()
+    assert everything(memory) == before
+
+
+def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
+    memory.delete(keys.pool("gone"))
+    deposed._pools._mirror.wait_until(lambda state: not state, 10)
+    before = everything(memory)
+    with pytest.raises(Conflict):
+        deposed.sweep()
+    assert everything(memory) == before
+
+
+def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch):
+    monkeypatch.setattr(audits, "KEPT", 1)
+    memory.put("audit/1", b"{}")
+    memory.put("audit/2", b"{}")
+    memory.delete("fired/gone/c1")
+    before = everything(memory)
+    with pytest.raises(Conflict):
+        deposed.sweep()
+    assert everything(memory) == before
+
+
+def test_a_close_at_the_moment_the_manager_begins_to_wait_is_not_missed(memory, cluster, eventually):
+    node = cluster.node(memory, "n1", cluster.endless())
+    eventually(lambda: len(cluster.log.owners()) == 4)
+    manager = node._membership._manager
+    clear, armed = manager._wake.clear, threading.Event()
+
+    def closed_just_before():
+        if not armed.is_set():
+            armed.set()
+            manager._closing.set()
+            manager._wake.set()
+        clear()
+
+    manager._wake.clear = closed_just_before
+    manager.look()
+    eventually(lambda: armed.is_set() and not manager._thread.is_alive(), 3.0, "the end of the manager")
+
+
+def test_settings_reach_the_chores_of_the_term_under_way(memory, cluster, eventually):
+    first = cluster.node(memory, "n1", cluster.endless("kept"), cleanup_period_s=0.0)
+    eventually(lambda: first.is_manager)
+    memory.put(keys.pool("gone"), b'{"count":1,"items":["a"]}')
+    assert not threading.Event().wait(0.3)
+    assert memory.get(keys.pool("gone")) is not None
+    Control(memory).change_cluster(cleanup_period_s=0.1)
+    eventually(lambda: memory.get(keys.pool("gone")) is None)
