@@ -71,6 +71,8 @@ class JobState:
         job_id: its id.
         items: how many work items it has.
         nodes: the living nodes that can run it: sorted.
+        lacking: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
+            can run it its items are not known either.
         assigned: item to node; items nobody can run are absent.
         running: item to the node that holds its lock, and so may run it: a run may be going on, or wait for its time.
             During a hand-over this is the old one.
@@ -83,6 +85,7 @@ class JobState:
     nodes: tuple[str, ...]
     assigned: Mapping[str, str]
     running: Mapping[str, str]
+    lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     since_s: Mapping[str, float] = field(default_factory=dict)
     active: tuple[Activity, ...] = ()
 
@@ -136,7 +139,7 @@ class ClusterState:
         Raises:
             UnknownJob: the cluster does not know it; the message lists what it knows.
         """
-        known = sorted(set(self.pools) | {job for node in self.nodes.values() for job in node.jobs})
+        known = sorted(set(self.pools).union(*((*node.jobs, *node.member.lacks) for node in self.nodes.values())))
         if job_id not in known:
             msg = f"job {job_id!r} is not known to this cluster; known are: {', '.join(known) or 'none'}"
             raise UnknownJob(msg)
@@ -146,6 +149,11 @@ class ClusterState:
             nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
             running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
+            lacking={
+                node_id: node.member.lacks[job_id]
+                for node_id, node in self.nodes.items()
+                if job_id in node.member.lacks
+            },
             since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
             active=tuple(each for each in self.active if each.job == job_id),
         )

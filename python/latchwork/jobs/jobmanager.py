@@ -19,7 +19,7 @@ from latchwork.jobs.keys import check_id
 from latchwork.jobs.live_settings import LiveSettings
 from latchwork.jobs.manager import ManagerOptions
 from latchwork.jobs.membership import Membership
-from latchwork.jobs.node_options import able_jobs, node_options
+from latchwork.jobs.node_options import able_jobs, node_options, with_lacks
 from latchwork.jobs.node_records import Health, NodeState, NodeStats
 from latchwork.jobs.observer import Observer, Observers
 from latchwork.jobs.rebalance import Strategies, StrategyOption
@@ -59,7 +59,8 @@ class JobManager:
             locked, and start nowhere else, until it has ended.
         disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
             0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
-            others get this node's items. None is as long as the locks allow.
+            others get this node's items; a longer one that is set for the cluster is cut to that, with a warning.
+            None is as long as the locks allow, even if that is longer than the session lasts.
         debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
         debounce_max_s: seconds after the first change when it comes at the latest.
         cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
@@ -273,7 +274,7 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         self._store = store.namespace(self._namespace) if self._namespace else store
-        self._settings.start(self._store)
+        self._settings.start(self._store, longest_grace_s=self._options.longest_grace_s)
         worker = Worker(
             self._store,
             self.node_id,
@@ -287,7 +288,12 @@ class JobManager:
         options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._options.manager)
         self._worker = worker
         self._membership = Membership(
-            self._store, self._able, self._options.member, options, self._settings, observers=self._observers
+            self._store,
+            self._able,
+            with_lacks(self._options.member, self._jobs),
+            options,
+            self._settings,
+            observers=self._observers,
         )
         worker.follow_owners()
         self._membership.start()

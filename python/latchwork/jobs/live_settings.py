@@ -6,6 +6,7 @@ A watch keeps them current; a read takes no I/O. Safe to share between threads.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -70,6 +71,8 @@ class LiveSettings:
 
     def __init__(self, jobs: Mapping[str, Job], wall_s: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
+        self._longest_grace_s = math.inf
+        self._too_long_s: float | None = None
         self._wall_s = wall_s
         self._mutex = threading.Lock()
         self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
@@ -81,7 +84,7 @@ class LiveSettings:
 
     @property
     def now(self) -> Settings:
-        """What is stored."""
+        """What is stored, as far as this node can follow it."""
         return self._settings
 
     def options(self, job_id: str) -> JobOptions:
@@ -102,13 +105,17 @@ class LiveSettings:
         """Call this after each change; it must not block."""
         self._listeners.append(listener)
 
-    def start(self, store: Store) -> None:
+    def start(self, store: Store, *, longest_grace_s: float = math.inf) -> None:
         """Read them, so that nothing disabled runs for a moment, and follow them.
 
+        Args:
+            store: the cluster's.
+            longest_grace_s: the longest ``disconnect_grace_s`` that this node's TTLs allow; a longer one is cut to it.
         Raises:
             Unavailable: the store did not answer.
         """
-        self._settings = self._reader.read(store.list(stored.SETTINGS, recursive=True))
+        self._longest_grace_s = longest_grace_s
+        self._settings = self._usable(self._reader.read(store.list(stored.SETTINGS, recursive=True)))
         self._schedules.clear()  # until now nothing ran, so what the settings say has held since the start
         self._mirror = store.mirror(stored.SETTINGS)
         self._mirror.on_change(lambda _batch: self._reread())
@@ -122,7 +129,7 @@ class LiveSettings:
 
     def _reread(self) -> None:
         assert self._mirror is not None
-        found = self._reader.read(self._mirror.snapshot().values())
+        found = self._usable(self._reader.read(self._mirror.snapshot().values()))
         if found == self._settings:
             return
         before, self._settings = self._settings, found
@@ -130,6 +137,22 @@ class LiveSettings:
             if before.is_enabled(job_id) != found.is_enabled(job_id):
                 log.info("job %s is %s from now on", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
         self._tell()
+
+    def _usable(self, found: Settings) -> Settings:
+        """The settings, with what other nodes may be able to do and this one is not cut to what it can."""
+        grace_s, longest_s = found.cluster.disconnect_grace_s, self._longest_grace_s
+        if grace_s is None or grace_s <= longest_s:
+            self._too_long_s = None
+            return found
+        if grace_s != self._too_long_s:
+            self._too_long_s = grace_s
+            log.warning(
+                "setting disconnect_grace_s is %.3g, but the TTLs of this node allow %.3g, which holds here; "
+                "raise session_ttl_s and lock_ttl_s",
+                grace_s,
+                longest_s,
+            )
+        return replace(found, cluster=replace(found.cluster, disconnect_grace_s=longest_s))
 
     def _job_said(self, what: str) -> None:
         if what == "options":

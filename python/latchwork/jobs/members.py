@@ -29,6 +29,7 @@ class Member:
         weight: how much it takes, relative to others.
         version: the version of latchwork it runs.
         labels: what it says about itself.
+        lacks: the jobs it has and cannot run, with the labels they require and it does not have.
         start: unique for each start, the same for all registrations of it; empty in a record of an older version.
     """
 
@@ -43,10 +44,19 @@ class Member:
     version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     start: str = ""
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(
-        cls, worker: str, *, since: float, ttl_s: float, weight: float, labels: Mapping[str, str], start: str = ""
+        cls,
+        worker: str,
+        *,
+        since: float,
+        ttl_s: float,
+        weight: float,
+        labels: Mapping[str, str],
+        start: str = "",
+        lacks: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Member:
         """A new incarnation in this process, in state ``joining``."""
         return cls(
@@ -61,6 +71,7 @@ class Member:
             version=_version(),
             labels=dict(labels),
             start=start,
+            lacks={job: dict(missing) for job, missing in (lacks or {}).items()},
         )
 
     def ready(self) -> Member:
@@ -85,7 +96,7 @@ class Member:
         except ValueError:
             body = None
         body = body if isinstance(body, dict) else {}
-        labels = body.get("labels")
+        lacks = body.get("lacks")
         return cls(
             worker=worker,
             state=_state(body.get("state")),
@@ -96,13 +107,18 @@ class Member:
             ttl_s=_number(body.get("ttl_s"), 0.0),
             weight=max(_number(body.get("weight"), 1.0), 1e-9),
             version=str(body.get("version", "")),
-            labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
+            labels=_texts(body.get("labels")),
             start=str(body.get("start", "")),
+            lacks={str(job): _texts(missing) for job, missing in lacks.items()} if isinstance(lacks, dict) else {},
         )
 
 
 def _state(value: object) -> MemberState:
     return "ready" if value == "ready" else "leaving" if value == "leaving" else "joining"
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
 
 
 def _number(value: object, default: float) -> float:

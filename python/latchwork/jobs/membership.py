@@ -47,12 +47,14 @@ class MemberOptions:
         session_ttl_s: the TTL to ask for, in seconds.
         weight: how much it takes, relative to others.
         labels: anything, for people and strategies.
+        lacks: the jobs that require labels which this node does not have, with those labels.
     """
 
     node_id: str
     session_ttl_s: float
     weight: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Membership:
@@ -211,6 +213,7 @@ class Membership:
             weight=options.weight,
             labels=options.labels,
             start=self._start_id,
+            lacks=options.lacks,
         )
         registration = Registration(self._store, session, member)
         registration.join(_GRACE_S, self._closing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from latchwork.jobs.guard import LEAST_GRACE_S, STOP_MARGIN
@@ -15,6 +15,7 @@ from latchwork.jobs.membership import MemberOptions
 log = logging.getLogger(__name__)
 
 _LEAST = {"session_ttl_s": 0.1, "lock_ttl_s": 0.3, "weight": 1e-9}
+_MOST_LACKS = 50
 _OF_THE_MANAGER = ("debounce_s", "debounce_max_s", "cleanup_period_s", "sweep_period_s")
 
 
@@ -37,6 +38,11 @@ class NodeOptions:
     disconnect_grace_s: float | None
     member: MemberOptions
     manager: Mapping[str, float]
+
+    @property
+    def longest_grace_s(self) -> float:
+        """For how long at most runs can go on without the store: as long as the locks allow, and the session lasts."""
+        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.member.session_ttl_s)
 
 
 def node_options(
@@ -66,14 +72,28 @@ def node_options(
 
 def able_jobs(jobs: Mapping[str, Job], options: MemberOptions) -> dict[str, Job]:
     """The jobs whose demands this node's labels meet; the others are as if it did not have them."""
-    able = {}
-    for job_id, job in jobs.items():
-        missing = {name: value for name, value in job.requires.items() if options.labels.get(name) != value}
-        if missing:
-            log.info("node %s gets no items of job %s, which requires %s", options.node_id, job_id, missing)
-        else:
-            able[job_id] = job
-    return able
+    lacks = lacking(jobs, options.labels)
+    for job_id, missing in lacks.items():
+        log.info("node %s gets no items of job %s, which requires %s", options.node_id, job_id, missing)
+    return {job_id: job for job_id, job in jobs.items() if job_id not in lacks}
+
+
+def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The jobs of which the demands are not met, each with the labels that are missing."""
+    found = {
+        job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
+        for job_id, job in jobs.items()
+    }
+    return {job_id: missing for job_id, missing in found.items() if missing}
+
+
+def with_lacks(options: MemberOptions, jobs: Mapping[str, Job]) -> MemberOptions:
+    """What a node says about itself, with the jobs it has and cannot run, so that the cluster knows of them.
+
+    Of very many only the first are told: this stands in the record that everybody follows.
+    """
+    lacks = lacking(jobs, options.labels)
+    return replace(options, lacks={job_id: lacks[job_id] for job_id in sorted(lacks)[:_MOST_LACKS]})
 
 
 def _labels(labels: Mapping[str, str] | None) -> dict[str, str]:

@@ -93,7 +93,8 @@ class ClusterSettings:
         sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
         stop_timeout_s: seconds after which a run that was told to stop and did not is reported.
         close_timeout_s: seconds that a closing node waits for its runs.
-        disconnect_grace_s: seconds that a node out of reach of the store lets its runs go on, at least 0.3.
+        disconnect_grace_s: seconds that a node out of reach of the store lets its runs go on, at least 0.3; cut
+            by each node to what its own TTLs allow.
     """
 
     all_disabled: bool | None = None

@@ -56,6 +56,7 @@ class Term:
         self._known: dict[str, tuple[object, Member]] = {}
         self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
         self._unplaced: Mapping[str, int] = {}
+        self._unmet: frozenset[str] = frozenset()
         self._versions: frozenset[str] = frozenset()
 
     @property
@@ -97,7 +98,7 @@ class Term:
         view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved(marks, workers))
         result = self._planner.rebalance(view)
         self._ledger.use_texts(self._planner.take_whole())
-        self._report(result)
+        self._report(result, self._unmet_demands(members, ready))
         if result.changes:
             started = self._store.clock.now()
             self._ledger.write(result.changes, self._fence)
@@ -186,12 +187,27 @@ class Term:
             log.warning("nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", told)
         self._versions = versions
 
-    def _report(self, result: Rebalance) -> None:
+    def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
+        """Jobs that nodes have and none can run, each with who has it and which labels are missing."""
+        able = {job for worker in ready.values() for job in worker.jobs}
+        lacking = sorted(
+            ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.lacks.items()), key=str
+        )
+        unmet: dict[str, str] = {}
+        for job, worker, missing in lacking:
+            if job not in able:
+                unmet.setdefault(job, f"node {worker} has it, but not the labels that it requires: {missing}")
+        return unmet
+
+    def _report(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
         for job, error in result.failed.items():
             log.error(
                 "strategy of job %s failed, its assignment stays as it is: %s: %s", job, type(error).__name__, error
             )
         for job, items in result.unplaced.items():
             if job not in self._unplaced:
-                log.warning("job %s: no ready worker can run its %d items", job, items)
-        self._unplaced = result.unplaced
+                why = f"; {unmet[job]}" if job in unmet else ""
+                log.warning("job %s: no ready worker can run its %d items%s", job, items, why)
+        for job in sorted(unmet.keys() - self._unmet - result.unplaced.keys()):
+            log.warning("job %s runs nowhere: %s", job, unmet[job])
+        self._unplaced, self._unmet = result.unplaced, frozenset(unmet)

@@ -13,7 +13,7 @@ from latchwork.jobs.fires import Fired
 from latchwork.jobs.rebalance import ClusterView, WorkerView, job_problem
 
 if TYPE_CHECKING:
-    from latchwork.jobs.inspect import ClusterState, LockView
+    from latchwork.jobs.inspect import ClusterState, JobState, LockView
     from latchwork.jobs.settings import Settings
 
 _FEW = 5
@@ -76,6 +76,8 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
             f"item {item!r} is not in the work pool of job {job}, which has {len(pool)} items"
             + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
         )
+    if not able and view.lacking:
+        sentences.append(f"no living node can run job {job}: {_lacking(view)}")
     if not settings.is_enabled(job):
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
     sentences += _place(state, job, able, assigned) if item in pool or assigned else []
@@ -97,6 +99,14 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
         strategy=strategy,
         reason=choice.reason.value if choice is not None and choice.worker == assigned else None,
         sentences=tuple(sentences),
+    )
+
+
+def _lacking(view: JobState) -> str:
+    return ", ".join(
+        f"{node} has it, but not the label{'s' if len(missing) > 1 else ''} "
+        + ", ".join(f"{name}={value}" for name, value in sorted(missing.items()))
+        for node, missing in sorted(view.lacking.items())[:_FEW]
     )
 
 
