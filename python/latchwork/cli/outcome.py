@@ -35,6 +35,7 @@ DEBUG_VARIABLE = "LATCHWORK_DEBUG"
 _USAGE_ERRORS = (InvalidURL, InvalidKey, ValueTooLarge, TransactionTooLarge, BackendNotInstalled)
 
 F = TypeVar("F", bound=Callable[..., None])
+T = TypeVar("T")
 
 
 class UsageError(LatchworkError, ValueError):
@@ -76,6 +77,14 @@ def report(error: Exception) -> None:
     if debugging():
         traceback.print_exception(type(error), error, error.__traceback__)
     print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
+
+
+def attempted(look: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What a look gave, or why it failed, as one line; for commands that look again."""
+    try:
+        return look(), None
+    except LatchworkError as error:
+        return None, one_line(error)
 
 
 def exit_code(error: Exception) -> int:

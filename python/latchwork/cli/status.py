@@ -18,7 +18,7 @@ from rich.text import Text
 from latchwork.backends.url import parse_url
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
-from latchwork.cli.outcome import NoCluster, reported
+from latchwork.cli.outcome import NoCluster, attempted, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
 from latchwork.jobs.why import utc_text
@@ -69,16 +69,22 @@ def status(
 
 
 def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
-    """Until interrupted: a live view on a terminal, else one look after the other, JSON as one line each."""
+    """Until interrupted: a live view on a terminal, else one look after the other, JSON as one line each.
+
+    A look that fails is shown in its place: what is watched may be the very trouble.
+    """
     console, never = Console(highlight=False), threading.Event()
     with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
         while True:
-            state = inspect(store)
+            state, failure = attempted(lambda: inspect(store))
             if as_json:
-                typer.echo(json.dumps(None if state is None else to_json(state)))
+                found = None if state is None else to_json(state)
+                typer.echo(json.dumps(found if failure is None else {"error": failure}))
             else:
                 head = Text(datetime.now(timezone.utc).strftime("%H:%M:%S UTC"), style="dim")
                 body = [Text("no cluster", style="yellow")] if state is None else _parts(state, most)
+                if failure is not None:
+                    body = [Text(f"error: {failure}", style="red")]
                 if console.is_terminal:
                     live.update(Group(head, *body), refresh=True)
                 else:
