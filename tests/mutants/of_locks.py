@@ -157,10 +157,18 @@ DEFECTS = (
     ),
     Defect(
         "Work",
+        "a stop that the work has seen is taken back by a renewal",
+        "primitives/work.py",
+        "            self._tell()  # who",
+        "            pass  # who",
+        at("work", "a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_the_renewal_only", on=""),
+    ),
+    Defect(
+        "Work",
         "work is told to stop when its ownership ends, not before",
         "primitives/work.py",
-        "return max(0.0, self._ownership.remaining_s() - self._margin_s)",
-        "return max(0.0, self._ownership.remaining_s())",
+        "left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)",
+        "left_s = max(0.0, self._ownership.remaining_s())",
         at("work", "work_is_told_to_stop_before_the_ownership_ends", on=""),
     ),
     Defect(

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+import latchwork
 from latchwork.errors import (
     Closed,
     InvalidKey,
@@ -18,6 +19,8 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Once
+from latchwork.primitives.work import Work
+from latchwork.testing import Fault, FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
@@ -154,11 +157,18 @@ def test_a_runner_that_lost_its_session_gets_the_outcome_of_the_next(once, conne
     assert once().outcome() == b"by the next"
 
 
-def test_a_runner_that_lost_its_session_and_fails_gets_the_outcome_of_the_next(once, connect):
-    mine = connect(session_ttl_s=TTL_S)
+def test_a_runner_whose_ticket_is_gone_records_nothing(once, connect):
+    mine = connect()
+    with pytest.raises(LockLost, match="our session ended before the outcome was recorded"):
+        once(store=mine).run(lambda _work: mine.delete(once().runner().key) and b"late")
+    assert once().outcome() is None
+
+
+def test_a_runner_whose_ticket_is_gone_and_who_fails_gets_the_outcome_of_the_next(once, connect):
+    mine = connect()
 
     def fail_late(work):
-        mine.session.notice_gone()
+        mine.delete(once().runner().key)  # as when our session has ended on the server, and we did not hear of it
         once().run(lambda _work: b"by the next", timeout_s=30.0)
         mine.commit([work.fence], [Put("result", b"twice")])
 
@@ -195,6 +205,112 @@ def test_work_under_its_fence_is_refused_once_another_runs_it(once, connect, sto
     assert once(store=mine).run(slow) == b"by the next"
     assert late
     assert store.get("result") is None
+
+
+class Renewal:
+    """What a session says is left of it: as much as it has, or less when the test says so."""
+
+    def __init__(self, session, monkeypatch):
+        self.at_most, self.left_s = 1000.0, session.remaining_s
+        monkeypatch.setattr(session, "remaining_s", self)
+
+    def __call__(self):
+        return min(self.at_most, self.left_s())
+
+    def nearly_fails(self, work):
+        self.at_most = 0.2
+        assert work.is_stopped
+        self.succeeds()
+
+    def succeeds(self):
+        self.at_most = 1000.0
+
+
+def give_up(_work):
+    raise RuntimeError("given up")
+
+
+@pytest.mark.parametrize("obey", [lambda _work: b"half", give_up, Work.check], ids=["return", "raise", "check"])
+def test_what_ends_after_being_told_to_stop_is_no_outcome_and_is_run_again_when_there_is_time(
+    once, connect, monkeypatch, obey
+):
+    store = connect(session_ttl_s=30.0)
+    renewal, begun = Renewal(store.session, monkeypatch), []
+
+    def migrate(work):
+        begun.append(work.is_stopped)
+        if len(begun) == 3:
+            return b"whole"
+        renewal.nearly_fails(work)
+        return obey(work)
+
+    assert once(store=store, max_starts=1).run(migrate) == b"whole"
+    assert begun == [False] * 3
+    assert once().outcome() == b"whole"
+
+
+def test_it_is_not_run_again_before_the_session_is_renewed(once, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    renewal, runs = Renewal(store.session, monkeypatch), []
+    renewed = threading.Timer(0.3, renewal.succeeds)
+
+    def migrate(work):
+        runs.append(work.is_stopped)
+        if len(runs) == 1:
+            renewal.at_most = 0.1
+            renewed.start()
+            assert work.is_stopped
+        return str(len(runs)).encode()
+
+    assert once(store=store).run(migrate) == b"2"
+    assert runs == [False, False]
+    renewed.join()
+
+
+def test_who_is_told_to_stop_and_closes_it_does_not_run_it_again(once, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine, renewal, runs = once(store=store), Renewal(store.session, monkeypatch), []
+
+    def migrate(work):
+        runs.append(work)
+        renewal.nearly_fails(work)
+        mine.close()
+        return b"half"
+
+    with pytest.raises(Closed):
+        mine.run(migrate)
+    assert len(runs) == 1
+    assert once().outcome() is None
+
+
+def test_a_waiter_reads_the_outcome_again_when_the_server_is_away_for_a_moment(
+    once, connect, backend_url, in_thread, eventually
+):
+    gate, runner, third = Gate(), once(), connect()
+    running = in_thread(lambda: runner.run(gate))
+    assert gate.started.wait(20.0)
+    third.create("migrate/queue/t", b"{}", session=third.session, sequential=True)  # the waiter has no turn of its own
+    with FaultyStore(latchwork.connect(backend_url)) as store:
+        waiting = in_thread(lambda: once(store=store).run(never))
+        eventually(lambda: len(runner.waiters()) == 2)
+        store.add(Fault("fail", op="get", key="migrate/outcome"))
+        gate.go.set()
+        assert waiting.outcome() == b"done"
+        assert [each.op for each in store.faults] == ["get"]
+    assert running.outcome() == b"done"
+
+
+def test_a_waiter_that_cannot_even_queue_gets_an_outcome_that_comes_meanwhile(once, backend_url, in_thread, eventually):
+    gate, runner = Gate(), once()
+    running = in_thread(lambda: runner.run(gate))
+    assert gate.started.wait(20.0)
+    no_tickets = Fault("fail", op="create", key="migrate/queue/*", times=None)
+    with FaultyStore(latchwork.connect(backend_url), [no_tickets]) as store:
+        waiting = in_thread(lambda: once(store=store).run(never))
+        eventually(lambda: [fault for fault in store.faults if fault.op == "create"])
+        gate.go.set()
+        assert waiting.outcome() == b"done"
+    assert running.outcome() == b"done"
 
 
 def test_a_function_that_kills_its_runners_is_recorded_as_failed(once, connect):

@@ -59,6 +59,16 @@ def test_a_renewal_after_the_margin_does_not_take_the_stop_back():
             work.check()
 
 
+def test_a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_the_renewal_only():
+    lease = Lease(100.0)
+    with lease.ownership.guard_work(margin_s=10.0) as work:
+        lease.until -= 95.0
+        assert work.is_stopped
+        lease.until += 95.0
+        assert work.is_stopped
+        assert work.stopped.is_set()
+
+
 @pytest.mark.parametrize("error", [LockLost, NotLeader])
 def test_check_raises_what_the_ownership_is_and_says_how_long_it_lasts(error):
     lease = Lease(50.0, error)

@@ -10,6 +10,7 @@ Runner: the live ticket with the lowest number. It writes the outcome in one tra
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -20,8 +21,10 @@ from latchwork.errors import (
     LatchworkError,
     LockLost,
     OnceFailed,
+    OutcomeUnknown,
     OwnershipLost,
     SessionLost,
+    Unavailable,
     ValueTooLarge,
     WaitTimeout,
 )
@@ -31,7 +34,7 @@ from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_b
 from latchwork.primitives.turns import take_turn
 from latchwork.primitives.waiter import Waiter
 from latchwork.primitives.waits import Waits
-from latchwork.primitives.work import Ownership, Work
+from latchwork.primitives.work import MARGIN_PART, Ownership, Work
 from latchwork.types import Absent, At, Create, Put
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch
     from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
 
 #: Seconds to go on trying to record an outcome while the server cannot be reached.
 _RECORD_S = 60.0
@@ -50,13 +55,13 @@ class Once:
     """``Once(store, "migrate-7").run(migrate)``: in all processes, ``migrate`` runs once, and all get what it returned.
 
     Exactly one outcome is recorded, result or failure, and it stays until ``reset``. The function itself may run again
-    when its runner dies, or loses its session, before the outcome is recorded: writes that must happen once belong
-    under ``work.fence``. Construction does no I/O. Safe to share between threads and processes.
+    when its runner dies, is told to stop, or loses its session, before the outcome is recorded: writes that must happen
+    once belong under ``work.fence``. Construction does no I/O. Safe to share between threads and processes.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
         name: the key below which the outcome is.
-        max_starts: a function whose runner has vanished so often is recorded as failed.
+        max_starts: a function whose runner has died or lost its session so often is recorded as failed.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
         label: what others see when they ask who runs it.
     """
@@ -90,6 +95,10 @@ class Once:
     def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
         """Run the function if nobody has; otherwise wait for its outcome.
 
+        What a function does after ``work`` has told it to stop may be half done: if it ends then, whether it returns or
+        raises, that is no outcome. It is run again here when our session is renewed after all, which is no new start;
+        else by another.
+
         Args:
             fn: called as ``fn(work)`` in this thread, by one process at a time as long as it stops when ``work`` tells
                 it to. Returns up to 990,000 bytes, None for none.
@@ -105,7 +114,7 @@ class Once:
             SessionLost: our session ended while waiting.
             OutcomeUnknown: it ran here, and whether its outcome was recorded could not be found out; ask again.
             Unavailable: the server could not be reached in that time.
-            Closed, ForkedProcess: as for every primitive.
+            Closed, ForkedProcess: as for every primitive; also when it was told to stop, and was closed meanwhile.
             LatchworkError: this is a callback, or the function itself asks for its own outcome.
         """
         if getattr(self._running, "here", False):
@@ -173,11 +182,16 @@ class Once:
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
-                waiter.call_off()
+                turn.call_off()  # not the other waiter: that one has the outcome to read yet
 
-        with self._store.watch(self._outcome_key) as watch:
+        with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)
-            return take_turn(self._queue, waiter, patience)
+            try:
+                return take_turn(self._queue, turn, patience)
+            except (Unavailable, OutcomeUnknown):
+                if turn.is_off and not waiter.is_off:
+                    return None  # we could not even queue, and need not any more
+                raise
 
     def _runner(self) -> str:
         try:
@@ -189,12 +203,20 @@ class Once:
 
     def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
         """Being the first in the queue, and seeing no outcome, make one."""
-        session = place.session
         patience = Patience(self._store.clock, _RECORD_S)
-        with closing(Waiter(self._store, session)) as waiter:
+        with closing(Waiter(self._store, place.session)) as waiter:
             starts = waiter.keep_trying(lambda: self._count_start(place), patience)
         if starts > self._most:
             return self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
+        while True:
+            entry = self._run_once(fn, place) or self._after_stop(place)
+            if entry is not None:
+                return entry
+            self._waits.check()
+
+    def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
+        """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
+        session = place.session
         ownership = Ownership(
             self._what,
             place.fence,
@@ -206,8 +228,9 @@ class Once:
         try:
             with ownership.guard_work() as work:
                 value = self._called(fn, work)
-        except OwnershipLost:
-            raise
+        except _ToldToStop as stop:
+            _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
+            return None
         except Exception as error:
             failure = self._failure(type(error).__name__, str(error))
             entry = self._record(place, failure)
@@ -218,16 +241,36 @@ class Once:
             ownership.end()
         return self._record(place, self._body({"ok": True}, value))
 
+    def _after_stop(self, place: Place) -> Entry | None:
+        """Wait until the session was renewed or has ended: None to run it again, or what others have recorded."""
+        session, patience = place.session, Patience(self._store.clock, _RECORD_S)
+        with closing(Waiter(self._store, session)) as waiter:
+            while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
+                waiter.pause(left_s)
+            if left_s > 0.0:
+                return None
+            try:
+                entry = waiter.keep_trying(self._outcome, patience)
+            except SessionLost as error:
+                raise self._lost() from error
+        if entry is None:
+            raise self._lost()
+        return entry
+
     def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
         self._running.here = True
         try:
             value: object = fn(work)
-        except OwnershipLost as error:
+        except Exception as error:
             if work.is_stopped:
-                raise
-            raise RuntimeError(f"something else was lost: {error}") from error
+                raise _ToldToStop from error
+            if isinstance(error, OwnershipLost):
+                raise RuntimeError(f"something else was lost: {error}") from error  # noqa: TRY004 - not about types
+            raise
         finally:
             self._running.here = False
+        if work.is_stopped:
+            raise _ToldToStop
         if value is None:
             return b""
         if not isinstance(value, bytes):
@@ -288,6 +331,10 @@ class Once:
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
         about = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid}
         return json.dumps({**head, **about}).encode() + b"\n" + value
+
+
+class _ToldToStop(Exception):
+    """It ended after it was told to stop; the cause is what it raised."""
 
 
 def _result(entry: Entry, what: str) -> bytes:

@@ -78,16 +78,27 @@ class Waits:
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
         session = open_session(self._store, self._given, self._what, patience, self._closing)
+        with self.waiter(session) as waiter:
+            try:
+                yield waiter, patience
+            except SessionLost as error:
+                self.refuse_ended(waiter, error)
+                raise
+
+    @contextmanager
+    def waiter(self, session: Session) -> Iterator[Waiter]:
+        """Wait inside with another waiter: calling it off leaves those alone that were there before.
+
+        Raises:
+            Closed: the object was closed.
+        """
         with closing(Waiter(self._store, session)) as waiter:
             with self._lock:
                 if not self._closed:
                     self._waiters.add(waiter)
             try:
                 self.check()
-                yield waiter, patience
-            except SessionLost as error:
-                self.refuse_ended(waiter, error)
-                raise
+                yield waiter
             finally:
                 with self._lock:
                     self._waiters.discard(waiter)

@@ -78,7 +78,10 @@ class Work:
         """Seconds until the work has to stop if no further renewal succeeds; 0 once it has to. Does no I/O."""
         if self._home.is_foreign or self._stopped.is_set():
             return 0.0
-        return max(0.0, self._ownership.remaining_s() - self._margin_s)
+        left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
+        if left_s <= 0.0:
+            self._tell()  # who has seen it must not be told later, by our thread, that there was a renewal after all
+        return left_s
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the work has to stop: the pause of a loop. True once it has to, False when the time is over."""
@@ -98,13 +101,15 @@ class Work:
         self._stopped.set()
         self._done.set()
 
+    def _tell(self) -> None:
+        if not self._done.is_set():
+            _log.warning("work under %s is told to stop", self._ownership.what)
+        self.stop()
+
     def _watch(self) -> None:
         while not self._done.is_set():
             left_s = self.remaining_s()
-            if left_s <= 0.0:
-                _log.warning("work under %s is told to stop", self._ownership.what)
-                self.stop()
-            else:
+            if left_s > 0.0:
                 self._ownership.clock.wait(self._done, left_s)
 
 
