@@ -261,7 +261,11 @@ class LockKeeper:
             return True
 
         self.start()
-        return self._holds.adopt(check_member(owner_id, "owner"), names, self._hold, keep_on)
+        try:
+            return self._holds.adopt(check_member(owner_id, "owner"), names, self._hold, keep_on)
+        except (Unavailable, OutcomeUnknown):
+            self._refuse_closed()  # the reason why it was not tried again
+            raise
 
     def release(self, names: Iterable[str]) -> None:
         """Give locks back, many in one transaction; others can have them at once.
