@@ -115,6 +115,17 @@ def test_an_upgrade_is_refused_at_once(rwlock):
         mine.write.acquire(5.0)
 
 
+def test_an_upgrade_by_another_object_waits_for_itself_until_its_time_is_over(rwlock, connect):
+    store = connect()
+    mine, same = rwlock(store=store), rwlock(store=store)
+    with mine.read:
+        for timeout_s in (0, 0.1):
+            with pytest.raises(WaitTimeout):
+                same.write.acquire(timeout_s)
+    with same.write:  # and nothing of it is left behind
+        assert mine.waiters() == []
+
+
 def test_a_writer_that_asks_to_read_is_told_of_the_downgrade(rwlock):
     mine = rwlock()
     with mine.write, pytest.raises(LatchworkError, match=r"call downgrade\(\)"):

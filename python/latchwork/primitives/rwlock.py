@@ -48,8 +48,9 @@ class ReadWriteLock:
     """A fair lock that many may hold for reading, or one for writing: ``with rw.read:``, ``with rw.write as fence:``.
 
     Each side has what ``Lock`` has. A thread that reads cannot go on to write: two that tried would wait for each
-    other, so that is refused. A thread that writes can go on to read, with ``downgrade``. Construction does no I/O.
-    Safe to share between threads.
+    other, so that is refused. What a thread holds by another object of the same name is not seen: it would wait for
+    itself, for as long as ``timeout_s`` says. A thread that writes can go on to read, with ``downgrade``. Construction
+    does no I/O. Safe to share between threads.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
