@@ -250,7 +250,7 @@ def test_put_to_callback(benchmark, pair, rounds):
 
 
 @pytest.mark.parametrize("kind", [*REMOTE, "sqlite", "memory"])
-def test_idle_with_1000_keys_and_100_mirrors(benchmark, kind, servers, tmp_path):
+def test_idle_with_1000_watched_keys_and_100_mirrors(benchmark, kind, servers, tmp_path):
     name = uuid.uuid4().hex
     if kind in REMOTE:
         url = servers(kind).url(name)
@@ -262,13 +262,16 @@ def test_idle_with_1000_keys_and_100_mirrors(benchmark, kind, servers, tmp_path)
                 pipeline.put(f"m{n % 100:02d}/k{n}", b"x")
         before = threading.active_count()
         mirrors = [store.mirror(f"m{n:02d}", wait=False) for n in range(100)]
+        watches = [store.watch(f"m{n % 100:02d}/k{n}") for n in range(1000)]
         for mirror in mirrors:
             mirror.ready(30)
+        for watch in watches:
+            watch.next(30)
         threads = threading.active_count() - before
         share = cpu_share(IDLE_S)
-        for mirror in mirrors:
-            mirror.close()
-    label = f"idle, 100 mirrors of 10 keys, {threads} more threads"
+        for feed in [*mirrors, *watches]:
+            feed.close()
+    label = f"idle, 1,000 watches of a key, 100 mirrors of 10, {threads} more threads"
     measured(benchmark, kind, label, share, unit="% of a core", goal="< 0.5")
 
 

@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from latchwork import Closed, Delete, Put, WaitTimeout
+from latchwork.store.mirror import Mirror
+from latchwork.store.watch import Feed, Watch
 
 
 def collect(watch, until, timeout_s=5.0):
@@ -332,3 +334,18 @@ def test_store_close_ends_its_watches(backend_url):
     with pytest.raises(Closed):
         mirror.wait_until(lambda _state: False, 1)
     assert list(watch) == []
+
+
+def test_a_quiet_watch_is_told_nothing_however_long_and_a_quiet_mirror_that_it_is_current(store, monkeypatch):
+    told = []
+    take = Feed.__call__
+    monkeypatch.setattr(Feed, "__call__", lambda feed, event: told.append(type(feed)) or take(feed, event))
+    watches = [store.watch(f"w/{number}") for number in range(30)]
+    with store.mirror("w"):
+        for watch in watches:
+            watch.next(10)
+        told.clear()
+        quiet = threading.Event()
+        assert not quiet.wait(2.5)
+    assert told.count(Watch) == 0
+    assert told.count(Mirror) >= 1

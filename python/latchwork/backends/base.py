@@ -240,7 +240,9 @@ class Backend(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> BackendWatch:
+    def watch(
+        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+    ) -> BackendWatch:
         """Watch the key equal to the prefix and all below it (``ab`` never for ``a``); "" is the root.
 
         The first event is a ``Snapshot``. Then every committed change is reported (states in between may be merged);
@@ -251,7 +253,8 @@ class Backend(Protocol):
         ``leaf`` asks for less, which may cost less: the prefix is a session-bound key with nothing below it. Its end is
         reported; what comes to be under its name later, or takes its place in the same commit, need not be. The first
         state may be an older one, but one without the key is not; ``Current`` need not come. With ``beside`` whoever
-        watches a leaf will ask for the names beside it once it is gone: the backend may read them at once.
+        watches a leaf will ask for the names beside it once it is gone: the backend may read them at once. Without
+        ``beats`` nobody asks how old the state may be: ``Current`` need not come, and a quiet watch costs nothing.
         """
         ...
 

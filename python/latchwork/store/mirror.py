@@ -61,6 +61,10 @@ class Mirror(Feed, Mapping[str, Entry]):
             known = sorted(self._tracker.known.items())
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
+    def stale_s(self) -> float:
+        """Seconds since the state was last known to be current; infinite before the first state."""
+        return max(0.0, self._clock.now() - self._tracker.as_of)
+
     def ready(self, timeout_s: float | None = None) -> Mirror:
         """Wait for the first state; the mirror itself.
 

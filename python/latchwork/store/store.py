@@ -90,12 +90,14 @@ class Core:
             self.gate.check()
         return session
 
-    def add_feed(self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False) -> None:
+    def add_feed(
+        self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False, beats: bool = False
+    ) -> None:
         """Start a watch of the absolute prefix and own it until it is closed."""
         self.gate.check()
         with self._lock:
             self._feeds[feed] = None
-        watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside)
+        watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside, beats=beats)
         feed.attach(watch, self._forget_feed)
 
     def close(self) -> None:
@@ -331,7 +333,7 @@ class Store:
         """
         absolute = self._scope.absolute(validate_prefix(prefix))
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
-        self._core.add_feed(mirror, absolute)
+        self._core.add_feed(mirror, absolute, beats=True)
         return self._ready(mirror) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:

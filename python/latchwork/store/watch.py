@@ -107,10 +107,6 @@ class Feed:
             self._backend.close()
         self._on_close(self)
 
-    def stale_s(self) -> float:
-        """Seconds since the state was last known to be current; infinite before the first state."""
-        return max(0.0, self._clock.now() - self._tracker.as_of)
-
     def _deliver(self, changes: list[Change]) -> None:
         """Hand the changes to readers; called with the lock held."""
 

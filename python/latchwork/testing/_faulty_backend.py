@@ -126,9 +126,11 @@ class FaultyBackend:
         opening = self._read("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> FaultyWatch:
+    def watch(
+        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+    ) -> FaultyWatch:
         """See ``Backend.watch``."""
-        watch = FaultyWatch(self, prefix, sink, leaf=leaf, beside=beside)
+        watch = FaultyWatch(self, prefix, sink, leaf=leaf, beside=beside, beats=beats)
         with self._lock:
             self._watches.append(watch)
             silent = self._is_cut_off
@@ -200,11 +202,11 @@ class FaultyBackend:
             self._sessions.pop(session.id, None)
         return self._read("close_session", (session.id,), session.close)
 
-    def open_watch(self, prefix: str, sink: Sink, *, leaf: bool, beside: bool) -> BackendWatch | None:
+    def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
         """A watch of the backend inside; None once this one is closed, or cut off."""
         if self._closed or self._is_cut_off:
             return None
-        return self._inner.watch(prefix, sink, leaf=leaf, beside=beside)
+        return self._inner.watch(prefix, sink, **how)
 
     def forget(self, watch: FaultyWatch) -> None:
         """A watch was closed."""

@@ -16,11 +16,11 @@ _CLOSE_TIMEOUT_S = 10.0
 class FaultyWatch:
     """A watch that can fall silent, break off and be late; tells in order, one event at a time."""
 
-    def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, *, leaf: bool, beside: bool) -> None:
+    def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
         self._prefix = prefix
         self._sink = sink
-        self._leaf, self._beside = leaf, beside
+        self._how = how
         self._state = threading.Condition()
         self._inner: BackendWatch | None = None
         self._life = 0  # events of an earlier one are dropped
@@ -36,9 +36,7 @@ class FaultyWatch:
             if self._closed:
                 return
             life = self._life
-        inner = self._backend.open_watch(
-            self._prefix, lambda event: self._receive(life, event), leaf=self._leaf, beside=self._beside
-        )
+        inner = self._backend.open_watch(self._prefix, lambda event: self._receive(life, event), **self._how)
         with self._state:
             current = self._life == life and not self._closed
             if current:

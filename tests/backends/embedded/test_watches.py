@@ -10,6 +10,7 @@ import pytest
 
 from latchwork.backends.base import Current, Delta, Snapshot
 from latchwork.backends.embedded import writes
+from latchwork.backends.embedded.poller import Poller
 from latchwork.errors import Unavailable
 from latchwork.types import Delete, Put
 
@@ -115,6 +116,24 @@ def test_quiet_watch_is_told_at_least_every_two_seconds_that_it_is_current(store
     eventually(lambda: sum(isinstance(event, Current) for event in sink.events) >= 2, 5)
     times = [event.as_of for event in sink.events]
     assert all(0 < later - earlier <= 2 for earlier, later in pairwise(times))
+
+
+def test_a_thread_in_memory_does_not_wake_while_nothing_changes_and_nobody_asks_how_old_the_state_is(
+    collector, eventually, opened, monkeypatch
+):
+    polls = []
+    really = Poller._poll
+    monkeypatch.setattr(Poller, "_poll", lambda poller: polls.append(1) or really(poller))
+    store = opened("memory://asleep")
+    sinks = [collector() for _ in range(20)]
+    for sink in sinks:
+        store.watch("a", sink, beats=False)
+    eventually(lambda: all(sink.events for sink in sinks))
+    polls.clear()
+    assert not threading.Event().wait(2.5)
+    assert len(polls) <= 1, "it woke although nothing changed"  # one that was asked for with the last watch
+    put(store, "a")
+    eventually(lambda: all(sink.changed_keys() == ["a"] for sink in sinks))
 
 
 def test_state_as_of_a_time_has_every_write_acknowledged_before(store, collector, eventually):

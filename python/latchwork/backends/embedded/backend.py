@@ -197,10 +197,11 @@ class EmbeddedBackend:
         *,
         leaf: bool = False,  # noqa: ARG002 - would save nothing
         beside: bool = False,  # noqa: ARG002 - likewise
+        beats: bool = True,
     ) -> Watcher:
         """Watch the key equal to the prefix and all below it; see ``Backend.watch``."""
         self._require_open()
-        return self._poller.watch(prefix, sink)
+        return self._poller.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
         """End the watches and the sessions, join the thread, close the connections. Twice is fine."""

@@ -64,8 +64,9 @@ class Source(Protocol):
 class Watcher:
     """One watch. Its sink is called by the poller's thread only."""
 
-    def __init__(self, prefix: str, sink: Sink, forget: Callable[[Watcher], None]) -> None:
+    def __init__(self, prefix: str, sink: Sink, forget: Callable[[Watcher], None], *, beats: bool) -> None:
         self.prefix = prefix
+        self.beats = beats  # whether it wants to be told that its state is the newest
         self.is_new = True
         self.told_at = 0.0
         self._sink = sink
@@ -111,6 +112,7 @@ class Poller:
         self._clock = clock
         self._lock = threading.Lock()
         self._watchers: list[Watcher] = []
+        self._beating: list[Watcher] = []  # those of them that want to be told that nothing changed
         self._wake = threading.Event()
         self._closing = False
         self._since = 0
@@ -127,11 +129,13 @@ class Poller:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink) -> Watcher:
+    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> Watcher:
         """Add a watch; its first event comes from the thread at once."""
-        watcher = Watcher(prefix, sink, self._forget)
+        watcher = Watcher(prefix, sink, self._forget, beats=beats)
         with self._lock:
             self._watchers.append(watcher)
+            if beats:
+                self._beating.append(watcher)
         self.nudge()
         return watcher
 
@@ -162,8 +166,9 @@ class Poller:
 
     def _forget(self, watcher: Watcher) -> None:
         with self._lock:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
+            for watchers in (self._watchers, self._beating):
+                if watcher in watchers:
+                    watchers.remove(watcher)
 
     def _run(self) -> None:
         while True:
@@ -216,7 +221,7 @@ class Poller:
 
     def _confirm(self, as_of: float) -> None:
         """Tell the watches that heard nothing for a while that their state is still the newest."""
-        for watcher in self._watchers.copy():
+        for watcher in self._beating.copy():
             if not watcher.is_new and as_of - watcher.told_at >= _CURRENT_EVERY_S:
                 watcher.told_at = as_of
                 watcher.tell(Current(as_of))
@@ -243,7 +248,7 @@ class Poller:
         if self._look_again:
             return 0.0
         if not self._source.polled:
-            return _CURRENT_EVERY_S if self._watchers else None
+            return _CURRENT_EVERY_S if self._beating else None
         if now < self._busy_until:
             return _POLL_BUSY_S
         return _POLL_S if self._watchers else _POLL_UNWATCHED_S

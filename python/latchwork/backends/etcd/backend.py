@@ -160,9 +160,10 @@ class EtcdBackend:
         *,
         leaf: bool = False,
         beside: bool = False,  # noqa: ARG002 - nothing is saved by reading them from another thread
+        beats: bool = True,
     ) -> BackendWatch:
         """Watch the key equal to the prefix and all below it."""
-        return self._hub.watch(prefix, sink, leaf=leaf)
+        return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
         """End watches, sessions and the writer, close the channel, join the threads. Twice is fine."""

@@ -46,12 +46,16 @@ class EtcdWatch:
     ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered.
     """
 
-    def __init__(self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink, *, what: str, leaf: bool = False) -> None:
+    def __init__(
+        self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink, *, what: str, leaf: bool = False, beats: bool = True
+    ) -> None:
         #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
         self.what = what
         self.lock = threading.RLock()
         self.sink = sink
         self.leaf = leaf
+        #: Whether it wants to be told that its state is the newest.
+        self.beats = beats
         #: Of a leaf: the answers with events that came before its snapshot; None once that was told.
         self.held: list[Any] | None = [] if leaf else None
         #: Of a leaf: the revision of its snapshot. Others begin behind theirs, each part at one of its own.

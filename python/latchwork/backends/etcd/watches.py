@@ -80,16 +80,18 @@ class WatchHub:
         self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._to_be_looked_after)
         self._name = name
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False) -> EtcdWatch:
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
         """Watch the key equal to a prefix and, unless it is a leaf, all below it."""
         spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
-        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf)
+        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
         self._rights.look_after()
         return watch
 
-    def watch_spans(self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False) -> EtcdWatch:
+    def watch_spans(
+        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
+    ) -> EtcdWatch:
         """Watch some ranges of raw keys."""
-        watch = EtcdWatch(self, spans, sink, what=what, leaf=leaf)
+        watch = EtcdWatch(self, spans, sink, what=what, leaf=leaf, beats=beats)
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed; open a new one")
@@ -412,7 +414,7 @@ class WatchHub:
         if proven_at is None:
             return
         with self._lock:
-            watches = {part.watch for part in stream.parts.values()}
+            watches = {part.watch for part in stream.parts.values() if part.watch.beats}
         for watch in watches:
             with watch.lock:
                 live_at = watch.live_at

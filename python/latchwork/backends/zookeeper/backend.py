@@ -162,9 +162,13 @@ class ZooKeeperBackend:
     def _is_history(self, session: ZooKeeperSession) -> bool:
         return session.connection.over and session.connection.join(0)
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False) -> BackendWatch:
+    def watch(
+        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+    ) -> BackendWatch:
         """As ``Backend.watch``."""
-        return self._hub.watch_leaf(prefix, sink, beside=beside) if leaf else self._hub.watch(prefix, sink)
+        if leaf:
+            return self._hub.watch_leaf(prefix, sink, beside=beside)
+        return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
         """As ``Backend.close``; unreachable servers delay it by a second at most."""

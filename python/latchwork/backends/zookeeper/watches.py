@@ -52,8 +52,9 @@ _LOAD_TIMEOUT_S = 60.0
 class ZooKeeperWatch(Outlet):
     """The hub's."""
 
-    def __init__(self, hub: WatchHub, prefix: str, sink: Sink) -> None:
+    def __init__(self, hub: WatchHub, prefix: str, sink: Sink, *, beats: bool) -> None:
         super().__init__(prefix, sink)
+        self.beats = beats  # whether it wants to be told that its state is the newest
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
         self.dirty: set[str] = set()  # named by events while loading
@@ -101,9 +102,9 @@ class WatchHub:
         """Begin a watch of a single key; its first event comes by itself."""
         return self._leaves.watch(prefix, sink, beside=beside)
 
-    def watch(self, prefix: str, sink: Sink) -> ZooKeeperWatch:
+    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
         """Begin a watch; its first event comes by itself."""
-        watch = ZooKeeperWatch(self, prefix, sink)
+        watch = ZooKeeperWatch(self, prefix, sink, beats=beats)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -266,7 +267,7 @@ class WatchHub:
             else:
                 assert current is not None
                 for watch in self._all():
-                    if watch.live:
+                    if watch.live and watch.beats:
                         watch.deliver(Current(current))
 
     def _report(self, keys: list[str]) -> Steps[None]:
