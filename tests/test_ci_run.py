@@ -1,0 +1,73 @@
+"""`.ci/run`: what missed its moment is run once more; what judges the stores is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / ".ci" / "run"
+
+
+@pytest.fixture
+def ci(tmp_path):
+    """Runs a copy of it, with a `make test` that fails and a second run that passes; its exit code and output."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(RUN, tmp_path / ".ci" / "run")
+    cache = tmp_path / ".pytest_cache" / "v" / "cache"
+    for name, text in ((".venv/bin/python", "echo again; exit 0"), ("bin/make", '[ "$1" != test ]')):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    cache.mkdir(parents=True)
+
+    def run(*failed):
+        (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True), indent=2))
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        ran = subprocess.run(
+            [tmp_path / ".ci" / "run"],
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return ran.returncode, ran.stdout
+
+    return run
+
+
+def test_a_test_that_missed_its_moment_is_run_once_more(ci):
+    code, said = ci("tests/store/test_pipeline.py::test_a", "tests/primitives/test_lock.py::test_b[etcd35]")
+    assert code == 0
+    assert "again" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/history/test_history.py::test_a",
+        "tests/model/test_model.py::test_a",
+        "tests/faults/test_faults.py::test_a[etcd35]",
+        "tests/primitives/faults/test_locks.py::test_a",
+        "tests/schedules/test_schedules.py::test_a",
+        "tests/chaos/test_chaos.py::test_a",
+        "tests/backends/zookeeper/test_versions.py::test_versions_never_lie",
+    ],
+)
+def test_a_verdict_on_the_stores_is_final_at_once(ci, name):
+    code, said = ci("tests/store/test_pipeline.py::test_a", name)
+    assert code != 0
+    assert name in said
+    assert "again" not in said
+
+
+def test_more_than_three_failures_are_not_run_once_more(ci):
+    code, said = ci(*(f"tests/store/test_pipeline.py::test_{number}" for number in range(4)))
+    assert code != 0
+    assert "again" not in said
