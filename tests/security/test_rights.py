@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 import latchwork
-from latchwork import AuthenticationFailed, PermissionDenied
+from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
 from latchwork.backends.etcd import rights
 from latchwork.backends.zookeeper import leaves, watches
 from latchwork.testing.proxy import Proxy
@@ -78,6 +78,63 @@ def test_an_open_watch_on_etcd_goes_on_when_only_other_parts_of_the_root_are_ref
         assert watch.next(SOON_S)[-1].entry.value == b"1"
 
 
+def transact(store):
+    def put_anew(tx):
+        tx.get("sec/k")
+        tx.put("sec/k", b"")
+
+    store.transact(put_anew)
+
+
+def pipelined(store):
+    with store.pipeline() as pipeline:
+        pipeline.put("sec/k", b"").result(SOON_S)
+
+
+def watched(store):
+    with store.watch("sec/k") as watch:
+        watch.next(SOON_S)
+
+
+#: Calls, and the keys one of which was refused: the error has to name them, for servers do not say which it was.
+REFUSED = {
+    "get": (lambda store: store.get("sec/k"), ["sec/k"]),
+    "get a stale state": (lambda store: store.get("sec/k", stale_ok=True), ["sec/k"]),
+    "get_many": (lambda store: store.get_many(["sec/k", "sec/l"]), ["sec/k"]),
+    "list": (lambda store: store.list("sec"), ["sec"]),
+    "list a subtree": (lambda store: store.list("sec", recursive=True), ["sec"]),
+    "children": (lambda store: store.children("sec"), ["sec"]),
+    "put": (lambda store: store.put("sec/k", b""), ["sec/k"]),
+    "create": (lambda store: store.create("sec/k", b""), ["sec/k"]),
+    "create in sequence": (lambda store: store.create("sec/q-", b"", sequential=True), ["sec"]),
+    "delete": (lambda store: store.delete("sec/k"), ["sec/k"]),
+    "delete_tree": (lambda store: store.delete_tree("sec"), ["sec"]),
+    "check": (lambda store: store.commit([Exists("sec/k"), Absent("sec/m")], []), ["sec/k", "sec/m"]),
+    "commit": (lambda store: store.commit([], [Put("sec/a", b""), Delete("sec/b")]), ["sec/a", "sec/b"]),
+    "check and commit": (lambda store: store.commit([Exists("sec/k")], [Put("sec/b", b"")]), ["sec/k", "sec/b"]),
+    "transact": (transact, ["sec/k"]),
+    "pipeline": (pipelined, ["sec/k"]),
+    "watch": (watched, ["sec/k"]),
+    "mirror": (lambda store: store.mirror("sec"), ["sec"]),
+}
+AT_ONCE_S = 2.0
+
+
+def refuses_by_name(store, call):
+    act, keys = REFUSED[call]
+    began = time.monotonic()
+    with pytest.raises(PermissionDenied) as caught:
+        act(store)
+    assert time.monotonic() - began < AT_ONCE_S
+    assert [key for key in keys if f"'{key}" not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_refusal_by_etcd_comes_at_once_and_names_the_keys(accounts, call):
+    with latchwork.connect(accounts.url("strangers")) as store:
+        refuses_by_name(store, call)
+
+
 def test_an_open_watch_on_etcd_ends_when_its_account_is_removed(accounts, monkeypatch):
     """The last test of the server: the account is gone."""
     monkeypatch.setattr(rights, "_EVERY_S", 0.2)
@@ -138,6 +195,15 @@ def test_a_watched_leaf_on_zookeeper_ends_when_its_account_loses_the_right_to_it
         watch.next(SOON_S)
         ann.give_to_bob("k")
         assert "'k'" in str(ended(watch))
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_refusal_by_zookeeper_comes_at_once_and_names_the_keys(ann, zookeeper, call):
+    for key in ("sec/k", "sec/l"):
+        ann.put(key, b"1")
+    root = ann.url.rpartition("/")[2]
+    with latchwork.connect(f"zk://eve:secret@{zookeeper.endpoint}/{root}") as store:
+        refuses_by_name(store, call)
 
 
 def test_a_mirror_on_zookeeper_without_rights_says_so(ann, zookeeper):

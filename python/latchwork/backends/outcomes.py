@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded
+from latchwork.types import SessionAlive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from latchwork.types import Op, SimpleCheck
+
+#: A message names so many keys at most; servers do not say which of them they refused.
+_NAMED = 5
 
 #: Errors that mean the same when a part has been done.
 _KEPT = (Closed, PermissionDenied, QuotaExceeded)
+
+
+def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
+    """What a message calls a transaction: what it does to which keys, the writes first."""
+    steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
+    named = ", ".join(_step(step, "" if at < len(ops) else "check ") for at, step in enumerate(steps[:_NAMED]))
+    return _and_more(named or "an empty transaction", len(steps))
+
+
+def read_of(keys: Sequence[str]) -> str:
+    """What a message calls a read of some keys."""
+    return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
+
+
+def _step(step: SimpleCheck | Op, verb: str) -> str:
+    if isinstance(step, SessionAlive):
+        return f"check session {step.session_id!r}"
+    return f"{verb or type(step).__name__.lower() + ' '}{step.key!r}"
+
+
+def _and_more(named: str, count: int) -> str:
+    return named if count <= _NAMED else f"{named} and {count - _NAMED} more"
 
 
 def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:

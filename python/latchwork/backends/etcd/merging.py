@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork.backends.etcd.answers import chain
 from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, Unavailable
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class MergedReads:
         if not batch:
             return
         request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
-        what = f"read {batch[0].key!r} and {len(batch) - 1} more"
+        what = read_of([wish.key for wish in batch])
         future = self._link.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
         future.add_done_callback(lambda done: self._ended(batch, done))
 

@@ -14,6 +14,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd.merging import MergedReads
 from latchwork.backends.futures import drive
+from latchwork.backends.outcomes import read_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,7 @@ class Reader:
     # Private.
 
     def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
-        what = f"read {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+        what = read_of(keys)
         if self._link.survives_cut_reads:
             request = self._codec.get_many(keys, stale_ok)
             return self._link.read("Txn", request, what, self._codec.found, now=now)

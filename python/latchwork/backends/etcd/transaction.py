@@ -37,6 +37,7 @@ from latchwork.backends.etcd.conditions import (
     unchanged,
 )
 from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, lease_of, owner_of, without
+from latchwork.backends.outcomes import describe
 from latchwork.errors import InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
 
@@ -238,7 +239,7 @@ class Compiler:
             lambda answers, revision: _committed(specs, _seen(specs, answers), revision),
             lambda revision: [spec.recall(revision) for spec in specs],
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
-            _describe(checks, ops),
+            describe(checks, ops),
             learned,
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
@@ -425,14 +426,6 @@ def _refuse_within(key: str, bound: list[str]) -> None:
             raise InvalidKey(
                 f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
             )
-
-
-def _describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    if not ops:
-        return f"verify {len(checks)} checks"
-    verb = {Put: "put", Create: "create", Delete: "delete"}[type(ops[0])]
-    more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
-    return f"{verb} {ops[0].key!r}{more}"
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:

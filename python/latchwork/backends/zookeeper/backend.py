@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.base import Capability
 from latchwork.backends.futures import drive, failed, then
+from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.commit import Task, Writer, describe
+from latchwork.backends.zookeeper.commit import Task, Writer
 from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
 from latchwork.backends.zookeeper.failures import cut_error, session_lost
 from latchwork.backends.zookeeper.nodes import Layout

@@ -30,7 +30,7 @@ from latchwork.backends.zookeeper.nodes import (
 from latchwork.backends.zookeeper.plan import HasDescendants, Known, NeedStates, Plan, compile_plan, entries_of
 from latchwork.backends.zookeeper.wire import MULTI, MULTI_READ, NO_AUTH, NO_NODE, NODE_EXISTS, OK, Data, Reply
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge, Unavailable
-from latchwork.types import Absent, At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
+from latchwork.types import At, Committed, Delete, Entry, Op, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -458,16 +458,6 @@ class Writer:
         for number, guard in enumerate(wire.parse_multi_read(reply.body)):
             if isinstance(guard, Data):
                 self._reader.learn(number, guard.stat.version)
-
-
-def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    """What a message calls this transaction."""
-    if len(ops) == 1:
-        return f"{type(ops[0]).__name__.lower()} {ops[0].key!r}"
-    if not ops:
-        first = checks[0] if checks else None
-        return f"check {first.key!r}" if isinstance(first, At | Absent) else "check"
-    return f"transaction of {len(ops)} operations, the first on {ops[0].key!r}"
 
 
 def _size(plan: Plan) -> int:
