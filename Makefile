@@ -126,6 +126,7 @@ check-faults: check-primitive-faults
 
 check-primitive-faults: build
 	sh scripts/install_test_servers
+	sh scripts/build_etcd36
 	$(BIN)/python tests/primitives/faults/check_faults.py $(PRIMITIVE_ARGS)
 
 check-schedules: build

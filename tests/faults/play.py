@@ -14,7 +14,7 @@ from typing import Any
 
 from faults.judge import figures, judge, reconnected, watched
 from faults.raw import wait_until
-from faults.record import STRICT, Patience
+from faults.record import STRICT, Patience, Record
 from faults.stage import LINKS, Stage
 from faults.trouble import Fault
 
@@ -43,18 +43,22 @@ class Verdict:
 def play(backend: str, fault: Fault, load: str, *, links: str = "", patience: Patience = STRICT) -> Verdict:
     """Give it once: ``load`` is what the clients do meanwhile, ``links`` how those are cut; then all of them write.
 
-    Once more, with other servers, when the servers have come to disagree among themselves by a known defect.
+    Once more, with other servers, when the servers have come to disagree among themselves by a known defect, and when
+    nothing was found, but the fault did not land: a fault that never lands is a violation of its own.
     """
     for _ in range(_TRIES):
-        verdict, spoilt = _play(backend, fault, load, links, patience)
-        if not verdict.violations or not spoilt:
-            break
-        _log.warning("%s, %s, %s was spoilt: %s", backend, fault.name, load, spoilt)
+        verdict, record = _play(backend, fault, load, links, patience)
+        again = record.spoilt if verdict.violations else record.missed
+        if not again:
+            return verdict
+        _log.warning("%s, %s, %s is given again: %s", backend, fault.name, load, again)
+    if not verdict.violations:
+        verdict.violations.append(f"the fault did not land in {_TRIES} plays: {record.missed}")
     return verdict
 
 
-def _play(backend: str, fault: Fault, load: str, links: str, patience: Patience) -> tuple[Verdict, str]:
-    """The verdict, and what spoilt the play."""
+def _play(backend: str, fault: Fault, load: str, links: str, patience: Patience) -> tuple[Verdict, Record]:
+    """The verdict, and what it was found in."""
     began = time.monotonic()
     with _directory(fault) as directory:
         stage = Stage(
@@ -70,7 +74,7 @@ def _play(backend: str, fault: Fault, load: str, links: str, patience: Patience)
             _perform(stage, fault, load)
         violations = judge(stage.record)
     took_s = round(time.monotonic() - began, 1)
-    return Verdict(backend, fault.name, load, took_s, violations, figures(stage.record)), stage.record.spoilt
+    return Verdict(backend, fault.name, load, took_s, violations, figures(stage.record)), stage.record
 
 
 def _perform(stage: Stage, fault: Fault, load: str) -> None:

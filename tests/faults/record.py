@@ -117,6 +117,7 @@ class Record:
         patience: with everybody.
         ttl_s: of every session.
         problems: what the fault itself found wrong.
+        missed: how the fault did not land; the play says nothing then.
         spoilt: how the servers disagree among themselves, by a defect that their version is known for.
         read_at: when ``state`` began to be read.
     """
@@ -135,6 +136,7 @@ class Record:
     exempt: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+    missed: str = ""
     spoilt: str = ""
     read_at: float = float("inf")
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)

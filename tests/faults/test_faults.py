@@ -8,7 +8,7 @@ import pytest
 
 from faults.play import play
 from faults.record import Patience
-from faults.trouble import BY_NAME, FAULTS
+from faults.trouble import BY_NAME, FAULTS, Fault
 
 #: Tests share the machine with others; `make check-faults` is strict.
 PATIENCE = Patience(reconnect_s=10.0, grace_s=10.0, slack_s=1.5)
@@ -23,6 +23,8 @@ SAMPLE = [
     ("zookeeper", "answers lost, then cut", "busy"),
     ("zookeeper", "black hole for half a TTL", "busy"),
     ("etcd35", "black hole for three TTLs", "idle"),
+    ("etcd35", "requests held for three TTLs", "busy"),
+    ("zookeeper", "answers held for three TTLs", "busy"),
     ("etcd34", "writes land late", "busy"),
     ("zookeeper", "session revoked from outside", "busy"),
     ("etcd35", "compacted under watches", "busy"),
@@ -56,3 +58,18 @@ def test_the_contract_holds_through(backend, fault, load):
     links = "proxies" if (backend, fault) in BY_PROXIES else ""
     verdict = play(backend, BY_NAME[fault], load, links=links, patience=PATIENCE)
     assert verdict.violations == []
+
+
+@pytest.mark.parametrize("lands_at", [1, 2, None])
+def test_a_play_whose_fault_did_not_land_is_given_again_and_fails_when_it_never_does(lands_at):
+    given = []
+
+    def inflict(stage):
+        given.append(stage)
+        if len(given) != lands_at:
+            stage.record.missed = "nothing happened"
+
+    verdict = play("sqlite", Fault("lands now and then", inflict, ("sqlite",)), "idle", patience=PATIENCE)
+    assert len(given) == (lands_at or 3)
+    assert bool(verdict.violations) == (lands_at is None)
+    assert all("did not land" in sentence and "nothing happened" in sentence for sentence in verdict.violations)

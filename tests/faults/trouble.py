@@ -1,6 +1,7 @@
 """The faults: what is done to a stage, to which backends it applies, and what the stage needs for it.
 
-A fault returns when the trouble is over. What only it can find wrong it adds to ``record.problems``.
+A fault returns when the trouble is over. What only it can find wrong it adds to ``record.problems``; that it did not do
+what it was to do, it says in ``record.missed``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,11 +19,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import latchwork
+from faults.judge import WRITES
 from faults.raw import wait_until
 from faults.stage import BACKENDS, ETCD, SERVERS, Stage
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
+from latchwork.testing.proxy import Way
 
 _HALF, _THRICE = 0.5, 3.0
 _FROZEN = 1.6
@@ -94,12 +99,14 @@ def client_killed(stage: Stage) -> None:
 
 
 def connection_cut(stage: Stage) -> None:
+    ended = 0
     for _ in range(4):
-        _each(stage, lambda proxy: proxy.cut())
+        ended += sum(proxy.cut() for proxy in stage.proxies)
         stage.rest(0.15)
+    _landed(stage, ended > 0, "there was no connection to cut")
 
 
-def one_way_cut(way: str) -> Callable[[Stage], None]:
+def one_way_cut(way: Way) -> Callable[[Stage], None]:
     """One direction is silent; then the connections break, and what was on its way is lost."""
 
     def inflict(stage: Stage) -> None:
@@ -107,28 +114,38 @@ def one_way_cut(way: str) -> Callable[[Stage], None]:
         stage.rest(_HALF * stage.ttl_s)
         _each(stage, lambda proxy: proxy.cut())
         _each(stage, lambda proxy: proxy.release())
+        _held(stage)
 
     return inflict
 
 
-def black_hole(part: float) -> Callable[[Stage], None]:
-    """Nothing passes; afterwards all that was sent arrives."""
+def silence(part: float, way: Way = "both") -> Callable[[Stage], None]:
+    """Nothing passes, or nothing that way; afterwards all that was sent arrives, on connections that nobody cut."""
 
     def inflict(stage: Stage) -> None:
-        _each(stage, lambda proxy: proxy.hold())
+        _each(stage, lambda proxy: proxy.hold(way))
         stage.rest(part * stage.ttl_s)
         _each(stage, lambda proxy: proxy.release())
+        _held(stage)
 
     return inflict
 
 
 def write_delayed(stage: Stage) -> None:
     """Requests hang in the network while their client has long connected anew; then they arrive."""
+    stage.a.write_on()  # else there is nothing that could arrive late
+    stage.rest(0.3)
+    held_at = time.monotonic()
     _each(stage, lambda proxy: proxy.hold("requests", present_only=True))
     stage.rest(0.3)
+    cut_at = time.monotonic()
     _each(stage, lambda proxy: proxy.cut_clients())
     stage.rest(1.2)
     _each(stage, lambda proxy: proxy.release())
+    late = wait_until(lambda: any(proxy.late_bytes for proxy in stage.proxies), 2.0)
+    writes = [call for call in stage.record.calls if call.client == "a" and call.kind in WRITES]
+    held = any(call.began < cut_at and (call.ended or cut_at) >= cut_at > held_at for call in writes)
+    _landed(stage, late and held, f"of the writes, held: {held}, arrived late: {late}")
 
 
 def session_revoked(stage: Stage) -> None:
@@ -216,18 +233,33 @@ def deposed_leader_woken(stage: Stage) -> None:
 
 def cut_off(stage: Stage) -> None:
     """Client a's member loses the others, while the client stays connected to it."""
-    number = stage.members.index(stage.attached[0])
-    stage.server.network.isolate(number)
-    stage.rest(_THRICE * stage.ttl_s)
+    member = stage.attached[0]
+    led = member.is_leader()
+    until = time.monotonic() + _THRICE * stage.ttl_s
+    stage.server.network.isolate(stage.members.index(member))
+    alone = wait_until(lambda: not stage.serves(member), _THRICE * stage.ttl_s)
+    others = [other for other in stage.members if other is not member]
+    went_on = wait_until(
+        lambda: any(stage.serves(other) for other in others) and any(other.is_leader() for other in others), 20.0
+    )
+    stage.rest(max(0.0, until - time.monotonic()))
     stage.server.network.heal()
+    _landed(stage, alone, "the member that was cut off served all the same")
+    _landed(stage, went_on, "no other leader arose" if led else "the others did not go on")
 
 
 def link_cut(stage: Stage) -> None:
     """Client a's follower loses the leader, while the client stays connected to it."""
     follower, leader = stage.attached[0], stage.server.leader()
+    until = time.monotonic() + _THRICE * stage.ttl_s
     stage.server.network.cut(stage.members.index(follower), stage.members.index(leader))
-    stage.rest(_THRICE * stage.ttl_s)
+    # It serves no more, or has found itself another leader: itself, or one that it can still reach.
+    noticed = wait_until(lambda: not leader.is_leader() or not stage.serves(follower), _THRICE * stage.ttl_s)
+    stage.rest(max(0.0, until - time.monotonic()))
+    reachable = _listens(follower)
     stage.server.network.heal()
+    _landed(stage, noticed, "the follower went on with its leader")
+    _landed(stage, reachable, "the client could not reach the follower either")
 
 
 def stopped_in_a_write(stage: Stage) -> None:
@@ -289,8 +321,10 @@ FAULTS = [
     Fault("connections cut", connection_cut),
     Fault("requests lost, then cut", one_way_cut("requests")),
     Fault("answers lost, then cut", one_way_cut("answers")),
-    Fault("black hole for half a TTL", black_hole(_HALF)),
-    Fault("black hole for three TTLs", black_hole(_THRICE)),
+    Fault("black hole for half a TTL", silence(_HALF)),
+    Fault("black hole for three TTLs", silence(_THRICE)),
+    Fault("requests held for three TTLs", silence(_THRICE, "requests")),
+    Fault("answers held for three TTLs", silence(_THRICE, "answers")),
     Fault("writes land late", write_delayed),
     Fault("session revoked from outside", session_revoked, BACKENDS),
     Fault("compacted under watches", compacted, tuple(ETCD)),
@@ -313,6 +347,24 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 def _each(stage: Stage, do: Callable[..., None]) -> None:
     for proxy in stage.proxies:
         do(proxy)
+
+
+def _landed(stage: Stage, true: bool, else_: str) -> None:
+    """Note that the fault did not land, unless it is true."""
+    if not true and not stage.record.missed:
+        stage.record.missed = else_
+
+
+def _held(stage: Stage) -> None:
+    _landed(stage, any(proxy.held_bytes for proxy in stage.proxies), "nothing was sent that could be held back")
+
+
+def _listens(member: Any) -> bool:
+    """Whether the way to it is open for those who are not servers."""
+    host, _, port = member.endpoint.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        return True
+    return False
 
 
 def _await_another_leader(stage: Stage, old: object) -> None:

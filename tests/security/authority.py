@@ -13,6 +13,7 @@ from latchwork.testing.servers import EtcdServer, Tls, ZooKeeperServer
 SERVERS = {
     "etcd34": lambda tls: EtcdServer("3.4", tls=tls),
     "etcd35": lambda tls: EtcdServer("3.5", tls=tls),
+    "etcd36": lambda tls: EtcdServer("3.6", tls=tls),
     "zookeeper": lambda tls: ZooKeeperServer(tls=tls),
 }
 

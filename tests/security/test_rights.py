@@ -17,14 +17,14 @@ from latchwork.backends.zookeeper import leaves, watches
 from latchwork.testing.proxy import Proxy
 from latchwork.testing.servers import EtcdServer
 from security.accounts import Accounts
-from security.conftest import LONG
+from security.conftest import LONG, if_etcd36
 
 #: Promised are 5 s; machines are busy.
 SOON_S = 30.0
 PASSWORD = "app-secret"
 
 
-FORMS = {"accounts": (["3.5"], ["3.4"])}
+FORMS = {"accounts": (["3.5"], ["3.4", *if_etcd36("3.6")])}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
 from latchwork.testing.servers import EtcdServer, ZooKeeperServer
 from security.accounts import Accounts, sasl_server
-from security.conftest import LONG
+from security.conftest import LONG, if_etcd36
 
 #: With everything that has a meaning in a URL, and in what wraps URLs; no part of it may show either.
 CANARY = "kanarien/vogel?zwitsch@9f3a#trill&piep=x%41:tiri +"
@@ -31,7 +31,7 @@ UNESCAPED = (
     "1,piep:x",
 )  # fmt: skip
 
-FORMS = {"server": (["etcd35", "zookeeper-sasl"], ["etcd34", "zookeeper"])}
+FORMS = {"server": (["etcd35", "zookeeper-sasl"], ["etcd34", "zookeeper", *if_etcd36("etcd36")])}
 
 
 @pytest.fixture(scope="module")

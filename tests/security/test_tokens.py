@@ -12,6 +12,7 @@ import latchwork
 from latchwork import PermissionDenied
 from latchwork.testing.servers import EtcdServer
 from security.accounts import Accounts
+from security.conftest import if_etcd36
 
 PASSWORD = "app-secret"
 TOKEN_LIFE_S = 1
@@ -26,7 +27,7 @@ def signing_key(tmp_path_factory):
     return f"pub-key={public},priv-key={private},sign-method=RS256"
 
 
-FORMS = {"server": (["3.4 simple", "3.5 jwt"], ["3.4 jwt", "3.5 simple"])}
+FORMS = {"server": (["3.4 simple", "3.5 jwt"], ["3.4 jwt", "3.5 simple", *if_etcd36("3.6 simple", "3.6 jwt")])}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -52,6 +53,13 @@ def echo():
 def proxy(echo):
     with Proxy(echo[0]) as between:
         yield between
+
+
+def until(true):
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def connect(proxy):
@@ -171,3 +179,19 @@ def test_a_delay_keeps_the_order(proxy):
         while len(got) < 7:
             got += client.recv(100)
         assert got == b"one two"
+
+
+def test_what_is_held_back_and_what_arrives_late_is_counted(echo, proxy):
+    _, wait_for = echo
+    with connect(proxy) as connection:
+        connection.sendall(b"now")
+        wait_for(b"now")
+        assert (proxy.held_bytes, proxy.late_bytes) == (0, 0)
+        proxy.hold("requests")
+        connection.sendall(b"later")
+        until(lambda: proxy.held_bytes == len(b"later"))
+        proxy.cut_clients()
+        assert proxy.late_bytes == 0
+        proxy.release()
+        wait_for(b"later")
+        until(lambda: proxy.late_bytes == len(b"later"))

@@ -53,6 +53,7 @@ class Proxy:
         self._held: dict[str, bool] = {"requests": False, "answers": False}
         self._dropped: set[str] = set()
         self._delay_s: dict[str, float] = {"requests": 0.0, "answers": 0.0}
+        self._held_bytes = self._late_bytes = 0
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"proxy-{self._port}", daemon=True)
@@ -64,6 +65,16 @@ class Proxy:
     def endpoint(self) -> str:
         """`host:port` for clients; the same for its whole life."""
         return f"{self._host}:{self._port}"
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes came while they were held back, so far; a test that counts on some can see that there were."""
+        return self._held_bytes
+
+    @property
+    def late_bytes(self) -> int:
+        """How many of them reached the server after `cut_clients` had ended their connection for the client."""
+        return self._late_bytes
 
     def cut(self) -> int:
         """End the present connections for both sides, and say how many; new ones are served."""
@@ -217,6 +228,8 @@ class Proxy:
                 chunk = b""
             if greeting:
                 chunk, greeting = self._greeting(chunk), False
+            if not pair.gates[way].is_set():
+                self._held_bytes += len(chunk)
             queue.put_nowait((self._loop.time() + self._delay_s[way], chunk))
         await sender
 
@@ -238,6 +251,7 @@ class Proxy:
                 elif chunk:
                     writer.write(chunk)
                     await writer.drain()
+                    self._late_bytes += len(chunk) if pair.deserted and way == "requests" else 0
                 elif writer.can_write_eof():
                     writer.write_eof()
             if not chunk:

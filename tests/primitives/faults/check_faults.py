@@ -19,17 +19,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from latchwork.testing._binaries import find_etcd
+from latchwork.testing.servers import ServerMissing
 from primitives.faults.plays import ALL, play
-from primitives.faults.stage import BACKENDS, Scene
+from primitives.faults.stage import BACKENDS, ETCD, Scene
 
 
 def main():
     options = _options()
     logging.disable(logging.CRITICAL)
+    there = [backend for backend in options.backend or BACKENDS if _is_there(backend)]
     wanted = [
         (backend, fault, primitive)
         for backend, fault, primitive in ALL
-        if (not options.backend or backend in options.backend)
+        if backend in there
         and options.fault.lower() in fault.name
         and (not options.primitive or primitive in options.primitive)
         for _ in range(options.rounds)
@@ -55,6 +58,16 @@ def _options():
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+def _is_there(backend):
+    try:
+        if backend in ETCD:
+            find_etcd(ETCD[backend])
+    except ServerMissing as error:
+        print(f"!!\n!! {backend} is NOT checked: {error}\n!!", flush=True)
+        return False
+    return True
 
 
 def _give(scene, fault, primitive):

@@ -15,7 +15,7 @@ from latchwork.primitives.tickets import is_ticket
 from primitives.faults.faults import FAULTS, SHORT_TTL_S, Fault
 from primitives.faults.owners import OWNERS, PATIENCE_S, PERSISTENT
 from primitives.faults.players import INTERVAL_S, PERMITS, PLAYERS
-from primitives.faults.stage import Scene, Stage, insist, until
+from primitives.faults.stage import SERVERS, Scene, Stage, insist, until
 
 PRIMITIVES = tuple(PLAYERS)
 #: Loops have to come round so often before a fault, and after it.
@@ -311,7 +311,7 @@ assert set(_PLAYS) | set(OWNERS) == set(PRIMITIVES)
 #: Every play there is: backend, fault, primitive.
 ALL = [
     (backend, fault, primitive)
-    for backend in ("zookeeper", "etcd34", "etcd35", "sqlite")
+    for backend in (*SERVERS, "sqlite")
     for fault in FAULTS
     if backend in fault.backends
     for primitive in (OWNERS if fault.waits else PRIMITIVES)

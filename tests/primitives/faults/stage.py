@@ -31,7 +31,8 @@ from primitives.faults.owners import PATIENCE_S
 from primitives.faults.players import make
 
 ACTOR = Path(__file__).with_name("actor.py")
-SERVERS = ("zookeeper", "etcd34", "etcd35")
+ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}
+SERVERS = ("zookeeper", *ETCD)
 BACKENDS = ("sqlite", *SERVERS)
 #: Of the player that nothing is meant to happen to, however busy the machine is.
 OTHERS_TTL_S = 30.0
@@ -72,7 +73,7 @@ class Scene:
     def _launcher(self):
         if self.backend == "zookeeper":
             return ZooKeeperServer() if self.members == 1 else ZooKeeperEnsemble(self.members)
-        version = {"etcd34": "3.4", "etcd35": "3.5"}[self.backend]
+        version = ETCD[self.backend]
         return EtcdServer(version) if self.members == 1 else EtcdCluster(self.members, version=version)
 
     def url(self, root, ttl_s, *, hurt):
