@@ -45,7 +45,7 @@ class Client:
         self._sink, self._changed = sink, changed
         self._stop, self._quiet, self._writing = threading.Event(), threading.Event(), threading.Event()
         self._session: latchwork.Session | None = None
-        self._number = 0
+        self._number = self._looks = 0
         self._lock = threading.Lock()
         self._unknown: list[Call] = []
         self.mirror = self.store.mirror("")
@@ -169,7 +169,7 @@ class Client:
     # Writing.
 
     def _write(self) -> None:
-        steps = [self._log, self._overwrite, self._pair, self._read, self._come_and_go, self._bind]
+        steps = [self._log, self._overwrite, self._pair, self._read, self._come_and_go, self._bind, self._look_around]
         turn = 0
         while not self._quiet.is_set():
             if not self._writing.wait(_RETRY_S):
@@ -202,6 +202,29 @@ class Client:
             return entry.token if entry is not None else 0
 
         self._call("get", (key,), "", None, read)
+
+    def _look_around(self) -> None:
+        """Each call that only reads, in turn, and a session that comes and goes: all of them end in time."""
+        key = f"reg/{self._number % 3}"
+        looks: list[tuple[str, Callable[[], object]]] = [
+            ("list", lambda: self.store.list("reg")),
+            ("get_many", lambda: self.store.get_many([key, "pair/x", "pair/y"])),
+            ("children", lambda: self.store.children("")),
+            ("transact", lambda: self.store.transact(lambda tx: tx.get(key))),
+            ("pipeline", lambda: self._pipelined(key)),
+            ("session", self._come_and_leave),
+        ]
+        self._looks += 1
+        kind, look = looks[self._looks % len(looks)]
+        self._call(kind, (key,), "", None, lambda: int(look() is None))
+
+    def _pipelined(self, key: str) -> None:
+        with self.store.pipeline() as pipeline:
+            pipeline.get(key).result()
+
+    def _come_and_leave(self) -> None:
+        session = self.store.open_session(self.ttl_s)
+        self._call("close", (session.id,), "", None, lambda: int(session.close() is None))
 
     def _come_and_go(self) -> None:
         value = self._value()

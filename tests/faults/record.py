@@ -93,7 +93,7 @@ class Patience:
     """
 
     reconnect_s: float = 1.0
-    grace_s: float = 1.5
+    grace_s: float = 0.5
     slack_s: float = 0.05
 
 

@@ -91,6 +91,11 @@ def test_call_that_took_too_long_is_found(record):
     only(record, "took 4.00 s")
 
 
+def test_call_that_took_half_a_second_longer_than_it_may_is_found_on_a_machine_that_is_not_busy(record):
+    record.calls.append(call("list", "reg", "", 2.0, 9, took_s=CALL_S + 0.6))
+    only(record, "list 'reg' of a took 2.60 s")
+
+
 def test_mirror_that_differs_is_found(record):
     record.mirrors["b"]["reg/0"] = "a:2"
     only(record, "the mirror of b has 'a:2'")
