@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.apps.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
-from latchwork.cli.options import Debug, Json, Url, examples, warn_of_password
+from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import FAILURE, Terminated, quiet_logs, reported
 
 
@@ -63,8 +63,6 @@ def demo(
     the URL's root, and removed at the end. It takes about 20 seconds.
     """
     quiet_logs()
-    if url:
-        warn_of_password(url)
     console = Console(highlight=False, stderr=as_json)
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
     previous = signal.signal(signal.SIGTERM, _leave)

@@ -13,12 +13,27 @@ from latchwork.backends.url import find_spec, parse_url
 from latchwork.cli.outcome import UsageError, set_debugging
 from latchwork.store.connect import URL_VARIABLE
 
+_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
+
+
+def _warned_of(url: str | None) -> str | None:
+    """The URL itself; warns of a password in the command line, which every user of the machine can read."""
+    if url and _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
+        typer.echo(
+            "warning: a password in --url can be read by every user of this machine; "
+            f"put the URL into {URL_VARIABLE}, or the password into a file named by ?password_file=",
+            err=True,
+        )
+    return url
+
+
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
         envvar=URL_VARIABLE,
         metavar="URL",
+        callback=_warned_of,
         help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.db?root=root.",
     ),
 ]
@@ -30,18 +45,15 @@ Debug = Annotated[
     ),
 ]
 
-_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
-
 
 def wanted_url(url: str | None) -> str:
-    """The URL a command works on. Warns when the machine's other users can read a password in it.
+    """The URL a command works on.
 
     Raises:
         UsageError: there is none.
     """
     if not url:
         raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
-    warn_of_password(url)
     return url
 
 
@@ -50,16 +62,6 @@ def missing_file(url: str) -> str | None:
     parsed = parse_url(url)
     in_file = find_spec(parsed.scheme).location == "file"
     return parsed.path if in_file and parsed.path and not Path(parsed.path).exists() else None
-
-
-def warn_of_password(url: str) -> None:
-    """Say so when a password is in this process's command line, where every user of the machine can read it."""
-    if _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
-        typer.echo(
-            "warning: a password in --url can be read by every user of this machine; "
-            f"put the URL into {URL_VARIABLE}, or the password into a file named by ?password_file=",
-            err=True,
-        )
 
 
 def examples(*lines: str) -> str:
