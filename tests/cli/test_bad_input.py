@@ -34,7 +34,7 @@ def test_an_unknown_scheme_lists_the_known_ones(cli, command):
 
 
 def test_a_malformed_host_shows_how_to_write_one(cli, command):
-    cli(*command, "--url", "etcd://bad host:1/app").refused(2, "bad host:1", "host:port")
+    cli(*command, "--url", "etcd://bad host:1/app").refused(2, "'bad host'", "host:port")
 
 
 def test_an_unknown_option_lists_the_known_ones(cli, command):

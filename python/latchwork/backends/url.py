@@ -14,7 +14,7 @@ import importlib
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -164,7 +164,9 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         hosts=hosts,
         user=_text(own.get("user", user)),
         password=_text(own.get("password", password)),
-        root=_check_root(root, show="root" in own or spec.location != "hosts" or "@" in authority),
+        root=_check_root(
+            root, show="root" in own or spec.location != "hosts" or "@" in authority or ":" not in authority
+        ),
         path=where,
         options=options,
         **durations,
@@ -321,18 +323,26 @@ def _memory_name(spec: SchemeSpec, authority: str) -> str:
 def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str | None, tuple[tuple[str, int], ...]]:
     credentials, _, hosts = authority.rpartition("@")
     user, colon, password = credentials.partition(":")
-    parsed = tuple(dict.fromkeys(_parse_host(spec, host) for host in hosts.split(",")))
+    parsed = tuple(dict.fromkeys(_parse_host(spec, host, shown) for host, shown in _named(authority, hosts)))
     return unquote(user) or None, unquote(password) if colon else None, parsed
 
 
-def _parse_host(spec: SchemeSpec, text: str) -> tuple[str, int]:
+def _named(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
+    """Each host, and what a message may show of it: what follows a colon may be a password whose host was forgotten."""
+    at = len(authority) - len(hosts)
+    for host in hosts.split(","):
+        yield host, "" if ":" in authority[:at] else f" {host.partition(':')[0]!r}"
+        at += len(host) + 1
+
+
+def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
     match = _HOST.fullmatch(text)
     port = int(match.group("port") or spec.default_port or 0) if match else 0
     if match is None or not 1 <= port <= 65535 or not _is_address(match.group("v6")):
         usual = spec.default_port or 1234
-        raise InvalidURL(  # it is not shown: it may be user:password of a URL whose host was forgotten
-            f"malformed host for {spec.schemes[0]}://; write host:port with a port of 1-65535, several joined by "
-            f"commas, such as 127.0.0.1:{usual},[::1]:{usual}, and user:password@ before them; {_ESCAPES}"
+        raise InvalidURL(
+            f"malformed host{shown} for {spec.schemes[0]}://; write host:port with a port of 1-65535, several joined "
+            f"by commas, such as 127.0.0.1:{usual},[::1]:{usual}, and user:password@ before them; {_ESCAPES}"
         )
     return match.group("v6") or match.group("name"), port
 
