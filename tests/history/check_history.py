@@ -22,12 +22,12 @@ if __name__ == "__main__":  # our directory is not the place to import from
     sys.path[0] = str(Path(__file__).parents[1])
 
 from history.checker import minimise, timeline
-from history.run import Run, Summary
-from history.stages import CLUSTERS, STAGES
+from history.run import Run, Summary, repeated
+from history.stages import ON_REQUEST, STAGES
 
 _ROOT = Path(__file__).parents[2]
 _PROGRESS_S = 10.0
-_ALL = STAGES | CLUSTERS
+_ALL = STAGES | ON_REQUEST
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", default=",".join(STAGES), help=f"also {', '.join(CLUSTERS)}")
+    parser.add_argument("--backends", default=",".join(STAGES), help=f"also {', '.join(ON_REQUEST)}")
     parser.add_argument("--calls", type=int, default=100_000, help="at least so many on each backend")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--round-s", type=float, default=4.0)
@@ -78,9 +78,12 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
             told[0] = time.monotonic()
             print(summary.told(), flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="latchwork-history-") as directory:
-        run = Run(name, _ALL[name](Path(directory)), options.seed, round_s=options.round_s)
-        summary = run.until(options.calls, limit_s=options.limit_s, progress=progress)
+    def run() -> Summary:
+        with tempfile.TemporaryDirectory(prefix="latchwork-history-") as directory:
+            one = Run(name, _ALL[name](Path(directory)), options.seed, round_s=options.round_s)
+            return one.until(options.calls, limit_s=options.limit_s, progress=progress)
+
+    summary = repeated(run)
     print(f"done: {summary.told()}", flush=True)
     (out / f"summary-{name}.json").write_text(json.dumps(summary.as_json(), indent=1) + "\n")
     if summary.bad is not None:
@@ -89,6 +92,9 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
         (out / f"bad-{name}.txt").write_text("\n".join([*summary.problems, "", small]))
         print(f"{name}: the history is in {out}/bad-{name}.json; made small:\n{small}", flush=True)
     if summary.problems:
+        return 1
+    if summary.spoilt:
+        print(f"{name}: the servers lost data in every try, so nothing is shown", flush=True)
         return 1
     if not summary.counts or summary.calls < options.calls:
         print(f"{name}: not enough calls, faults or unknown outcomes for this run to count", flush=True)

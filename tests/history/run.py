@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LEAST_FAULTS = 20
 LEAST_UNKNOWN = 0.01
+_TRIES = 3
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Summary:
         most: explanations of a history that the search had to keep at once.
         problems: sentences; empty when every history was linearizable and every client came back.
         bad: the first history that was not.
+        spoilt: what the servers lost by a fault of their own, as raw clients saw it; the run ends, and means nothing.
     """
 
     backend: str
@@ -48,6 +50,7 @@ class Summary:
     most: int = 0
     problems: list[str] = field(default_factory=list)
     bad: History | None = None
+    spoilt: str = ""
 
     @property
     def unknown_share(self) -> float:
@@ -71,15 +74,28 @@ class Summary:
             "judging_s": round(self.judging_s, 1),
             "most_explanations": self.most,
             "problems": self.problems,
+            "spoilt": self.spoilt,
         }
 
     def told(self) -> str:
         """One line of progress."""
+        found = f"NOT GOOD: {self.problems[0][:300]}" if self.problems else "linearizable"
         return (
             f"{self.backend}: {self.calls} calls, {self.answers[UNKNOWN]} unknown ({self.unknown_share:.1%}), "
             f"{sum(self.faults.values())} faults, {self.rounds} rounds, {self.seconds:.0f} s, "
-            f"{'linearizable' if not self.problems else 'NOT GOOD: ' + self.problems[0][:300]}"
+            f"{f'SPOILT: {self.spoilt}' if self.spoilt else found}"
         )
+
+
+def repeated(run: Callable[[], Summary]) -> Summary:
+    """The summary of a run; of another one, with other servers, when those lost data by a fault of their own."""
+    summary = run()
+    for _ in range(_TRIES - 1):
+        if not summary.spoilt:
+            break
+        print(f"once more: {summary.told()}", flush=True)
+        summary = run()
+    return summary
 
 
 class Run:
@@ -108,7 +124,7 @@ class Run:
         try:
             stage.open()
             with latchwork.connect(stage.url(None)) as store:
-                while not summary.problems and (summary.calls < calls or not summary.counts):
+                while not summary.problems and not summary.spoilt and (summary.calls < calls or not summary.counts):
                     self._round(store)
                     summary.seconds = time.monotonic() - began
                     progress(summary)
@@ -127,6 +143,8 @@ class Run:
         summary.rounds += 1
         summary.most = max(summary.most, judgement.verdict.most)
         if not judgement.is_good:
+            summary.spoilt = self._stage.spoilt()
+        if not judgement.is_good and not summary.spoilt:
             summary.problems += judgement.problems
             summary.bad = history
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from history.client import new_memory
 from history.proxy import Proxies
+from history.witness import Witness
 from history.worker import LocalClient, Nursery, RemoteClient
 from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 
@@ -72,6 +73,10 @@ class Stage:
 
     def condition(self) -> str:
         """For people, when the store gives no answer although every fault is over."""
+        return ""
+
+    def spoilt(self) -> str:
+        """What raw clients saw the servers lose by a fault of their own; empty: nothing."""
         return ""
 
     def close(self) -> None:
@@ -204,6 +209,7 @@ class ServerStage(Stage):
         super().__init__(directory)
         self._server = server
         self._members = getattr(server, "members", [server])
+        self._witness = Witness(server)
         self._proxies: Proxies | None = None
         self.faults = [
             Fault("connections cut", 4, self._cut),
@@ -243,6 +249,9 @@ class ServerStage(Stage):
             told.append("\n".join([repr(member), *lines]))
         return "\n".join(told)
 
+    def spoilt(self) -> str:
+        return self._witness.told()
+
     def _links(self, rng: random.Random) -> list[int]:
         """Everybody's, or some."""
         links = range(CLIENTS * len(self._members))
@@ -275,9 +284,11 @@ class ServerStage(Stage):
         return True
 
     def _kill_the_server(self, rng: random.Random) -> bool:
+        self._witness.before_a_kill()
         self._server.kill()
         time.sleep(rng.uniform(0.0, 0.3))
         self._server.start()
+        self._witness.after_the_restart()
         return True
 
 
@@ -339,8 +350,9 @@ STAGES: dict[str, Callable[[Path], Stage]] = {
 }
 #: As root each server is a host of its own; otherwise proxies stand in the links between them.
 _LINKS = True if os.geteuid() == 0 else "proxies"
-#: For the long form, on request.
-CLUSTERS: dict[str, Callable[[Path], Stage]] = {
+#: For the long form, on request; etcd 3.6 is what `make check-faults` has built.
+ON_REQUEST: dict[str, Callable[[Path], Stage]] = {
+    "etcd36": lambda directory: ServerStage(directory, EtcdServer("3.6")),
     "zookeeper-x3": lambda directory: ClusterStage(directory, ZooKeeperEnsemble(network=_LINKS)),
     "etcd34-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.4", network=_LINKS)),
     "etcd35-x3": lambda directory: ClusterStage(directory, EtcdCluster(version="3.5", network=_LINKS)),

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from latchwork import connect
-from latchwork.backends.etcd.versions import members_may_differ, progress_is_proof, survives_cut_reads
+from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.testing._binaries import find_etcd
 
 
@@ -36,26 +36,30 @@ def test_version_tells_what_a_server_can_be_trusted_with(version, survives, prov
 
 
 @pytest.mark.parametrize(
-    ("version", "differ"),
+    ("version", "loses"),
     [
+        ("3.3.27", True),
+        ("3.4.20", True),
+        ("3.4.21", False),
         ("3.4.23", False),
         ("3.5.0-rc.1", True),
-        ("3.5.2", True),
-        ("3.5.3", False),
+        ("3.5.4", True),
+        ("3.5.5", False),
         ("3.5.21", False),
         ("3.6.0", False),
         ("", False),
+        ("unknown", False),
     ],
 )
-def test_version_tells_whether_members_may_end_up_with_different_data(version, differ):
-    assert members_may_differ(version) is differ
+def test_version_tells_whether_confirmed_writes_may_be_lost(version, loses):
+    assert may_lose_data(version) is loses
 
 
 @pytest.mark.parametrize("series", ["3.4", "3.5"])
-def test_who_connects_to_a_server_whose_members_may_differ_is_warned_once(request, caplog, series):
+def test_who_connects_to_a_server_whose_may_lose_data_is_warned_once(request, caplog, series):
     server = request.getfixturevalue(f"etcd{series.replace('.', '')}")
     with connect(server.url("versions")) as store:
         store.put("k", b"v")
     told = [record.getMessage() for record in caplog.records if "upgrade to" in record.getMessage()]
     version = subprocess.run([find_etcd(series), "--version"], check=True, capture_output=True, text=True).stdout
-    assert len(told) == members_may_differ(version.split()[2])
+    assert len(told) == may_lose_data(version.split()[2])

@@ -21,7 +21,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.etcd import rpc_errors
 from latchwork.backends.etcd.answers import Answered, ReadOutcome, as_message, chain, unreadable
 from latchwork.backends.etcd.rpc_errors import Fate
-from latchwork.backends.etcd.versions import members_may_differ, progress_is_proof, survives_cut_reads
+from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Steps, drive, reject
 from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 RETRY_S = 0.05
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
-_MAY_DIFFER = "etcd %s at %s may end up with members that differ when one is killed; upgrade to 3.5.3 or newer"
+_MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
 #: A server that does not tell its version by then is taken for an old one.
 _STATUS_S = 3.0
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -271,8 +271,8 @@ class Link:
             status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
             self.survives_cut_reads = survives_cut_reads(status.version)
             self.progress_is_proof = progress_is_proof(status.version)
-            if members_may_differ(status.version):
-                _log.warning(_MAY_DIFFER, status.version, _join(self._hosts))
+            if may_lose_data(status.version):
+                _log.warning(_MAY_LOSE_DATA, status.version, _join(self._hosts))
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 

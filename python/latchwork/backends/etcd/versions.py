@@ -9,7 +9,7 @@ _Patches = dict[tuple[int, int], int]
 #: Minor version to the first patch that has a cure; later minor versions have it, earlier ones do not.
 _SURVIVES_CUT_READS: _Patches = {(3, 4): 23, (3, 5): 7}
 _PROGRESS_IS_PROOF: _Patches = {(3, 4): 25, (3, 5): 8}
-_MEMBERS_STAY_ALIKE: _Patches = {(3, 4): 0, (3, 5): 3}
+_KEEPS_DATA: _Patches = {(3, 4): 21, (3, 5): 5}
 
 
 def survives_cut_reads(version: str) -> bool:
@@ -22,9 +22,13 @@ def progress_is_proof(version: str) -> bool:
     return _has(version, _PROGRESS_IS_PROOF)
 
 
-def members_may_differ(version: str) -> bool:
-    """Whether the data of members may differ after one was killed while clients wrote, which no client can mend."""
-    return version.startswith("3.5.") and not _has(version, _MEMBERS_STAY_ALIKE)
+def may_lose_data(version: str) -> bool:
+    """Whether confirmed writes may be lost when a server is killed, which no client can mend.
+
+    Servers that stand alone may lose the last ones before 3.4.21 and 3.5.5, members of a cluster may end up with
+    different data before 3.5.3. A server that does not tell its version is not blamed.
+    """
+    return version[:1].isdigit() and not _has(version, _KEEPS_DATA)
 
 
 def _has(version: str, cured: _Patches) -> bool:
