@@ -136,6 +136,26 @@ def test_with_a_budget_a_new_node_gets_its_share_in_steps_without_further_events
     assert [step for step in steps if step[0]] == [(2, 3), (2, 1), (1, 0)]
 
 
+def test_a_strategy_of_ones_own_places_items_by_the_labels_of_living_nodes(store, cluster, eventually):
+    class ByZone:
+        name = "by-zone"
+
+        def assign(self, problem):
+            owners = {
+                job.job: {
+                    item: name for item in job.items for name in job.workers if job.labels[name].get("zone") == item[0]
+                }
+                for job in problem.jobs
+            }
+            return plan_from_owners(problem, owners)
+
+    items = ["a1", "a2", "a3", "b1"]
+    for zone in "ab":
+        job = cluster.endless(items=items)
+        cluster.node(store, f"in-{zone}", job, labels={"zone": zone}, strategy=ByZone())
+    eventually(lambda: cluster.log.owners() == {"a1": "in-a", "a2": "in-a", "a3": "in-a", "b1": "in-b"})
+
+
 def test_a_failing_run_is_logged_counted_and_run_again_at_its_next_time(memory, cluster, eventually, caplog):
     def run(context):
         raise RuntimeError("disk on fire")

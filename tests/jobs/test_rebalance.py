@@ -13,6 +13,7 @@ from latchwork.assignment.strategies import describe_strategy, described_strateg
 from latchwork.jobs.rebalance import (
     ClusterView,
     QuietTime,
+    Reserved,
     ShareChange,
     Strategies,
     WorkerView,
@@ -20,6 +21,7 @@ from latchwork.jobs.rebalance import (
     job_problem,
     rebalance,
 )
+from latchwork.jobs.standing import Planner
 
 JOBS = ("j1", "j2", "j3")
 WORKERS = ("w1", "w2", "w3", "w4")
@@ -196,6 +198,50 @@ def test_a_later_strategy_sees_what_earlier_ones_placed_in_the_same_round():
     assert lightest.seen == [{"j1": placed["j1"]}], "j1 comes before it, j3 after"
     of_two = Counter([*placed["j1"].values(), *placed["j2"].values()])
     assert set(of_two.values()) == {3}, "six items of two jobs on two workers, as nobody could know without the first"
+
+
+class ByDisk:
+    """Every item to the workers that say they have an ssd, as long as there is one."""
+
+    name = "by-disk"
+
+    def __init__(self):
+        self.asked = 0
+
+    def assign(self, problem):
+        self.asked += 1
+        owners = {}
+        for job in problem.jobs:
+            fast = [name for name in sorted(job.workers) if job.labels[name].get("disk") == "ssd"]
+            owners[job.job] = dict.fromkeys(job.items, (fast or sorted(job.workers))[0])
+        return plan_from_owners(problem, owners)
+
+
+def labelled(**labels):
+    return {name: WorkerView(1.0, frozenset({"j1"}), {"disk": disk}) for name, disk in labels.items()}
+
+
+def test_a_strategy_of_ones_own_sees_the_labels_of_the_workers():
+    now = ClusterView(labelled(w1="tape", w2="ssd"), {"j1": ("a", "b")}, {})
+    assert rebalance(now, Strategies(ByDisk())).changes == (ShareChange("w2", "j1", (), ("a", "b")),)
+
+
+def test_a_strategy_sees_the_labels_of_a_worker_that_is_being_restarted_too():
+    workers = labelled(w1="tape", w2="ssd")
+    reserved = {"w2": Reserved(workers.pop("w2"), {"j1": ("a",)})}
+    now = ClusterView(workers, {"j1": ("a",)}, {}, reserved)
+    assert job_problem(now, "j1").labels == {"w1": {"disk": "tape"}, "w2": {"disk": "ssd"}}
+
+
+def test_a_strategy_is_asked_again_when_only_a_label_has_changed():
+    strategy = ByDisk()
+    planner = Planner(Strategies(strategy))
+    pools, shares = {"j1": ("a",)}, {"j1": {"w1": ("a",)}}
+    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, shares))
+    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, shares))
+    assert strategy.asked == 1, "nothing changed that it could see"
+    changes = planner.rebalance(ClusterView(labelled(w1="tape", w2="ssd"), pools, shares)).changes
+    assert changes == (ShareChange("w1", "j1", ("a",), ()), ShareChange("w2", "j1", (), ("a",)))
 
 
 def test_jobs_whose_strategy_failed_count_for_later_ones_where_they_stay():

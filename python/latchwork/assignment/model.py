@@ -25,6 +25,8 @@ class JobProblem:
         workers: the workers able to run it, with their weights: finite, greater than 0, on one scale for all jobs of a
             problem. May be empty: then nobody can run the job.
         previous: item to the worker that had it; may name items and workers that are gone.
+        labels: worker to what it says about itself, name to value; a worker that says nothing may be absent. For
+            strategies of one's own: the four that come with latchwork do not look at it.
     Raises:
         ValueError: an item given twice, or a bad weight.
     """
@@ -33,6 +35,7 @@ class JobProblem:
     items: tuple[str, ...]
     workers: Mapping[str, float]
     previous: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""

@@ -66,7 +66,7 @@ class JobManager:
         cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
         sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
         weight: how much this node takes, relative to the others.
-        labels: anything, shown by ``inspect``; a job may demand some.
+        labels: anything, shown by ``inspect`` and to strategies of your own; a job may demand some.
         observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
     Raises:
         InvalidJob: a job cannot be used, or two have one id.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 NODES = "nodes"
@@ -28,6 +28,7 @@ class NodeMark:
         timeout_s: seconds that its share is kept for a restarting node.
         weight: of a restarting node, once its share is reserved; None before.
         jobs: likewise, the jobs it could run.
+        labels: likewise, what it said about itself.
         by: who said so.
         at: when, for people.
     """
@@ -41,15 +42,16 @@ class NodeMark:
     jobs: tuple[str, ...] = ()
     by: str = ""
     at: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_reserved(self) -> bool:
         """True once the share of a restarting node is written down."""
         return self.weight is not None
 
-    def reserved(self, weight: float, jobs: tuple[str, ...]) -> NodeMark:
+    def reserved(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
         """The same, with its share written down."""
-        return replace(self, weight=weight, jobs=jobs)
+        return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def waits_for(self, incarnation: str, start: str) -> bool:
         """Whether this registration of a restarting node is still of the start that is to go."""
@@ -89,6 +91,7 @@ def decode_mark(node: str, value: bytes) -> NodeMark | None:
             jobs=tuple(map(str, body.get("jobs", ()))),
             by=str(body.get("by", "")),
             at=str(body.get("at", "")),
+            labels={str(name): str(value) for name, value in body.get("labels", {}).items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -27,8 +27,10 @@ from latchwork.assignment import (
 from latchwork.jobs.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
 
 _Share = tuple[str, str]  # job and worker
-#: What a strategy can see of each job, but for who has its items: the pool, and who is able, with their weights.
-_Seen = dict[str, tuple[tuple[str, ...], dict[str, float]]]
+#: Who is able to run a job, with weight and labels.
+_Able = dict[str, tuple[float, Mapping[str, str]]]
+#: What a strategy can see of each job, but for who has its items: the pool, and who is able.
+_Seen = dict[str, tuple[tuple[str, ...], _Able]]
 #: Strategies that place each job by itself, whoever had its items.
 _BY_JOB = frozenset({EvenlyRendezvous, Rendezvous})
 #: Job to item to worker.
@@ -223,14 +225,12 @@ def whole_changes(view: ClusterView, whole: Mapping[str, Mapping[str, tuple[str,
                 yield ShareChange(worker, job, before, after)
 
 
-def _is_same(
-    now: tuple[tuple[str, ...], dict[str, float]], before: tuple[tuple[str, ...], dict[str, float]] | None
-) -> bool:
+def _is_same(now: tuple[tuple[str, ...], _Able], before: tuple[tuple[str, ...], _Able] | None) -> bool:
     return before is not None and now[0] is before[0] and now[1] == before[1]
 
 
-def _able(view: ClusterView, job: str) -> dict[str, float]:
-    return {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
+def _able(view: ClusterView, job: str) -> _Able:
+    return {name: (worker.weight, worker.labels) for name, worker in view.workers.items() if job in worker.jobs}
 
 
 def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

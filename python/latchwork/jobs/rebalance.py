@@ -28,10 +28,12 @@ class WorkerView:
     Attributes:
         weight: how much it takes, relative to others.
         jobs: the jobs it can run.
+        labels: what it says about itself, for strategies.
     """
 
     weight: float
     jobs: frozenset[str]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def job_problem(view: ClusterView, job: str) -> JobProblem:
     for name, reserved in view.reserved.items():
         if name in able:
             previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
-    return JobProblem(job=job, items=view.pools[job], workers=able, previous=previous)
+    return JobProblem(job, view.pools[job], able, previous, {name: workers[name].labels for name in able})
 
 
 def _placed(
@@ -211,7 +213,8 @@ def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProb
     """Items of workers that are away: whom of the ready ones they stay with, or go to, until then."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = holders_in(view, job, able)
-    return JobProblem(job, tuple(items), able, {item: holders[item] for item in items if item in holders})
+    previous = {item: holders[item] for item in items if item in holders}
+    return JobProblem(job, tuple(items), able, previous, {name: view.workers[name].labels for name in able})
 
 
 def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:

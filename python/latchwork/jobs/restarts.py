@@ -83,7 +83,7 @@ class Restarts:
             for job in sorted({*mine, *stale}):
                 replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
-            done = mark.reserved(worker.weight, tuple(sorted(worker.jobs)))
+            done = mark.reserved(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
             self._store.commit(checks, [Put(mark_key(node), done.encode())])
             self._shares[node] = (_name(mark), mine)
             self._written[node] = done
@@ -95,7 +95,7 @@ class Restarts:
         for node, shown in marks.items():
             mark = self._known(shown)
             if mark.state == "restarting" and mark.weight is not None:
-                away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs))
+                away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs), mark.labels)
                 found[node] = Reserved(away, self._items(mark))
         return found
 

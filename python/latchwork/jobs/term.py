@@ -163,7 +163,7 @@ class Term:
                 if known is None or known[0] != member.incarnation:
                     known = (member.incarnation, self._ledger.load_available(member.worker))
                     self._jobs[member.worker] = known
-                workers[member.worker] = WorkerView(member.weight, known[1])
+                workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
 
     def _forget_dead(self, living: Collection[str]) -> None:

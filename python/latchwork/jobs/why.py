@@ -148,7 +148,7 @@ def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation 
     workers = {}
     for name, node in state.nodes.items():
         if node.member.state == "ready" and name not in state.marks:
-            workers[name] = WorkerView(node.member.weight, frozenset(node.jobs))
+            workers[name] = WorkerView(node.member.weight, frozenset(node.jobs), node.member.labels)
         for of_job, items in node.assigned.items():
             shares.setdefault(of_job, {})[name] = items
     view = ClusterView(workers, state.pools, shares)
