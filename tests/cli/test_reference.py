@@ -16,7 +16,7 @@ COMMON = {"--url", "--json", "--debug", "--help", "--version"}
 #: What a table may say for an option that has no value of its own.
 NO_VALUE = {"not set", "none", "off", "required", "all jobs"}
 #: Defaults that are worked out when the command runs.
-WORKED_OUT = {("demo", "--url"), ("bench cluster", "--url"), ("bench cluster", "--strategy")}
+WORKED_OUT = {("demo", "--url"), ("run", "--strategy"), ("bench cluster", "--url"), ("bench cluster", "--strategy")}
 
 
 def commands(command, path=()):

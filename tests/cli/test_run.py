@@ -175,3 +175,70 @@ def test_a_pool_that_raises_loses_nothing_that_was_stored(cli, wait_until):
     state = cli("status", "--json", "--url", URL).json
     assert state["jobs"]["one"]["items"] == 2
     assert list(state["nodes"]) == ["n1"]
+
+
+PLACING = """
+from latchwork.assignment import plan_from_owners
+
+class ByZone:
+    name = "by-zone"
+
+    def assign(self, problem):
+        first = {job.job: min(job.workers, key=lambda w: job.labels[w].get("zone", "z")) for job in problem.jobs}
+        return plan_from_owners(problem, {job.job: dict.fromkeys(job.items, first[job.job]) for job in problem.jobs})
+
+ready = ByZone()
+broken = 3
+
+def raising():
+    raise RuntimeError("no zones today")
+"""
+
+
+def test_weight_labels_and_times_of_a_node_are_those_of_its_command_line(cli, wait_until):
+    options = ("--weight", "2.5", "--label", "gpu=yes", "--label", "disk=a=b", "--debounce-s", "0.1")
+    process = cli.start("run", "jobs:one", *NODE, *options, "--disconnect-grace-s", "3")
+    wait_until(lambda: started(process), "it is started")
+    (about,) = cli("status", "--json", "--url", URL).json["nodes"].values()
+    assert (about["weight"], about["labels"]) == (2.5, {"gpu": "yes", "disk": "a=b"})
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("own", ["ready", "ByZone"])
+def test_a_strategy_of_ones_own_for_one_job_places_its_items_by_the_labels_of_nodes(cli, wait_until, own):
+    cli.write("placing.py", PLACING)
+    options = ("--url", URL, "--strategy", f"one=placing:{own}", "--strategy", "evenly-spread")
+    for node, zone in (("n1", "b"), ("n2", "a")):
+        process = cli.start("run", "jobs:several", *options, "--node-id", node, "--label", f"zone={zone}")
+        wait_until(lambda process=process: "is started" in process.log.read_text(), "it is started")
+
+    def assigned():
+        return cli("status", "--json", "--url", URL).json["jobs"]["one"]["assigned"]
+
+    wait_until(lambda: assigned() == {"a": "n2", "b": "n2"}, "both items are in zone a")
+    assert cli("why", "two", "c", "--json", "--url", URL).json["strategy"] == "evenly-spread"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--label", "gpu"], "not NAME=VALUE"),
+        (["--label", "a=1", "--label", "a=2"], "given twice"),
+        (["--strategy", "fastest"], "balanced"),
+        (["--strategy", "rendezvous", "--strategy", "balanced"], "given twice"),
+        (["--strategy", "one=placing:broken"], "no strategy"),
+        (["--strategy", "placing:nothing"], "no attribute 'nothing'"),
+        (["--strategy", "nowhere:at_all"], "no module 'nowhere'"),
+        (["--weight", "0"], "weight"),
+        (["--disconnect-grace-s", "60"], "raise lock_ttl_s"),
+    ],
+)
+def test_a_node_with_an_option_that_cannot_be_used_is_refused_and_told_which(cli, options, words):
+    cli.write("placing.py", PLACING)
+    cli("run", "jobs:one", *NODE, *options).refused(2, words)
+
+
+def test_a_strategy_whose_maker_raises_is_named_with_the_place_in_its_code(cli):
+    cli.write("placing.py", PLACING)
+    cli("run", "jobs:one", *NODE, "--strategy", "placing:raising").refused(1, "no zones today", "placing.py, line")

@@ -14,9 +14,10 @@ import typer
 from latchwork.cli.options import Debug, Url, examples, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, Terminated, UsageError, debugging, reported
 from latchwork.cli.probe import metrics_if_installed, serving
-from latchwork.cli.target import load_jobs
+from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
+from latchwork.jobs.rebalance import StrategyOption
 from latchwork.store import Store, connect
 
 
@@ -27,6 +28,8 @@ def register(app: typer.Typer) -> None:
             "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
             "latchwork run jobs:report --node-id n1 --probe-port 9100",
             "latchwork run jobs:all_jobs --url etcd://127.0.0.1:2379/app --node-id n2 --strategy evenly-spread",
+            "latchwork run jobs:all_jobs --node-id n3 --weight 2 --label gpu=yes --label zone=b",
+            "latchwork run jobs:all_jobs --node-id n4 --strategy report=mypackage.placing:ByZone --strategy balanced",
             "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
         )
     )(run)
@@ -45,14 +48,48 @@ def run(
     node_id: Annotated[str, typer.Option("--node-id", help="This node's id, unique in the cluster: A-Za-z0-9._-")],
     url: Url = None,
     strategy: Annotated[
-        str, typer.Option(help="How items are shared out: balanced, evenly-spread, evenly-rendezvous or rendezvous.")
-    ] = "balanced",
+        list[str] | None,
+        typer.Option(
+            metavar="[JOB=]NAME",
+            show_default=False,
+            help="How items are shared out: balanced, evenly-spread, evenly-rendezvous, rendezvous, or "
+            "MODULE:ATTRIBUTE for one of your own; report=rendezvous is for one job, and it may be given several times. "
+            "Give all nodes the same: that of the elected one counts.  [default: balanced]",
+        ),
+    ] = None,
+    weight: Annotated[
+        float, typer.Option(help="How much this node takes: one of weight 2 gets twice as much as one of weight 1.")
+    ] = 1.0,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="Something about this node, as gpu=yes: jobs with requires={'gpu': 'yes'} run only where it is said. "
+            "May be given several times.",
+        ),
+    ] = None,
     session_ttl_s: Annotated[
         float, typer.Option("--session-ttl-s", help="Seconds after which a node that died is given up.")
     ] = 10.0,
     lock_ttl_s: Annotated[
         float, typer.Option("--lock-ttl-s", help="Seconds for which the items of a node that died stay locked.")
     ] = 10.0,
+    disconnect_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--disconnect-grace-s",
+            show_default=False,
+            help="Seconds that runs go on after the last answer of a store that is out of reach; at most three "
+            "quarters of --lock-ttl-s, and --session-ttl-s.  [unless given: as long as the locks allow]",
+        ),
+    ] = None,
+    debounce_s: Annotated[
+        float,
+        typer.Option(
+            "--debounce-s", help="Seconds without a change before items are shared out anew: more merges more into one."
+        ),
+    ] = 0.3,
     close_timeout_s: Annotated[
         float, typer.Option("--close-timeout-s", help="Seconds that runs get to stop when the node is closed.")
     ] = 30.0,
@@ -80,7 +117,11 @@ def run(
                 store,
                 node_id,
                 jobs,
-                strategy=strategy,
+                strategy=_strategies(strategy or []),
+                weight=weight,
+                labels=_labels(label or []),
+                disconnect_grace_s=disconnect_grace_s,
+                debounce_s=debounce_s,
                 session_ttl_s=session_ttl_s,
                 lock_ttl_s=lock_ttl_s,
                 close_timeout_s=close_timeout_s,
@@ -90,6 +131,31 @@ def run(
                 node.run_forever()
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
+    """Job id, or ``*`` for all others, to its strategy."""
+    found: dict[str, StrategyOption] = {}
+    for text in given:
+        job, _, name = text.rpartition("=")
+        if (job or "*") in found:
+            raise UsageError(
+                f"--strategy {text}: {f'job {job!r}' if job else 'what holds for all jobs'} is given twice"
+            )
+        found[job or "*"] = load_strategy(name) if ":" in name else name
+    return found or {"*": "balanced"}
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--label {text!r} is not NAME=VALUE; write for example --label gpu=yes")
+        if name in found:
+            raise UsageError(f"--label {name} is given twice; a node has one value of each label")
+        found[name] = value
+    return found
 
 
 def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:

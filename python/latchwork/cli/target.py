@@ -1,4 +1,4 @@
-"""From `module:attribute` to jobs: what `latchwork run` runs.
+"""From `module:attribute` to jobs, and to a strategy of the user's own: what `latchwork run` runs.
 
 User code is imported and called here, so whatever it raises becomes one line that names the place in that code.
 """
@@ -11,7 +11,9 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
+from latchwork.assignment import Strategy
 from latchwork.cli.outcome import Terminated, UsageError
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job
@@ -34,14 +36,38 @@ def load_jobs(target: str) -> list[Job]:
         UsageError: no such module or attribute, or it is neither jobs nor makes them.
         TargetFailed: the module or the function raised.
     """
+    found = _find(target)
+    return _as_jobs(_call(found, target) if callable(found) and not isinstance(found, Job) else found, target)
+
+
+def load_strategy(target: str) -> Strategy:
+    """Import the module with the current directory importable, and take a strategy from its attribute.
+
+    Args:
+        target: `module:attribute`: an object with `name` and `assign`, or a class or function that makes one.
+    Raises:
+        UsageError: no such module or attribute, or it is no strategy and makes none.
+        TargetFailed: the module or the function raised.
+    """
+    found = _find(target)
+    if callable(found) and (isinstance(found, type) or not hasattr(found, "assign")):
+        found = _call(found, target, "a strategy")
+    if not isinstance(getattr(found, "name", None), str) or not callable(getattr(found, "assign", None)):
+        given = _article(type(found).__name__)
+        raise UsageError(
+            f"{target} gives {given}, which is no strategy; give an object that has name and assign(problem)"
+        )
+    return cast("Strategy", found)
+
+
+def _find(target: str) -> object:
     name, colon, attribute = target.partition(":")
     parts = [*name.split("."), *attribute.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         raise UsageError(
             f"target {target!r} is not module:attribute; write for example jobs:report for report in jobs.py"
         )
-    found = _attribute(_import(name), name, attribute)
-    return _as_jobs(_call(found, target) if callable(found) and not isinstance(found, Job) else found, target)
+    return _attribute(_import(name), name, attribute)
 
 
 def _import(name: str) -> ModuleType:
@@ -72,7 +98,7 @@ def _attribute(module: ModuleType, name: str, path: str) -> object:
     return found
 
 
-def _call(function: object, target: str) -> object:
+def _call(function: object, target: str, what: str = "jobs") -> object:
     try:
         return function()  # type: ignore[operator]
     except (KeyboardInterrupt, Terminated):
@@ -80,7 +106,9 @@ def _call(function: object, target: str) -> object:
     except LatchworkError:
         raise  # such as an invalid job: it says all there is to say
     except BaseException as error:
-        raise TargetFailed(f"{target} {_raised(error)}; it has to return jobs when called without arguments") from error
+        raise TargetFailed(
+            f"{target} {_raised(error)}; it has to return {what} when called without arguments"
+        ) from error
 
 
 def _as_jobs(found: object, target: str) -> list[Job]:
