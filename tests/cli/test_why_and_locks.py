@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
+import subprocess
 
 import pytest
 
@@ -34,6 +38,45 @@ def test_why_explains_an_item_and_locks_are_listed_freed_and_audited(cli, node):
     assert (freed.code, freed.out[:35]) == (0, "report north: freed, it was held by")
     audit = cli("locks", "--audit", "--json", "--url", URL).json
     assert [(row["job"], row["item"], row["reason"]) for row in audit] == [("report", "north", "it hangs")]
+
+
+def test_status_watch_on_a_terminal_is_one_live_view_that_gives_the_screen_back(cli, wait_until):
+    url = f"sqlite:///{cli.folder}/cluster.db?root=why"
+    job = Job("report", work_pool=["north"], run=lambda context: None, initial_delay_s=0.0)
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def look():
+        while select.select([ours], [], [], 0.0)[0]:
+            try:
+                shown.extend(os.read(ours, 65536))
+            except OSError:  # the other end is closed
+                return shown
+        return shown
+
+    try:
+        with JobManager(url, "n1", job):
+            watching = subprocess.Popen(
+                [cli.program, "status", "--watch", "--interval-s", "0.2", "--url", URL],
+                cwd=cli.folder,
+                env=cli.env(TERM="xterm", LINES="40"),
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+            )
+            wait_until(lambda: look().count(b"manager: n1") >= 2, "two looks")
+        wait_until(lambda: b"no cluster" in look(), "n1 has left, and with it the cluster")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 130
+        look()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    enter, leave = b"\x1b[?1049h", b"\x1b[?1049l"
+    assert (shown.count(enter), shown.count(leave)) == (1, 1)
+    assert shown.index(enter) < shown.index(b"manager: n1") < shown.index(b"no cluster") < shown.index(leave)
+    assert b"job report: 1 items" in shown
+    assert b"Traceback" not in shown
 
 
 def test_status_watch_shows_changes_until_it_is_interrupted(cli, wait_until):

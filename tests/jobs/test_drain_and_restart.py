@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -153,19 +154,45 @@ def test_a_node_that_does_not_come_back_in_time_loses_its_share(memory, cluster,
     assert set(owners(memory).values()) == {"n1"}
 
 
-def test_a_rolling_restart_of_the_whole_fleet_ends_with_every_item_where_it_was(memory, cluster, eventually):
+def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back_once_and_disturbs_nothing_else(
+    store, cluster, eventually
+):
+    done = Counter()
+
+    def work(context):  # a run works until it is told to stop: an item that is left alone has one run all the time
+        cluster.log.begin(context)
+        while not context.wait_stop(0.01):
+            done.update(context.work_share)
+        cluster.log.end(context)
+
+    def node(name):
+        return cluster.node(store, name, cluster.endless(items=ITEMS, run=work))
+
     names = ["n1", "n2", "n3"]
-    nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in names}
+    nodes = {name: node(name) for name in names}
     eventually(lambda: even(cluster, *names), 20)
-    before = owners(memory)
-    control = Control(memory)
+    before = owners(store)
+    control = Control(store)
     for name in random.sample(names, 3):
+        share = {item for item, owner in before.items() if owner == name}
+        runs, others = cluster.log.count(), {other: cluster.log.count(other) for other in names if other != name}
         control.announce_restart(name)
         control.wait_drained(name, 20)
+        eventually(lambda: len(cluster.log.owners()) == len(ITEMS), 20, "all items run elsewhere")
+        worked = Counter(done)
+        eventually(lambda worked=worked: all(done[item] > worked[item] for item in ITEMS), 10, "work on every item")
         nodes[name].close()
-        nodes[name] = cluster.node(memory, name, cluster.endless(items=ITEMS))
-        eventually(lambda: owners(memory) == before, 20)
-        eventually(lambda: even(cluster, *names), 20)
+        nodes[name] = node(name)
+        eventually(lambda: owners(store) == before, 20)
+        eventually(lambda: even(cluster, *names) == before, 20)
+        more = {item: cluster.log.count()[item] - runs[item] for item in ITEMS}
+        assert more == {item: 2 if item in share else 0 for item in ITEMS}, "out once and back once, all else stays"
+        out = Counter()
+        for other, had in others.items():
+            out += cluster.log.count(other) - had
+        assert out == dict.fromkeys(share, 1), "each was with exactly one other node meanwhile"
+        worked = Counter(done)
+        eventually(lambda worked=worked: all(done[item] > worked[item] for item in ITEMS), 10, "work on every item")
 
 
 def test_a_node_that_does_not_let_go_is_named_by_who_waits_for_it(memory, cluster, eventually):

@@ -61,6 +61,11 @@ def test_every_promised_metric_is_there_with_the_nodes_label(memory, cluster, ev
     assert figure(registry, "rebalance_seconds_count", node="n1") >= 1
     assert 0 < figure(registry, "lock_margin_seconds", node="n1") <= 1.5
     assert registry.get_sample_value("latchwork_active_runs", here) is not None
+    cluster.node(memory, "n2", cluster.endless("other", ["x", "y", "z"]), observers=[PrometheusMetrics(registry)])
+    of_other = {"node": "n2", "job": "other"}
+    eventually(lambda: figure(registry, "active_runs", **of_other) == 3)
+    Control(memory).disable("other")
+    eventually(lambda: registry.get_sample_value("latchwork_active_runs", of_other) == 0)
     names = [sample.name for family in registry.collect() for sample in family.samples]
     assert all(name.startswith("latchwork_") for name in names)
     assert all("node" in sample.labels for family in registry.collect() for sample in family.samples)
@@ -110,6 +115,75 @@ def test_events_are_log_records_with_their_figures_as_attributes(memory, cluster
     assert {"node_started", "pool_read", "node_closed"} <= set(found)
     assert found["pool_read"]["items"] == 1
     assert json.loads(json.dumps(found["node_started"]))["node"] == "n1"
+
+
+class Events:
+    """The records of events as they come, by name."""
+
+    def __init__(self, caplog):
+        caplog.set_level(logging.DEBUG, logger="latchwork.events")
+        self._caplog = caplog
+
+    def of(self, event):
+        found = [record for record in list(self._caplog.records) if record.name == "latchwork.events"]
+        return [(r.levelname, r.latchwork) for r in found if r.latchwork["event"] == event]
+
+
+@pytest.fixture
+def events(caplog):
+    return Events(caplog)
+
+
+def test_a_run_that_ends_well_and_one_that_raises_have_records_of_their_own(memory, cluster, eventually, events):
+    job = cluster.endless(items=["good", "bad"], run=flaky, schedule=FixedDelay(3600.0))
+    cluster.node(memory, "n1", job)
+    eventually(lambda: events.of("run_ended") and events.of("run_failed"))
+    assert [level for level, _ in events.of("run_started")] == ["DEBUG", "DEBUG"]
+    for _, started in events.of("run_started"):
+        assert (started["node"], started["job"], started["items"]) == ("n1", "report", 1)
+        assert started["lag_s"] >= 0
+    ((level, ended),) = events.of("run_ended")
+    assert (level, ended["job"], ended["seconds"] >= 0) == ("DEBUG", "report", True)
+    assert "error" not in ended
+    ((level, failed),) = events.of("run_failed")
+    assert (level, failed["job"], failed["error"]) == ("WARNING", "report", "RuntimeError")
+
+
+def test_a_rebalance_has_a_record_with_its_moves_and_none_when_nothing_is_written(memory, cluster, eventually, events):
+    job = cluster.endless(items=["a", "b", "c"])
+    cluster.node(memory, "n1", job)
+    eventually(lambda: len(cluster.log.owners()) == 3)
+    ((level, done),) = eventually(lambda: events.of("rebalanced"))
+    assert (level, done["node"], done["shares"], done["moves"]) == ("INFO", "n1", 1, 3)
+    assert done["seconds"] > 0
+    job.pool_changed()
+    assert not threading.Event().wait(0.5), "time to rebalance"
+    assert len(events.of("rebalanced")) == 1
+    assert events.of("rebalance_failed") == []
+
+
+def test_a_rebalance_and_a_read_of_a_pool_that_fail_have_records_that_name_the_error(
+    memory, cluster, eventually, events
+):
+    class Stuck:
+        name = "stuck"
+
+        def assign(self, problem):
+            raise RuntimeError("out of ideas")
+
+    broken = threading.Event()
+
+    def pool():
+        if broken.is_set():
+            raise OSError("no disk")
+        return ["a"]
+
+    cluster.node(memory, "n1", cluster.endless(work_pool=pool, pool_check_period_s=0.05), strategy=Stuck())
+    level, failed = eventually(lambda: events.of("rebalance_failed"))[0]
+    assert (level, failed["node"], failed["error"]) == ("WARNING", "n1", "RuntimeError")
+    broken.set()
+    level, unread = eventually(lambda: events.of("pool_read_failed"))[0]
+    assert (level, unread["node"], unread["job"], "items" in unread) == ("WARNING", "n1", "report", False)
 
 
 def test_an_observer_that_raises_disturbs_nothing_and_is_logged_once(memory, cluster, eventually, caplog):

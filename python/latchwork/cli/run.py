@@ -53,7 +53,7 @@ def run(
             metavar="[JOB=]NAME",
             show_default=False,
             help="How items are shared out: balanced, evenly-spread, evenly-rendezvous, rendezvous, or "
-            "MODULE:ATTRIBUTE for one of your own; report=rendezvous is for one job, and it may be given several times. "
+            "MODULE:ATTRIBUTE for one of your own; report=rendezvous is for one job. May be given several times. "
             "Give all nodes the same: that of the elected one counts.  [default: balanced]",
         ),
     ] = None,
