@@ -81,7 +81,7 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").reserved(2.0, ("report",))
+    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").reserved(2.0, ("report",), {"zone": "a"})
     assert decode_mark("n1", mark.encode()) == mark
     assert decode_mark("n1", b"{}") is None
     assert decode_mark("n1", b"\xff") is None

@@ -64,7 +64,7 @@ class NodeMark:
         if before.state == "drained":
             return before
         same = before.waits_for(self.incarnation, self.start)
-        return replace(self, weight=before.weight, jobs=before.jobs) if same else self
+        return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
 
     def encode(self) -> bytes:
         """The value of its key."""
