@@ -150,13 +150,95 @@ def test_a_closed_store_is_said_to_be_closed(kind):
     getattr(one, "close", lambda: None)()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WAITS if not kind.startswith("ReadWriteLock")])
-def test_a_closed_object_says_so(store, kind):
+USES = {
+    **{
+        f"{kind}.on_lost": (kind, lambda one: one.on_lost(print))
+        for kind in ("Lock", "ReadWriteLock.read", "ReadWriteLock.write", "Semaphore", "PersistentLock", "LockKeeper")
+    },
+    "Semaphore.resize": ("Semaphore", lambda one: one.resize(9)),
+    "PersistentLock.on_prolong_failed": ("PersistentLock", lambda one: one.on_prolong_failed(print)),
+    "PersistentLock.adopt": ("PersistentLock", lambda one: one.adopt("0" * 32, 0)),
+    "LockKeeper.start": ("LockKeeper", lambda one: one.start()),
+    "LockKeeper.try_acquire": ("LockKeeper", lambda one: one.try_acquire("a")),
+    "LockKeeper.try_acquire_many": ("LockKeeper", lambda one: one.try_acquire_many(["a"])),
+    "LockKeeper.adopt": ("LockKeeper", lambda one: one.adopt("0" * 32, timeout_s=0)),
+    "LockKeeper.when_free": ("LockKeeper", lambda one: one.when_free("a", print)),
+    "LockKeeper.sweep": ("LockKeeper", lambda one: one.sweep()),
+    "LockKeeper.on_prolong_failed": ("LockKeeper", lambda one: one.on_prolong_failed(print)),
+    "LeaderLatch.start": ("LeaderLatch", lambda one: one.start()),
+    "LeaderLatch.run": ("LeaderLatch", lambda one: one.run(print)),
+    "LeaderLatch.on_elected": ("LeaderLatch", lambda one: one.on_elected(print)),
+    "LeaderLatch.on_revoked": ("LeaderLatch", lambda one: one.on_revoked(print)),
+    "Election.run": ("Election", lambda one: one.run(print)),
+    "Election.observe": ("Election", lambda one: one.observe()),
+    **{
+        f"{kind}.{method}": (kind, lambda one, method=method: getattr(one, method)())
+        for kind, methods in {
+            "Barrier": ("abort", "generation", "arrived"),
+            "DoubleBarrier": ("leave", "abort", "round", "members"),
+            "Queue": ("size", "items", "claims", "dead_letters"),
+            "PriorityQueue": ("size", "items", "claims", "dead_letters"),
+            "Once": ("outcome", "reset"),
+            "RateLimiter": ("given",),
+        }.items()
+        for method in methods
+    },
+    "Group.start": ("Group", lambda one: one.start()),
+    "Group.wait_until": ("Group", lambda one: one.wait_until(lambda _view: False)),
+    "Group.update": ("Group", lambda one: one.update(weight=5.0)),
+    "Group.on_view": ("Group", lambda one: one.on_view(print)),
+    **{
+        f"{kind}.{method}": (kind, lambda one, use=use: use(one))
+        for kind in ("Queue", "PriorityQueue")
+        for method, use in {
+            "put": lambda one: one.put(b""),
+            "put_many": lambda one: one.put_many([b""]),
+            "revive": lambda one: one.revive("5-000000000001"),
+            "drop": lambda one: one.drop("5-000000000001"),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*WAITS, *USES])
+def test_a_closed_object_says_so_and_changes_nothing(store, name):
+    kind, use = USES.get(name, (name, lambda one: WAITS[name](one, 5.0)))
     one = started(kind, store)
     one.close()
     one.close()
-    with pytest.raises(Closed):
-        WAITS[kind](one, 5.0)
+    before = store.list("", recursive=True)
+    with pytest.raises(Closed, match=r"was closed|not in the queue"):
+        use(one)
+    assert store.list("", recursive=True) == before
+
+
+def test_closing_a_read_write_lock_closes_both_sides(store):
+    lock = ReadWriteLock(store, "a")
+    lock.close()
+    for side in (lock.read, lock.write):
+        with pytest.raises(Closed):
+            side.acquire(5.0)
+
+
+LOOKS = {
+    "Lock": ("holder", "waiters", "remaining_s"),
+    "Semaphore": ("size", "holders", "waiters", "remaining_s"),
+    "PersistentLock": ("holder", "remaining_s"),
+    "LockKeeper": ("held", "holders", "waiting", "remaining_s"),
+    "LeaderLatch": ("leader", "candidates", "remaining_s"),
+    "Election": ("leader", "candidates"),
+    "Group": ("members",),
+    "Queue": ("takers", "putters"),
+    "Once": ("runner", "waiters"),
+    "RateLimiter": ("waiters",),
+}
+
+
+@pytest.mark.parametrize(("kind", "look"), [(kind, look) for kind, looks in LOOKS.items() for look in looks])
+def test_who_is_there_can_be_asked_of_a_closed_object(store, kind, look):
+    one = MAKERS[kind](store)
+    one.close()
+    assert not getattr(one, look)()
 
 
 @pytest.mark.parametrize(

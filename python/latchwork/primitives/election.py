@@ -107,12 +107,11 @@ class Election:
             LatchworkError: this is a callback, which must not wait.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
-        self._home.check()
+        self._refuse_closed()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
         with self._lock:
-            if self._closed:
-                raise Closed(f"{self._what} was closed; make another one")
+            self._refuse_closed()
             self._seats.add(seat)
         try:
             seat.acquire(timeout_s)
@@ -164,7 +163,12 @@ class Election:
         return [Leader.of(ticket) for ticket in self._queue.tickets()]
 
     def observe(self) -> Observer:
-        """Follow who leads, and with which value. Close it when done; needs no campaign."""
+        """Follow who leads, and with which value. Close it when done: it outlives this object. Needs no campaign.
+
+        Raises:
+            Closed: the election was closed.
+        """
+        self._refuse_closed()
         return Observer(self._store, self.name)
 
     def close(self) -> None:
@@ -176,6 +180,11 @@ class Election:
             seats = list(self._seats)
         for seat in seats:
             seat.close()
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one")
 
     def _forget(self, seat: _Seat) -> None:
         if self._home.is_foreign:

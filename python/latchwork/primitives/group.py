@@ -132,10 +132,9 @@ class Group:
         Raises:
             Closed: the group was closed.
         """
-        self._home.check()
+        self._home.check()  # first: a child of a fork may find the lock held for ever
         with self._changed:
-            if self._leaving:
-                raise Closed(f"{self._what} was closed; make another one")
+            self._refuse_closed()
             if self._thread is None:
                 name = f"latchwork-group-{self.member_id or 'onlooker'}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -208,8 +207,9 @@ class Group:
             SessionLost: we are joining again; the new attributes are used then.
             Unavailable, OutcomeUnknown: the server could not be reached; they are used when we next join, or write.
             LatchworkError: we only look on.
+            Closed: the group was closed.
         """
-        self._home.check()
+        self._refuse_closed()
         if self._membership is None:
             raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
         self._membership.update(weight, labels, address)
@@ -231,7 +231,7 @@ class Group:
 
         Listeners are called one at a time: a slow one delays the others. Returns what ends it.
         """
-        self._home.check()
+        self._refuse_closed()
         with self._changed:
             if self._seen:
                 self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
@@ -366,6 +366,11 @@ class Group:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._leaving:
+            raise Closed(f"{self._what} was closed; make another one")
 
     def _refuse_ended(self) -> None:
         if self._error is not None:

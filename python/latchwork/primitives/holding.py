@@ -205,7 +205,7 @@ class SessionLock(ABC):
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time a hold is lost: stop what it protected. Not on release. Returns what ends that."""
-        self._home.check()
+        self._refuse_unusable()
         return listen(self._listeners, fn)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
@@ -277,6 +277,11 @@ class SessionLock(ABC):
         finally:
             with self._lock:
                 self._waiters.discard(waiter)
+
+    def _refuse_unusable(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self.what} was closed; make another one")
 
     def _refuse_closed(self, session: Session, cause: BaseException | None) -> None:
         if self._closed:

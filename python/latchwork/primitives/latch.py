@@ -135,8 +135,7 @@ class LeaderLatch:
     def _join_thread(self) -> threading.Thread | None:
         """Start the thread, unless it runs; one that is still leaving is returned instead."""
         with self._changed:
-            if self._closed:
-                raise Closed(f"{self._what} was closed; make another one")
+            self._refuse_closed()
             if self._thread is not None:
                 return self._thread if self._leaving else None
             self._leaving = False
@@ -295,7 +294,7 @@ class LeaderLatch:
         Elected and revoked alternate, in order and one at a time: a slow listener delays those after it. Returns what
         ends it.
         """
-        self._home.check()
+        self._refuse_closed()
         with self._changed:
             if self._led is not None:
                 self._announcer.post(fn)
@@ -303,7 +302,7 @@ class LeaderLatch:
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we cease to be leader, by leaving or by loss, in a callback thread."""
-        self._home.check()
+        self._refuse_closed()
         with self._changed:
             return listen(self._revoked_listeners, fn)
 
@@ -456,6 +455,11 @@ class LeaderLatch:
             self._changed.notify_all()
         if not self._leaving:
             _log.warning("%s: node %r is no candidate any more: %s", self._what, self.node_id, error)
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one")
 
     def _refuse_ended(self) -> None:
         if self._error is not None:

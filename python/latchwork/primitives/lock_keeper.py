@@ -338,7 +338,8 @@ class LockKeeper:
     def renew_within(self, seconds: float | None) -> None:
         """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
 
-        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is.
+        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is. A keeper
+        that was closed renews nothing: this does nothing then.
         """
         self._life.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
         self._wake.set()
@@ -349,7 +350,7 @@ class LockKeeper:
         Returns:
             A function that ends it.
         """
-        self._home.check()
+        self._refuse_closed()
         return self._listeners.on_lost(fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
@@ -358,7 +359,7 @@ class LockKeeper:
         Returns:
             A function that ends it.
         """
-        self._home.check()
+        self._refuse_closed()
         return self._listeners.on_failed(fn)
 
     # What is whose
@@ -421,5 +422,6 @@ class LockKeeper:
         self._poke(names)
 
     def _refuse_closed(self) -> None:
+        self._home.check()
         if self._closed:
             raise Closed("the lock keeper was closed; make another one")

@@ -214,7 +214,7 @@ class PersistentLock:
 
         Returns what ends that.
         """
-        self._home.check()
+        self._refuse_closed()
         return listen(self._lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
@@ -222,7 +222,7 @@ class PersistentLock:
 
         Returns what ends that.
         """
-        self._home.check()
+        self._refuse_closed()
         return listen(self._failed_listeners, fn)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
@@ -240,6 +240,11 @@ class PersistentLock:
         if self._given is not None:
             return self._given.state(self.name).holder
         return state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name).holder
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"lock {self.name!r} was closed; make another one")
 
     def _current(self) -> HeldLock:
         held = self._held
@@ -277,8 +282,7 @@ class PersistentLock:
     def _keeper_for_use(self) -> LockKeeper:
         """The keeper, counted as in use until the acquisition has ended."""
         with self._lock:
-            if self._closed:
-                raise Closed(f"lock {self.name!r} was closed; make another one")
+            self._refuse_closed()
             is_mine = self._holder_thread == threading.get_ident()
             if is_mine and self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")

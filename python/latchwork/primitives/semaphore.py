@@ -75,7 +75,7 @@ class Semaphore(SessionLock):
 
         Nobody loses a lease: when there are more holders than that, no lease is given until enough were released.
         """
-        self._home.check()
+        self._refuse_unusable()
         self._store.put(self._size_key, write_body({"leases": _check_size(leases)}))
         self._agreed = True
 
