@@ -541,6 +541,18 @@ def test_run_tells_its_work_to_stop_and_runs_it_again_when_it_leads_again(connec
     assert terms == sorted(set(terms))
 
 
+def test_run_waits_for_a_renewal_instead_of_running_what_would_be_told_to_stop_at_once(queue, in_thread):
+    (latch,) = queue("n1")
+    latch.wait(5.0)
+    calls = []
+    running = in_thread(lambda: latch.run(calls.append, margin_s=10 * TTL_S))
+    threading.Event().wait(0.3)
+    latch.leave()
+    with pytest.raises(Closed):
+        running.outcome()
+    assert calls == []
+
+
 def test_run_ends_with_the_error_of_its_work_and_the_latch_stays(queue):
     (latch,) = queue("n1")
     with pytest.raises(ZeroDivisionError):

@@ -285,8 +285,16 @@ class LeaderLatch:
                 work = self.guard_work(margin_s)
             except NotLeader:
                 continue
+            if work.is_stopped:  # less than the margin is left: it waits for the renewal, or for the end of it
+                self._await_change(self.remaining_s())
+                continue
             for result in run_guarded(work, fn):
                 return result
+
+    def _await_change(self, most_s: float) -> None:
+        with self._changed:
+            if self._led is not None:
+                self._store.clock.wait_condition(self._changed, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we become leader, in a callback thread; at once if we lead already.
