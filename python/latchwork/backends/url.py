@@ -14,7 +14,7 @@ import importlib
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -149,9 +149,11 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         )
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     own = {name: given.pop(name) for name in ("root", "user", "password") if name in given}
-    options = {**_parse_query(query), **{name: str(value) for name, value in given.items()}}
+    written = _parse_query(query)
+    options = {**{name: value for name, value in written if value}, **{name: str(given[name]) for name in given}}
     hosts, user, password, where, root = _locate(spec, authority, path, options)
     root = str(own["root"]).removeprefix("/") if "root" in own else root
+    _refuse_repeated(name for name, _ in written)
     _refuse_unknown(spec, options)
     if "password" not in own and "password_file" in options:
         password = _password_from_file(options, password)
@@ -259,16 +261,18 @@ def _split(rest: str) -> tuple[str, str, str]:
     return authority, slash + path, query
 
 
-def _parse_query(query: str) -> dict[str, str]:
-    """Options by name; an empty value counts as not given."""
-    options: dict[str, str] = {}
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
-        name = unquote(name)
-        if name in options:
+def _parse_query(query: str) -> list[tuple[str, str]]:
+    """Names and values in their order; an empty value counts as not given."""
+    parts = (part.partition("=") for part in query.split("&") if part)
+    return [(unquote(name), unquote(value)) for name, _, value in parts]
+
+
+def _refuse_repeated(names: Iterable[str]) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
             raise InvalidURL(f"{_option(name)} is given twice; give it once")
-        options[name] = unquote(value)
-    return {name: value for name, value in options.items() if value}
+        seen.add(name)
 
 
 def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
