@@ -575,6 +575,7 @@ def test_an_idle_cluster_writes_nothing_but_renewals(memory, cluster, eventually
     cluster.node(memory, "n1", job())
     cluster.node(memory, "n2", job())
     eventually(lambda: sorted(map(len, by_node(cluster).values())) == [10, 10])
+    eventually(lambda: inspect(memory).job("report").active_items == 20)  # what runs for a second is told, once
     with memory.watch("") as watch:
         watch.next(5)
         changed = set()
