@@ -18,17 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from etcd_versions import is_there
 from faults.play import LOADS, Verdict, play
 from faults.record import Patience
-from faults.stage import BACKENDS, ETCD, LINKS
+from faults.stage import BACKENDS, LINKS
 from faults.trouble import FAULTS, Fault
-from latchwork.testing._binaries import find_etcd
-from latchwork.testing.servers import ServerMissing
 
 
 def main() -> int:
     options = _options()
-    backends = [backend for backend in options.backend or BACKENDS if _is_there(backend)]
+    backends = [backend for backend in options.backend or BACKENDS if is_there(backend)]
     plays = [
         (backend, fault, load)
         for backend in backends
@@ -75,16 +74,6 @@ def _tell(count: str, verdict: Verdict) -> None:
     print(f"{count} {state} {verdict.backend}, {verdict.fault}, {verdict.load}: {verdict.took_s} s; {told}", flush=True)
     for sentence in verdict.violations[:12]:
         print(f"      {sentence}", flush=True)
-
-
-def _is_there(backend: str) -> bool:
-    try:
-        if backend in ETCD:
-            find_etcd(ETCD[backend])
-    except ServerMissing as error:
-        print(f"!!\n!! {backend} is NOT checked: {error}\n!!", flush=True)
-        return False
-    return True
 
 
 def _is_possible(fault: Fault) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from etcd_versions import ETCD
 from faults.client import Client
 from faults.judge import mirrors_differ, orphans, watches_missed
 from faults.process import RemoteClient
@@ -33,7 +34,6 @@ from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble
 ROOT = "play"
 TTL_S = 2.0
 CALL_TIMEOUT_S = 2.0
-ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}
 #: 3.5.0 to 3.5.2: a member that is killed may apply a write twice when it is back, or count it and not apply it.
 MAY_DIFFER = {"etcd35"}
 SERVERS = ("zookeeper", *ETCD)

@@ -19,16 +19,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from latchwork.testing._binaries import find_etcd
-from latchwork.testing.servers import ServerMissing
+from etcd_versions import is_there
 from primitives.faults.plays import ALL, play
-from primitives.faults.stage import BACKENDS, ETCD, Scene
+from primitives.faults.stage import BACKENDS, Scene
 
 
 def main():
     options = _options()
     logging.disable(logging.CRITICAL)
-    there = [backend for backend in options.backend or BACKENDS if _is_there(backend)]
+    there = [backend for backend in options.backend or BACKENDS if is_there(backend)]
     wanted = [
         (backend, fault, primitive)
         for backend, fault, primitive in ALL
@@ -58,16 +57,6 @@ def _options():
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def _is_there(backend):
-    try:
-        if backend in ETCD:
-            find_etcd(ETCD[backend])
-    except ServerMissing as error:
-        print(f"!!\n!! {backend} is NOT checked: {error}\n!!", flush=True)
-        return False
-    return True
 
 
 def _give(scene, fault, primitive):

@@ -23,6 +23,7 @@ from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 
 import latchwork
+from etcd_versions import ETCD
 from latchwork import errors
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.testing.proxy import Proxy
@@ -31,7 +32,6 @@ from primitives.faults.owners import PATIENCE_S
 from primitives.faults.players import make
 
 ACTOR = Path(__file__).with_name("actor.py")
-ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}
 SERVERS = ("zookeeper", *ETCD)
 BACKENDS = ("sqlite", *SERVERS)
 #: Of the player that nothing is meant to happen to, however busy the machine is.
