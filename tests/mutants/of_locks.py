@@ -26,7 +26,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a queue is read before our own ticket is in it",
-        "primitives/tickets.py",
+        "primitives/fair/tickets.py",
         "            if place.ticket.key in keys:\n",
         "            if stale_ok or place.ticket.key in keys:\n",
         schedules("lock", "lock"),
@@ -34,7 +34,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a ticket whose answer was lost stays in the queue, and another one is taken",
-        "primitives/tickets.py",
+        "primitives/fair/tickets.py",
         "        except OutcomeUnknown:\n            self.disown(nonce)\n            found = None\n",
         "        except OutcomeUnknown:\n            raise\n            found = None\n",
         at("lock", "an_acquire_with_a_lost_answer_queues_exactly_once", on="memory-applied"),
@@ -42,7 +42,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "the fence of a hold does not check its ticket",
-        "primitives/tickets.py",
+        "primitives/fair/tickets.py",
         "self.store.fence(ticket.created, Exists(ticket.key), session.fence)",
         "self.store.fence(ticket.created, session.fence)",
         at("latch", "the_fence_holds_while_leading_and_is_refused_after"),
@@ -50,7 +50,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a wait that timed out leaves its ticket behind",
-        "primitives/turns.py",
+        "primitives/fair/turns.py",
         "        if not has_turn:\n            queue.leave(place)\n",
         "        pass\n",
         at("lock", "a_timeout_names_the_holder_and_leaves_nothing_behind"),
@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a waiter goes ahead although the others before it are still there",
-        "primitives/turns.py",
+        "primitives/fair/turns.py",
         "        if alone or queue.are_gone(place, ahead[:-1], waiter.beside):\n",
         "        if ahead:\n",
         at("lock", "a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through"),
@@ -66,7 +66,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a waiter that slept past its session is given the lock by what it saw before",
-        "primitives/turns.py",
+        "primitives/fair/turns.py",
         "    queue.refuse_lost(place)\n    return has_turn\n",
         "    return has_turn\n",
         tuple(
@@ -77,7 +77,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "names that were read with the end of a ticket are taken for the proof that all are gone",
-        "primitives/tickets.py",
+        "primitives/fair/tickets.py",
         "return place.ticket.key in left and left.isdisjoint(ahead)",
         "return place.ticket.key in left and (names is not None or left.isdisjoint(ahead))",
         ("primitives/test_lock.py::test_a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through[zookeeper]",),
@@ -85,7 +85,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "every waiter watches the holder",
-        "primitives/turns.py",
+        "primitives/fair/turns.py",
         "not until_over(ahead[-1], blocks, waiter, patience, beside=not alone)",
         "not until_over(ahead[0], blocks, waiter, patience, beside=not alone)",
         at("lock", "each_waiter_watches_exactly_the_one_before_it_and_one_wakes"),
@@ -93,7 +93,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a hold that had run out is released without a word",
-        "primitives/holding.py",
+        "primitives/fair/holding.py",
         "        if not (was_held and was_there):",
         "        if not was_there:",
         at("lock", "a_lost_session_ends_the_hold_and_tells_its_listeners_once"),
@@ -101,7 +101,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a release does not check that there is something to release",
-        "primitives/holding.py",
+        "primitives/fair/holding.py",
         "        if not (was_held and was_there):",
         "        if not was_held:",
         at("lock", "a_release_of_what_a_third_party_ended_on_the_server_says_so"),
@@ -109,7 +109,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a reentrant lock is free at the first of its releases",
-        "primitives/holding.py",
+        "primitives/fair/holding.py",
         "        if hold.depth > 1:\n",
         "        if hold.depth > 2:\n",
         at("lock", "a_reentrant_lock_is_released_as_often_as_it_was_acquired"),
@@ -117,7 +117,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a wait outlives its session",
-        "primitives/waiter.py",
+        "primitives/waiting/waiter.py",
         "        self._cancel = session.on_end(self.call_off)\n",
         "        self._cancel = lambda: None\n",
         at("lock", "a_lost_session_ends_the_wait", "closing_the_session_ends_the_wait"),
@@ -125,7 +125,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a release that does not get through is not tried again",
-        "primitives/tickets.py",
+        "primitives/fair/tickets.py",
         '            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)\n'
         "            self._clear_later(session, keys)\n",
         '            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)\n',
@@ -158,7 +158,7 @@ DEFECTS = (
     Defect(
         "Work",
         "a stop that the work has seen is taken back by a renewal",
-        "primitives/work.py",
+        "primitives/waiting/work.py",
         "            self._tell()  # who",
         "            pass  # who",
         at("work", "a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_the_renewal_only", on=""),
@@ -166,7 +166,7 @@ DEFECTS = (
     Defect(
         "Work",
         "work is told to stop when its ownership ends, not before",
-        "primitives/work.py",
+        "primitives/waiting/work.py",
         "left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)",
         "left_s = max(0.0, self._ownership.remaining_s())",
         at("work", "work_is_told_to_stop_before_the_ownership_ends", on=""),
@@ -174,7 +174,7 @@ DEFECTS = (
     Defect(
         "Work",
         "work goes on after its ownership was given up",
-        "primitives/work.py",
+        "primitives/waiting/work.py",
         "        for work in works:\n            work.stop()\n",
         "",
         at("work", "an_ownership_that_ends_stops_all_its_work_at_once", on=""),
@@ -182,7 +182,7 @@ DEFECTS = (
     Defect(
         "ReadWriteLock",
         "a writer waits for writers only",
-        "primitives/rwlock.py",
+        "primitives/fair/rwlock.py",
         'everyone if mode == "write" else lambda ticket: not reads(ticket)',
         "lambda ticket: not reads(ticket)",
         at("rwlock", "a_writer_waits_for_every_reader_whatever_their_order"),
@@ -190,7 +190,7 @@ DEFECTS = (
     Defect(
         "ReadWriteLock",
         "readers overtake a writer that waits",
-        "primitives/rwlock.py",
+        "primitives/fair/rwlock.py",
         'everyone if mode == "write" else lambda ticket: not reads(ticket)',
         'everyone if mode == "write" else lambda _ticket: False',
         at("rwlock", "a_waiting_writer_is_not_overtaken_by_readers"),
@@ -198,7 +198,7 @@ DEFECTS = (
     Defect(
         "ReadWriteLock",
         "an upgrade waits for ever",
-        "primitives/rwlock.py",
+        "primitives/fair/rwlock.py",
         '        if self._mode == "write":\n            raise LatchworkError(\n',
         '        if self._mode == "write":\n            return\n            raise LatchworkError(\n',
         at("rwlock", "an_upgrade_is_refused_at_once"),
@@ -206,7 +206,7 @@ DEFECTS = (
     Defect(
         "ReadWriteLock",
         "a downgrade is written without its fence",
-        "primitives/rwlock.py",
+        "primitives/fair/rwlock.py",
         "self._store.commit([hold.place.fence], [Put(ticket.key, shared)])",
         "self._store.commit([], [Put(ticket.key, shared)])",
         at("rwlock", "a_downgrade_of_a_ticket_that_is_gone_is_refused_and_writes_nothing"),
@@ -214,7 +214,7 @@ DEFECTS = (
     Defect(
         "ReadWriteLock",
         "a downgrade is written before the writer calls itself a reader",
-        "primitives/rwlock.py",
+        "primitives/fair/rwlock.py",
         "        self.hand_to_other(hold)  # first: once this is written others may read, before we hear that it was\n"
         "        try:\n"
         "            self._store.commit([hold.place.fence], [Put(ticket.key, shared)])\n",
@@ -226,7 +226,7 @@ DEFECTS = (
     Defect(
         "Semaphore",
         "the size is not checked in the transaction that takes a lease",
-        "primitives/semaphore.py",
+        "primitives/fair/semaphore.py",
         "self._store.commit([At(size), place.fence], ",
         "self._store.commit([place.fence], ",
         at("semaphore", "a_size_that_shrinks_between_look_and_write_gives_no_lease"),
@@ -234,7 +234,7 @@ DEFECTS = (
     Defect(
         "Semaphore",
         "a lease is taken without the ticket's fence",
-        "primitives/semaphore.py",
+        "primitives/fair/semaphore.py",
         "self._store.commit([At(size), place.fence], ",
         "self._store.commit([At(size)], ",
         at("semaphore", "who_slept_until_its_ticket_was_gone_gets_no_lease"),
@@ -242,7 +242,7 @@ DEFECTS = (
     Defect(
         "Semaphore",
         "one lease too many is given",
-        "primitives/semaphore.py",
+        "primitives/fair/semaphore.py",
         "sum(map(is_ticket, entries)) >= _read_size(size)",
         "sum(map(is_ticket, entries)) > _read_size(size)",
         at("semaphore", "as_many_hold_it_as_there_are_leases"),
@@ -250,7 +250,7 @@ DEFECTS = (
     Defect(
         "Semaphore",
         "a lease is not bound to its session",
-        "primitives/semaphore.py",
+        "primitives/fair/semaphore.py",
         "Create(self._lease_key(place), place.ticket.value, place.session)",
         "Create(self._lease_key(place), place.ticket.value)",
         at("semaphore", "a_lost_session_gives_its_leases_back"),
@@ -258,7 +258,7 @@ DEFECTS = (
     Defect(
         "Semaphore",
         "a lease whose answer was lost is not recognised",
-        "primitives/semaphore.py",
+        "primitives/fair/semaphore.py",
         "            if ours is not None:  # an earlier try got through, its answer did not\n",
         "            if False:\n",
         at("semaphore", "a_lease_with_a_lost_answer_is_taken_once", on="memory-applied"),

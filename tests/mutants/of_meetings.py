@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "a member that comes back counts twice",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         '        self._mine = f"{self._arrivals}/{member_id}"\n',
         '        self._mine = f"{self._arrivals}/{member_id}.{id(self)}"\n',
         at("barrier", "a_member_that_comes_back_counts_once"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "an arrival is written without the open phase",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         "self._store.commit([At(entry)], [Put(self._mine, write_arrival(phase, about))])",
         "self._store.commit([], [Put(self._mine, write_arrival(phase, about))])",
         at("barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next"),
@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "a generation is ended twice",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         "self._store.commit([At(entry)], [Put(self._board_key, after.to_bytes())])",
         "self._store.commit([], [Put(self._board_key, after.to_bytes())])",
         at("barrier", "two_that_end_a_generation_at_the_same_time_end_it_once"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "a timeout breaks it for nobody else",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         "        return waiter.keep_trying(lambda: self._break(phase, late), patience)\n",
         "        raise BarrierBroken(late)\n",
         at("barrier", "a_timeout_breaks_it_for_every_waiter_and_says_who_is_missing"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "a broken generation stays open",
-        "primitives/phases.py",
+        "primitives/meeting/phases.py",
         "return self._after((self.phase // cycle + 1) * cycle, end, self.regulars)",
         "return self._after(self.phase, end, self.regulars)",
         at("barrier", "the_generation_after_a_broken_one_is_usable"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "nobody says who was missing",
-        "primitives/phases.py",
+        "primitives/meeting/phases.py",
         "return tuple(sorted(set(expected) - set(arrived)))",
         "return tuple(sorted(set(expected) - set(expected)))",
         at("barrier", "a_timeout_breaks_it_for_every_waiter_and_says_who_is_missing"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "it passes with one too few",
-        "primitives/phases.py",
+        "primitives/meeting/phases.py",
         "        return len(arrived) >= self.parties\n",
         "        return len(arrived) >= max(1, self.parties - 1)\n",
         at("barrier", "a_timeout_breaks_it_for_every_waiter_and_says_who_is_missing"),
@@ -64,7 +64,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "nobody opens it when the last to arrive is dead",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         "                waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)\n"
         "            board = waiter.keep_trying(lambda: self._open(phase), patience)\n",
         "                forever = Patience(self._store.clock, 20.0)\n"
@@ -76,7 +76,7 @@ DEFECTS = (
     Defect(
         "DoubleBarrier",
         "one without a part in the round is let in",
-        "primitives/double_barrier.py",
+        "primitives/meeting/double_barrier.py",
         "        if self.member_id not in board.regulars or last == board.phase:\n",
         "        if last == board.phase:\n",
         at("double_barrier", "one_that_has_no_part_in_a_round_waits_for_the_next"),
@@ -84,7 +84,7 @@ DEFECTS = (
     Defect(
         "DoubleBarrier",
         "a change between look and wait is missed",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         "                self._await_change(arrival.board.phase, waiter, patience)\n",
         "                self._await_change(self._board()[1].phase, waiter, patience)\n",
         at("double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed"),
@@ -92,7 +92,7 @@ DEFECTS = (
     Defect(
         "DoubleBarrier",
         "one that has left is let in again",
-        "primitives/double_barrier.py",
+        "primitives/meeting/double_barrier.py",
         "        if self.member_id not in board.regulars or last == board.phase:\n",
         "        if self.member_id not in board.regulars:\n",
         at("double_barrier", "one_that_has_left_enters_the_next_round_only"),
@@ -100,7 +100,7 @@ DEFECTS = (
     Defect(
         "DoubleBarrier",
         "a member that dies inside is locked out",
-        "primitives/double_barrier.py",
+        "primitives/meeting/double_barrier.py",
         "        return board.phase - 1\n",
         "        return None\n",
         at("double_barrier", "a_member_that_dies_inside_is_let_in_again_and_counts_once"),
@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         "DoubleBarrier",
         "work that fails lets the others wait",
-        "primitives/double_barrier.py",
+        "primitives/meeting/double_barrier.py",
         '            self.abort(f"the work of {self.member_id!r} failed: {exc!r}")\n',
         "            pass\n",
         at("double_barrier", "work_that_fails_ends_the_round_for_the_others"),
@@ -116,7 +116,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a view is written without the guard",
-        "primitives/group.py",
+        "primitives/group/group.py",
         "self._store.commit([check], [Put(self._views_key, log.to_bytes())])",
         "self._store.commit([], [Put(self._views_key, log.to_bytes())])",
         at("group", "a_view_that_another_wrote_meanwhile_is_not_overwritten"),
@@ -124,7 +124,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a member is not bound to its session",
-        "primitives/group_membership.py",
+        "primitives/group/membership.py",
         "[Put(self.key, body, session)])",
         "[Put(self.key, body)])",
         at("group", "a_member_whose_session_is_lost_joins_again_as_a_new_incarnation"),
@@ -132,7 +132,7 @@ DEFECTS = (
     Defect(
         "Group",
         "an id that a live member has is taken over",
-        "primitives/group_membership.py",
+        "primitives/group/membership.py",
         'if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:\n',
         "if False:\n",
         at("group", "an_id_that_a_live_member_has_is_refused"),
@@ -140,7 +140,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a member that comes back is the old incarnation",
-        "primitives/group_membership.py",
+        "primitives/group/membership.py",
         "            self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12])\n",
         "            self._me = replace(self._me, incarnation=self._me.incarnation or uuid.uuid4().hex[:12])\n",
         at("group", "a_member_whose_session_is_lost_joins_again_as_a_new_incarnation"),
@@ -148,7 +148,7 @@ DEFECTS = (
     Defect(
         "Group",
         "views that passed while a member did not look are left out",
-        "primitives/group_views.py",
+        "primitives/group/views.py",
         "        if not steps or steps[0].number != before.number + 1:\n",
         "        if steps:\n",
         at("group", "a_log_tells_every_view_since_the_one_that_was_seen_last", on=""),
@@ -156,7 +156,7 @@ DEFECTS = (
     Defect(
         "Group",
         "only the oldest member writes views",
-        "primitives/group.py",
+        "primitives/group/group.py",
         "            due = since + delay_s(seen.rank(self.member_id))\n",
         "            due = since + 1000.0 * delay_s(seen.rank(self.member_id))\n",
         at("group", "others_write_the_views_while_the_oldest_member_is_frozen", on="sqlite"),
@@ -164,7 +164,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a member that leaves stays until its session ends",
-        "primitives/group_membership.py",
+        "primitives/group/membership.py",
         "        if session.remaining_s() > 0.0 and not self._drop(session):\n",
         "        if not self._me:\n",
         at("group", "a_member_that_leaves_is_gone_at_once_and_the_last_leaves_an_empty_group"),
@@ -172,7 +172,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a member whose join is in doubt is forgotten when it leaves",
-        "primitives/group_membership.py",
+        "primitives/group/membership.py",
         "        self._bound = session\n        try:\n",
         "        try:\n",
         at("group", "a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind"),
@@ -180,7 +180,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "arrivals at a nested barrier count",
-        "primitives/meeting.py",
+        "primitives/meeting/meeting.py",
         'elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:',
         "elif read_arrival(entry)[1] == self._phase:",
         ("primitives/test_nested_names.py::test_arrivals_at_a_nested_barrier_cost_a_waiter_no_calls[Barrier]",),

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "a change of unknown outcome is made again",
-        "primitives/cell.py",
+        "primitives/numbers/cell.py",
         "            self._unknown = Try(now, after, error)\n",
         "            del error\n",
         at("counter", "a_change_with_a_lost_answer_is_counted_once", on="memory-outcomes0"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "a change does not check what it read",
-        "primitives/cell.py",
+        "primitives/numbers/cell.py",
         "self._store.commit([*checks, now.check], ",
         "self._store.commit([*checks], ",
         at("counter", "a_change_of_another_between_read_and_write_is_not_lost"),
@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "a change that nothing tells of any more counts as not made",
-        "primitives/cell.py",
+        "primitives/numbers/cell.py",
         "    return None if since < 0 or since > len(now.recent) else False\n",
         "    return False if since else False\n",
         at("counter", "after_too_many_changes_of_others_it_is_said_to_be_unknown"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "a change is made without the fence",
-        "primitives/counter.py",
+        "primitives/numbers/counter.py",
         "    return () if fence is None else (fence,)\n",
         "    return ()\n",
         at("counter", "under_a_fence_nothing_is_changed_once_it_is_broken"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "a change under a broken fence is tried for as long as others change the number",
-        "primitives/cell.py",
+        "primitives/numbers/cell.py",
         "any(isinstance(one, Fence) for one in error.failed)",
         "not error.failed",
         at("counter", "a_broken_fence_refuses_at_once_however_often_others_change_it"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Counter",
         "compare and set writes whatever it finds",
-        "primitives/counter.py",
+        "primitives/numbers/counter.py",
         "value if now == expected else None",
         "value if now is not None else expected",
         at("counter", "compare_and_set_changes_what_is_expected_and_nothing_else"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Sequence",
         "an id is taken before its record is written",
-        "primitives/cell.py",
+        "primitives/numbers/cell.py",
         "[Put(self._key, now.changed(after, nonce)), *ops])\n",
         "[Put(self._key, now.changed(after, nonce))])\n        _ = ops and self._store.commit([], list(ops))\n",
         at("sequence", "a_record_that_is_there_already_is_a_conflict_and_takes_no_id"),
@@ -64,7 +64,7 @@ DEFECTS = (
     Defect(
         "Sequence",
         "an id is taken without a record",
-        "primitives/sequence.py",
+        "primitives/numbers/sequence.py",
         "    if not ops:\n        raise ValueError(",
         "    if ops is None:\n        raise ValueError(",
         at("sequence", "an_id_without_a_record_is_refused"),
@@ -72,7 +72,7 @@ DEFECTS = (
     Defect(
         "Sequence",
         "an id is taken without the fence",
-        "primitives/sequence.py",
+        "primitives/numbers/sequence.py",
         "        checks = () if fence is None else (fence,)\n",
         "        checks = ()\n",
         at("sequence", "under_a_broken_fence_no_id_is_taken"),
@@ -80,7 +80,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "a permit whose answer came late is used",
-        "primitives/rate_limiter.py",
+        "primitives/numbers/rate_limiter.py",
         "            if took_s <= permits.slack_s:\n",
         "            if took_s >= 0.0:\n",
         at("rate_limiter", "a_permit_whose_answer_comes_late_is_not_used"),
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "two take the same permit",
-        "primitives/rate_limiter.py",
+        "primitives/numbers/rate_limiter.py",
         "self._store.commit([At(entry)], [put, *ops])",
         "self._store.commit([], [put, *ops])",
         at("rate_limiter", "two_that_see_the_same_free_permit_do_not_both_get_it"),
@@ -96,7 +96,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "permits that were given by others count as old at the first look",
-        "primitives/rate_window.py",
+        "primitives/numbers/rate_window.py",
         "            self._old = max(0, permits.given - permits.limit)\n",
         "            self._old = permits.given\n",
         at("rate_limiter", "a_window_takes_permits_that_it_did_not_see_given_for_new", on=""),
@@ -104,7 +104,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "a permit's age counts from when its sender says that it was sent",
-        "primitives/rate_limiter.py",
+        "primitives/numbers/rate_limiter.py",
         "            self._learn(done.entries[0])\n            took_s = clock.now() - sent_at\n",
         "            took_s = clock.now() - sent_at\n"
         "            with self._lock:\n"
@@ -114,7 +114,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "the slack is left out of a permit's life",
-        "primitives/rate_window.py",
+        "primitives/numbers/rate_window.py",
         "    return (permits.interval_s + permits.slack_s) * 1.001\n",
         "    return permits.interval_s * 1.001\n",
         at("rate_limiter", "a_window_gives_as_many_as_the_limit_and_then_waits_for_the_oldest", on=""),
@@ -122,7 +122,7 @@ DEFECTS = (
     Defect(
         "RateLimiter",
         "a limiter that was made anew gives at once",
-        "primitives/rate_window.py",
+        "primitives/numbers/rate_window.py",
         "            self._old = -permits.limit\n",
         "            self._old = 0\n",
         at("rate_limiter", "a_limiter_that_was_made_anew_gives_nothing_for_an_interval", on=""),

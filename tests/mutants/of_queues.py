@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is acknowledged without the claim's fence",
-        "primitives/queue_claim.py",
+        "primitives/queue/claim.py",
         "            self._store.commit([self.fence, *checks], ops)\n",
         "            self._store.commit([*checks], ops)\n",
         at("queue", "an_acknowledgement_after_an_outsider_took_the_claim_away_changes_nothing"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim is not bound to its session",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "Create(key, write_body(body), session)]",
         "Create(key, write_body(body))]",
         at("queue", "an_item_whose_takers_session_ends_comes_back_to_one_that_waits"),
@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is claimed that may be gone",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "            claim = self._store.commit([At(entry)], ops).entries[1]\n",
         "            claim = self._store.commit([], ops).entries[1]\n",
         at("queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "attempts are not counted",
-        "primitives/queue_items.py",
+        "primitives/queue/items.py",
         "        return replace(self, attempts=self.attempts + 1)\n",
         "        return replace(self, attempts=self.attempts)\n",
         at("queue", "an_item_that_fails_too_often_becomes_a_dead_letter"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item that kills its takers is given out for ever",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "        if item.attempts >= self._most:\n",
         "        if item.attempts < 0:\n",
         at("queue", "an_item_that_kills_its_takers_becomes_a_dead_letter"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is buried although somebody has claimed it",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "self._store.commit([At(entry), Absent(key)], [Delete(entry.key), letter])",
         "self._store.commit([At(entry)], [Delete(entry.key), letter])",
         at("queue", "an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim that may land late is forgotten",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "                self._store.commit([At(item), Absent(doubt.key)], [Put(item_key, item.value)])\n",
         "",
         ("primitives/test_queue.py::test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others",),
@@ -64,7 +64,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "places are not counted as used",
-        "primitives/queue_putting.py",
+        "primitives/queue/putting.py",
         "Room(self._capacity, free - count).to_bytes()",
         "Room(self._capacity, free).to_bytes()",
         at("queue", "many_putters_never_overfill_a_bounded_queue"),
@@ -72,7 +72,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an acknowledgement with a lost answer is an error",
-        "primitives/queue_claim.py",
+        "primitives/queue/claim.py",
         "            self._is_doubtful = True\n",
         "            self._is_doubtful = False\n",
         at("queue", "an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once"),
@@ -80,7 +80,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim with a lost answer stays with nobody behind it",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "            if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):\n",
         "            if not isinstance(error, LatchworkError):\n",
         at("queue", "a_claim_that_nobody_got_to_know_of_is_given_back"),
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "every taker that waits watches the items",
-        "primitives/queue_taking.py",
+        "primitives/queue/taking.py",
         "        place = take_turn(self.queue, waiter, patience)\n",
         "        place = take_turn(self.queue, waiter, patience, blocks=lambda _ticket: False)\n",
         at("queue", "only_the_first_taker_that_waits_watches_the_items"),
@@ -96,7 +96,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim is ours until we hear that it was given back",
-        "primitives/queue_claim.py",
+        "primitives/queue/claim.py",
         "        self._is_ending = True  # once it is written another may take the item, before we hear that it was\n",
         "",
         ("schedules/test_queue.py::test_a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item",),
@@ -104,7 +104,7 @@ DEFECTS = (
     Defect(
         "PriorityQueue",
         "the newest item of a priority is taken first",
-        "primitives/queue_items.py",
+        "primitives/queue/items.py",
         '    return f"{priority}-{number:012d}"\n',
         '    return f"{priority}-{_MOST - number:012d}"\n',
         at("queue", "priorities_come_first_and_then_arrival"),
@@ -112,7 +112,7 @@ DEFECTS = (
     Defect(
         "PriorityQueue",
         "priorities are ignored",
-        "primitives/queue_items.py",
+        "primitives/queue/items.py",
         '    return f"{priority}-{number:012d}"\n',
         '    return f"5-{number:012d}{priority}"\n',
         at("queue", "priorities_come_first_and_then_arrival"),

@@ -44,7 +44,7 @@ def test_every_test_that_has_to_catch_a_defect_is_there():
 
 
 def test_a_defect_whose_text_has_changed_is_refused():
-    defect = Defect("Lock", "nothing", "primitives/lock.py", "no such text", "", ())
+    defect = Defect("Lock", "nothing", "primitives/fair/lock.py", "no such text", "", ())
     with pytest.raises(DefectStale, match=r"lock\.py has the text of 'nothing' 0 times"):
         defect.planted("def lock(): ...")
 

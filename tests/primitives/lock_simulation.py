@@ -10,7 +10,7 @@ import heapq
 import random
 from dataclasses import dataclass, field, replace
 
-from latchwork.primitives.lock_protocol import FREE, Lease, LockRecord, OwnerRecord, Sightings, Take, plan
+from latchwork.primitives.persistent.protocol import FREE, Lease, LockRecord, OwnerRecord, Sightings, Take, plan
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 
 TTL_S = 1.0

@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import PersistentLock
-from latchwork.primitives.lock_protocol import FREE, LockRecord, Take, plan_adoption
+from latchwork.primitives.persistent.protocol import FREE, LockRecord, Take, plan_adoption
 from latchwork.types import At, Entry, Exists, Put
 
 #: So long that nothing here waits for it: what is had is had by adoption.

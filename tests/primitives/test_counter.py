@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Counter, Lock
-from latchwork.primitives.cell import KEPT, Reading, Try, fate
+from latchwork.primitives.numbers.cell import KEPT, Reading, Try, fate
 from latchwork.types import Absent
 
 

@@ -18,7 +18,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Group
-from latchwork.primitives.group_views import View, ViewLog
+from latchwork.primitives.group.views import View, ViewLog
 
 TTL_S = 1.0
 

@@ -22,7 +22,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Lock
-from latchwork.primitives.waiter import Waiter
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.types import Put
 
 TTL_S = 1.0

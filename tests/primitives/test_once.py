@@ -19,7 +19,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Once
-from latchwork.primitives.work import Work
+from latchwork.primitives.waiting.work import Work
 from latchwork.testing import Fault, FaultyStore
 from latchwork.types import Put
 

@@ -17,8 +17,8 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import ReadWriteLock
-from latchwork.primitives.rwlock import held_count
-from latchwork.primitives.tickets import Ticket
+from latchwork.primitives.fair.rwlock import held_count
+from latchwork.primitives.fair.tickets import Ticket
 from latchwork.types import Put
 
 TTL_S = 1.0

@@ -28,17 +28,17 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.common import Identity, Patience, check_name, check_whole
-from latchwork.primitives.queue_items import MAX_VALUE_BYTES
-from latchwork.primitives.tickets import Ticket, TicketQueue, read_body, write_body
-from latchwork.primitives.turns import take_turn
-from latchwork.primitives.waiter import Waiter
-from latchwork.primitives.waits import Waits
-from latchwork.primitives.work import MARGIN_PART, Ownership, Work
+from latchwork.primitives.fair.tickets import Ticket, TicketQueue, read_body, write_body
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.queue.items import MAX_VALUE_BYTES
+from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_whole
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
 from latchwork.types import Absent, At, Create, Put
 
 if TYPE_CHECKING:
-    from latchwork.primitives.tickets import Place
+    from latchwork.primitives.fair.tickets import Place
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.store.watch import Batch

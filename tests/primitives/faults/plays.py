@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from latchwork.errors import Conflict, OwnershipLost
-from latchwork.primitives.tickets import is_ticket
+from latchwork.primitives.fair.tickets import is_ticket
 from primitives.faults.faults import FAULTS, SHORT_TTL_S, Fault
 from primitives.faults.owners import OWNERS, PATIENCE_S, PERSISTENT
 from primitives.faults.players import INTERVAL_S, PERMITS, PLAYERS

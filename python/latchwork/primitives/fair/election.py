@@ -1,0 +1,399 @@
+"""Elections in terms: whoever campaigns waits to be elected, leads with a value that all can see, and resigns.
+
+Keys:   <name>/t<number>  one ticket per campaign, numbered in order of arrival, dies with its session; node id as
+                          label, its value, host, pid and a nonce as JSON
+Leader: the live ticket with the lowest number. Each other campaign watches exactly the ticket before its own.
+
+A ``LeaderLatch`` stays a candidate and is told; here each term is asked for, held and ended by the thread that wants
+it.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
+from latchwork.primitives.fair.holding import SessionLock
+from latchwork.primitives.fair.tickets import Ticket, TicketQueue, is_ticket, read_body, write_body
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.waiting.common import Home, Patience, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.work import Work, run_guarded
+from latchwork.types import Put
+
+if TYPE_CHECKING:
+    from latchwork.primitives.fair.tickets import Place
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch, Watch
+    from latchwork.types import Fence
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A campaign as the store knows it: of the leader, or of one who waits.
+
+    Attributes:
+        node_id: as the campaigner gave it; empty when its ticket cannot be read.
+        value: what it announces.
+        ticket: the key of its ticket: one per term.
+        token: the fencing token it has, or will have, as leader.
+        session_id: the session its ticket lives by.
+    """
+
+    node_id: str
+    value: bytes
+    ticket: str
+    token: int
+    session_id: str | None
+
+    @classmethod
+    def of(cls, ticket: Ticket) -> Leader:
+        """What a ticket says."""
+        return cls(ticket.label, _read_value(ticket.body), ticket.key, ticket.token, ticket.session_id)
+
+
+class Election:
+    """Who leads, for a term: ``with election.campaign(b"10.0.0.7:80") as term:``.
+
+    Construction does no I/O. Safe to share between threads: each campaign queues for itself. A paused process may go on
+    writing late: pass ``term.fence`` to every write that matters.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which the tickets are.
+        node_id: who we are, for those who look: any text that is not empty.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+    """
+
+    def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
+        self.name = check_name(name, "election")
+        self.node_id = check_node_id(node_id, "election")
+        self._store = store
+        self._session = session
+        self._what = f"election {name!r}"
+        self._home = Home(self._what)
+        self._queue = TicketQueue(store, name, self._what, node_id)
+        self._lock = threading.Lock()
+        self._seats: set[_Seat] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Election {self.name!r} {self.node_id!r}>"
+
+    def campaign(self, value: bytes = b"", *, timeout_s: float | None = None) -> Term:
+        """Queue, and wait to be elected.
+
+        Args:
+            value: what everybody sees of us while we lead; see ``Term.proclaim``.
+            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+        Returns:
+            The term: use it in a ``with``, or resign in the end.
+        Raises:
+            WaitTimeout: another still leads; nothing of ours is left behind.
+            SessionLost: our session ended while waiting.
+            Closed: the election, its session or its store was closed.
+            LatchworkError: this is a callback, which must not wait.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
+        """
+        self._refuse_closed()
+        check_bytes(value, f"the value of {self._what}")
+        seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
+        with self._lock:
+            self._refuse_closed()
+            self._seats.add(seat)
+        try:
+            seat.acquire(timeout_s)
+        except BaseException:
+            seat.close()
+            raise
+        return Term(self, seat)
+
+    def run(
+        self,
+        fn: Callable[[Term, Work], T],
+        value: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+        margin_s: float | None = None,
+    ) -> T:
+        """Campaign, run ``fn(term, work)`` in this thread, and resign.
+
+        ``work`` tells it to stop before the term can end. When it was told to, and has ended, we campaign again: it may
+        run several times, on several nodes, never on two at a time as long as it stops when told.
+
+        Args:
+            fn: checks ``work`` now and then, and writes with ``work.fence``.
+            value: announced at the beginning of each term.
+            timeout_s: seconds to wait for each election; None waits for ever.
+            margin_s: how long before the end of a term to tell it; None takes a tenth of the session's TTL.
+        Returns:
+            What it returned when it ended without having been told to stop.
+        Raises:
+            WaitTimeout, SessionLost, Closed: as ``campaign`` does.
+            Exception: whatever ``fn`` raises.
+        """
+        while True:
+            term = self.campaign(value, timeout_s=timeout_s)
+            with closing(term):
+                try:
+                    work = term.guard_work(margin_s)
+                except NotLeader:
+                    continue
+                for result in run_guarded(work, partial(fn, term)):
+                    return result
+
+    def leader(self) -> Leader | None:
+        """Who leads now as the store knows it, or None. Needs no campaign."""
+        return next(iter(self.candidates()), None)
+
+    def candidates(self) -> list[Leader]:
+        """All campaigns in the order in which they will lead, the leader first; may be empty."""
+        return [Leader.of(ticket) for ticket in self._queue.tickets()]
+
+    def observe(self) -> Observer:
+        """Follow who leads, and with which value. Close it when done: it outlives this object. Needs no campaign.
+
+        Raises:
+            Closed: the election was closed.
+        """
+        self._refuse_closed()
+        return Observer(self._store, self.name)
+
+    def close(self) -> None:
+        """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
+        if self._home.is_foreign:
+            return
+        with self._lock:
+            self._closed = True
+            seats = list(self._seats)
+        for seat in seats:
+            seat.close()
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one")
+
+    def _forget(self, seat: _Seat) -> None:
+        if self._home.is_foreign:
+            return
+        with self._lock:
+            self._seats.discard(seat)
+
+
+class Term:
+    """One time of leading: from an election until it is resigned or lost. Get it from ``Election.campaign``.
+
+    Safe to share between threads. ``with`` resigns at the end.
+    """
+
+    def __init__(self, election: Election, seat: _Seat) -> None:
+        self._election = election
+        self._seat = seat
+
+    def __repr__(self) -> str:
+        return f"<Term {self._election.name!r} {self._election.node_id!r} {self.remaining_s():.2f}s>"
+
+    def __enter__(self) -> Term:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.resign()
+        except OwnershipLost as error:
+            if exc_type is None:
+                raise
+            _log.warning("%s, while its work failed", error)
+
+    @property
+    def fence(self) -> Fence:
+        """The check for every write that only the leader may do; its ``token`` grows with each new term.
+
+        Raises:
+            NotLeader: the term is over.
+        """
+        return self._seat.fence
+
+    @property
+    def is_leader(self) -> bool:
+        """True while we lead for certain: turns False by our own clock before another can lead. Does no I/O."""
+        return self._seat.is_held
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the term is lost; never by resigning."""
+        return self._seat.lost
+
+    def remaining_s(self) -> float:
+        """Seconds we lead for certain if no further renewal succeeds; 0 when the term is over. Does no I/O."""
+        return self._seat.remaining_s()
+
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn()`` when the term is lost, not when it is resigned. Returns what ends that."""
+        return self._seat.on_lost(fn)
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop before the term can end: ``with term.guard_work() as work:``.
+
+        Args:
+            margin_s: how long before; None takes a tenth of the session's TTL.
+        Raises:
+            NotLeader: the term is over.
+        """
+        return self._seat.guard_work(margin_s)
+
+    def proclaim(self, value: bytes) -> None:
+        """Announce another value without another election.
+
+        Raises:
+            NotLeader: the term is over; nothing was announced.
+            Unavailable, OutcomeUnknown: as for any write; to announce it again does no harm.
+        """
+        self._seat.proclaim(value)
+
+    def resign(self) -> None:
+        """End the term; the next campaign is elected. Once it was resigned or closed, nothing happens.
+
+        Raises:
+            NotLeader: it had been lost, to the knowledge of the store if not to ours.
+        """
+        if not self._seat.is_over:
+            self._seat.release()
+
+    def close(self) -> None:
+        """End the term, lost or not."""
+        self._seat.close()
+
+
+class Observer:
+    """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
+
+    Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._clock = store.clock
+        self._name = name
+        self._tickets: dict[str, Leader] = {}
+        self._told: Leader | None = None
+        self._first = True
+        self._watch: Watch = store.watch(name)
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Leader | None]:
+        return self
+
+    def __next__(self) -> Leader | None:
+        try:
+            return self.next()
+        except Closed:
+            raise StopIteration from None
+
+    def next(self, timeout_s: float | None = None) -> Leader | None:
+        """The next leader or value.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            WaitTimeout: nothing changed in that time.
+            Closed: the observer or its store was closed.
+            PermissionDenied: the account may not read here any more.
+        """
+        patience = Patience(self._clock, timeout_s)
+        while True:
+            self._fold(self._watch.next(patience.left_s()))
+            leader = self._tickets[min(self._tickets)] if self._tickets else None
+            if self._first or leader != self._told:
+                self._first, self._told = False, leader
+                return leader
+
+    def close(self) -> None:
+        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        self._watch.close()
+
+    def _fold(self, batch: Batch) -> None:
+        for change in batch:
+            if change.entry is None:
+                self._tickets.pop(change.key, None)
+            elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
+                self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
+
+
+class _Seat(SessionLock):
+    """One campaign and the term that it leads to."""
+
+    error = NotLeader
+
+    def __init__(
+        self,
+        store: Store,
+        what: str,
+        queue: TicketQueue,
+        *,
+        session: Session | None,
+        value: bytes,
+        on_over: Callable[[_Seat], None],
+    ) -> None:
+        super().__init__(store, what, queue, session=session)
+        self._value = value
+        self._on_over = on_over
+        self.is_over = False
+
+    def proclaim(self, value: bytes) -> None:
+        check_bytes(value, f"the value of {self.what}")
+        place = self._held().place
+        body = {**read_body(place.ticket.value), **_value_body(value)}
+        try:
+            self._store.commit([place.fence], [Put(place.ticket.key, write_body(body))])
+        except Conflict as error:
+            raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
+
+    def release(self) -> None:
+        self._home.check()
+        self.is_over = True
+        try:
+            super().release()
+        finally:
+            self._on_over(self)
+
+    def close(self) -> None:
+        self.is_over = True
+        try:
+            super().close()
+        finally:
+            self._on_over(self)
+
+    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        if patience.is_over and self._queue.tickets():
+            return None  # a single try: do not even queue
+        return take_turn(self._queue, waiter, patience, body=_value_body(self._value))
+
+
+def _value_body(value: bytes) -> dict[str, object]:
+    """As text where it is text, so that people can read it in the store."""
+    try:
+        return {"value": value.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"value": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def _read_value(body: Mapping[str, object]) -> bytes:
+    value = str(body.get("value", ""))
+    return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()

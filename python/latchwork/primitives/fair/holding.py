@@ -1,0 +1,406 @@
+"""What everything held by a session has in common: who holds it here, until when, and how it is given back.
+
+Nothing here knows how a hold is had: ``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` say that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
+from latchwork.primitives.waiting.common import Home, Patience, listen, lost_by_fork, refuse_in_callback
+from latchwork.primitives.waiting.waiter import Waiter, open_session
+from latchwork.primitives.waiting.work import Ownership
+
+if TYPE_CHECKING:
+    from latchwork.primitives.fair.tickets import Place, TicketQueue
+    from latchwork.primitives.waiting.work import Work
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.types import Fence
+
+_log = logging.getLogger(__name__)
+
+
+class Hold:
+    """One hold, from the moment it is had until it is given back.
+
+    Attributes:
+        place: the key that it is, its session and its fence.
+        owner: through which it is held.
+        waiter: what waited for it, with a watch that is closed after the release.
+        ownership: what works under it depend on.
+        depth: how often its thread acquired it.
+        given_back: set once it is released or closed.
+    """
+
+    def __init__(self, place: Place, owner: SessionLock, waiter: Waiter) -> None:
+        self.place = place
+        self.owner = owner
+        self.waiter = waiter
+        self.depth = 1
+        self.given_back = threading.Event()
+        session = place.session
+        self.ownership = Ownership(
+            owner.what,
+            place.fence,
+            ttl_s=session.ttl_s,
+            remaining_s=session.remaining_s,
+            error=owner.error,
+            clock=owner.clock,
+        )
+        self.unlisten: Callable[[], None] = lambda: None
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is ours for certain."""
+        return self.remaining_s() > 0.0
+
+    def remaining_s(self) -> float:
+        """Seconds it is ours for certain."""
+        return self.ownership.remaining_s()
+
+
+class SessionLock(ABC):
+    """The common part of the locks that live by a session. Safe to share between threads; see ``Lock``.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        what: the primitive in words, for messages.
+        queue: where it queues.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        reentrant: a thread that holds it may acquire it again.
+        several: a thread may hold it several times, each for itself.
+    """
+
+    #: What is raised when it is held no more.
+    error: type[OwnershipLost] = LockLost
+
+    def __init__(
+        self,
+        store: Store,
+        what: str,
+        queue: TicketQueue,
+        *,
+        session: Session | None,
+        reentrant: bool = False,
+        several: bool = False,
+    ) -> None:
+        self._store = store
+        self.clock = store.clock
+        self.what = what
+        self._queue = queue
+        self._given = session
+        self._reentrant = reentrant
+        self._several = several
+        self._home = Home(what)
+        self._lock = threading.Lock()
+        self._holds: list[Hold] = []
+        self._waiters: set[Waiter] = set()
+        self._mine = threading.local()
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._closed = False
+        self._closing = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
+
+    def __enter__(self) -> Fence:
+        hold = self._acquire(None)
+        entered = self._mine.__dict__.setdefault("entered", [])
+        entered.append(hold)
+        return hold.place.fence
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        entered: list[Hold] = getattr(self._mine, "entered", [])
+        hold = entered.pop() if entered else self._to_release()  # a with that ends in another thread
+        if hold.given_back.is_set():
+            return  # released inside the block, or closed
+        try:
+            hold.owner.end(hold)
+        except (OwnershipLost, ForkedProcess) as error:
+            if exc_type is None:
+                raise
+            _log.warning("%s is not released, and its work failed: %s", self.what, error)
+
+    def acquire(self, timeout_s: float | None = None) -> Fence:
+        """Wait for it and return proof of ownership.
+
+        Holding it does not stop a paused process from writing late: pass the fence to every write that matters.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever, 0 tries once. A call that the server does not answer can
+                take longer, up to the store's call timeout.
+        Returns:
+            A fence whose ``token`` grows with each new holder.
+        Raises:
+            WaitTimeout: others still hold it; nothing of ours is left behind.
+            SessionLost: our session ended while waiting.
+            LockLost: somebody deleted our ticket while we waited.
+            LatchworkError: this thread holds it already and it is not reentrant, or this is a callback.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
+            Closed: it, its session or its store was closed.
+            ForkedProcess: it was made by the parent of this process.
+        Source:
+            docs/design/0008.
+        """
+        return self._acquire(timeout_s).place.fence
+
+    def release(self) -> None:
+        """Give back what this thread holds; from a thread that holds nothing, what the object holds if that is one.
+
+        The next can have it at once. When the server cannot be reached that goes on in the background, and the session
+        ends it at the latest.
+
+        Raises:
+            LockLost: it had run out, was ended by somebody else, or is not held.
+            LatchworkError: this thread holds nothing, and several others do.
+        """
+        self._home.check()
+        self.end(self._to_release())
+
+    def close(self) -> None:
+        """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
+        if self._home.is_foreign:
+            return
+        with self._lock:
+            self._closed = True
+            self._closing.set()
+            holds, waiters = list(self._holds), list(self._waiters)
+        for waiter in waiters:
+            waiter.call_off()
+        for hold in holds:
+            self._give_back(hold)
+
+    @property
+    def fence(self) -> Fence:
+        """The fence of the current hold: this thread's newest, else the object's.
+
+        Raises:
+            LockLost: it has run out, or is not held.
+        """
+        return self._held().place.fence
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is ours for certain, by our own clock. Does no I/O."""
+        return self.remaining_s() > 0.0
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the current hold is lost, never by a release; ask again after each ``acquire``."""
+        if self._home.is_foreign:
+            return lost_by_fork()
+        hold = self._current()
+        return hold.place.session.lost if hold is not None else threading.Event()
+
+    def remaining_s(self) -> float:
+        """Seconds it is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
+        hold = self._current()
+        return hold.remaining_s() if hold is not None else 0.0
+
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn()`` each time a hold is lost: stop what it protected. Not on release. Returns what ends that."""
+        self._refuse_unusable()
+        return listen(self._listeners, fn)
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
+
+        Args:
+            margin_s: how long before; None takes a tenth of the session's TTL.
+        Raises:
+            LockLost: it is not held.
+        """
+        return self._held().ownership.guard_work(margin_s)
+
+    # For those who say what it is.
+
+    @abstractmethod
+    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        """Have it, or None when the time is over or the waiter was called off; then nothing is left behind."""
+
+    def _before(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuse an acquisition that makes no sense."""
+
+    # Having it
+
+    def _acquire(self, timeout_s: float | None) -> Hold:
+        self._home.check()
+        patience = Patience(self.clock, timeout_s)
+        again = self._again()
+        if again is not None:
+            return again
+        refuse_in_callback(self.what, timeout_s)
+        self._before()
+        session = open_session(self._store, self._given, self.what, patience, self._closing)
+        waiter = Waiter(self._store, session)
+        hold: Hold | None = None
+        try:
+            place = self._wait_with(waiter, patience)
+            if place is None:
+                self._refuse_closed(session, None)
+                raise WaitTimeout(self._timed_out(timeout_s))
+            hold = self._had(place, waiter)
+        finally:
+            if hold is None:
+                waiter.close()
+        return hold
+
+    def _again(self) -> Hold | None:
+        """This thread's hold once more, if it has one and may."""
+        hold = self._of_thread()
+        if hold is None or self._several:
+            return None
+        if self._reentrant:
+            if not hold.is_held:
+                raise self.error(f"{self.what} was lost since this thread acquired it; release it, then acquire again")
+            hold.depth += 1
+            return hold
+        if hold.is_held:
+            raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
+        return None
+
+    def _wait_with(self, waiter: Waiter, patience: Patience) -> Place | None:
+        with self._lock:
+            self._waiters.add(waiter)
+        try:
+            self._refuse_closed(waiter.session, None)
+            return self._take(waiter, patience)
+        except SessionLost as error:
+            self._refuse_closed(waiter.session, error)
+            raise
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
+
+    def _refuse_unusable(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self.what} was closed; make another one")
+
+    def _refuse_closed(self, session: Session, cause: BaseException | None) -> None:
+        if self._closed:
+            raise Closed(f"{self.what} was closed; make another one") from cause
+        if session.state == "closed":
+            raise Closed(f"the session of {self.what} was closed; use another one") from cause
+
+    def _timed_out(self, timeout_s: float | None) -> str:
+        holders = self._holders_in_words()
+        return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
+
+    def _holders_in_words(self) -> str:
+        try:
+            first = next(iter(self._queue.tickets()), None)
+        except LatchworkError:
+            return "others"
+        return str(first) if first is not None else "nobody now, though it was"
+
+    def _had(self, place: Place, waiter: Waiter) -> Hold:
+        hold = Hold(place, self, waiter)
+        with self._lock:
+            surplus = self._closed
+            if not surplus:
+                self._holds.append(hold)
+        if surplus:
+            self._queue.leave(place)
+            raise Closed(f"{self.what} was closed while it was being acquired; make another one")
+        self._push(hold)
+        hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
+        if hold.given_back.is_set():  # closed meanwhile, which could not take the listener back
+            hold.unlisten()
+        _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
+        return hold
+
+    # Ending it
+
+    def end(self, hold: Hold) -> None:
+        """Release a hold once.
+
+        Raises:
+            LockLost: it had run out, or was ended by somebody else.
+            ForkedProcess: it is of the parent of this process.
+        """
+        self._home.check()
+        if hold.depth > 1:
+            hold.depth -= 1
+            return
+        was_held = hold.is_held
+        was_there = self._give_back(hold)
+        if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
+            raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
+
+    def _give_back(self, hold: Hold) -> bool:
+        """End it here and on the server; False if it was gone from there."""
+        with self._lock:
+            if hold.given_back.is_set():
+                return True
+            hold.given_back.set()
+            hold.depth = 0
+            if hold in self._holds:
+                self._holds.remove(hold)
+        hold.unlisten()
+        hold.ownership.end()
+        was_there = self._queue.leave(hold.place)
+        hold.waiter.close()  # last: the next one waits for the line above
+        return was_there
+
+    def lose(self, hold: Hold) -> None:
+        """Called in the session's thread for lost listeners."""
+        if hold.given_back.is_set():
+            return  # released just before: nobody has lost anything
+        hold.ownership.end()
+        _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
+        for listener in list(self._listeners.values()):
+            try:
+                listener()
+            except Exception:
+                _log.exception("an on_lost listener of %s raised; the others are called all the same", self.what)
+
+    # Finding it
+
+    def _push(self, hold: Hold) -> None:
+        self._stack().append(hold)
+
+    def _stack(self) -> list[Hold]:
+        """What this thread acquired and did not give back, the newest last."""
+        stack: list[Hold] = [hold for hold in getattr(self._mine, "stack", ()) if not hold.given_back.is_set()]
+        self._mine.stack = stack
+        return stack
+
+    def _of_thread(self) -> Hold | None:
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def _current(self) -> Hold | None:
+        if self._home.is_foreign:
+            return None
+        hold = self._of_thread()
+        if hold is None:
+            with self._lock:
+                hold = self._holds[-1] if self._holds else None
+        return hold
+
+    def _held(self) -> Hold:
+        hold = self._current()
+        if hold is None or not hold.is_held:
+            raise self.error(f"{self.what} is not held any more by this object; stop what it protected")
+        return hold
+
+    def _to_release(self) -> Hold:
+        hold = self._of_thread()
+        if hold is not None:
+            return hold
+        with self._lock:
+            holds = list(self._holds)
+        if not holds:
+            raise self.error(f"{self.what} is not held by this object; acquire it first")
+        if len(holds) > 1:
+            raise LatchworkError(
+                f"{self.what}: this thread holds nothing; {len(holds)} other threads do, let them release"
+            )
+        return holds[0]

@@ -1,0 +1,58 @@
+"""Exclusive lock held by one session at a time.
+
+Keys:   <name>/t<number>  one ticket per holder or waiter, numbered in order of arrival, dies with its session; label,
+                          host, pid and a nonce as JSON
+Holder: the live ticket with the lowest number. Each waiter watches exactly the ticket before its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latchwork.primitives.fair.holding import SessionLock
+from latchwork.primitives.fair.tickets import Ticket, TicketQueue
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.waiting.common import check_name
+
+if TYPE_CHECKING:
+    from latchwork.primitives.fair.tickets import Place
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+
+
+class Lock(SessionLock):
+    """An exclusive, fair lock that its session holds: it is free again when that is closed, or ends within its TTL.
+
+    ``with Lock(store, "orders") as fence:`` acquires and releases. Construction does no I/O. Safe to share between
+    threads: they exclude each other as processes do. After its session is lost a hold is over for good; the next
+    ``acquire`` takes the store's next session. To keep a lock through disconnects, see ``PersistentLock``.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which the tickets are.
+        reentrant: a thread that holds it may acquire it again, and releases it as often.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        label: what others see when they ask who holds it.
+    """
+
+    def __init__(
+        self, store: Store, name: str, *, reentrant: bool = False, session: Session | None = None, label: str = ""
+    ) -> None:
+        self.name = check_name(name, "lock")
+        what = f"lock {name!r}"
+        super().__init__(store, what, TicketQueue(store, name, what, label), session=session, reentrant=reentrant)
+
+    def holder(self) -> Ticket | None:
+        """Who holds it as the store knows it, or None. Takes nothing."""
+        return next(iter(self._queue.tickets()), None)
+
+    def waiters(self) -> list[Ticket]:
+        """Who waits, in the order in which they will have it; may be empty."""
+        return self._queue.tickets()[1:]
+
+    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        if patience.is_over and self._queue.tickets():
+            return None  # a single try: do not even queue
+        return take_turn(self._queue, waiter, patience)

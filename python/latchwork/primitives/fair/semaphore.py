@@ -1,0 +1,223 @@
+"""At most n holders at a time, in the order of their arrival.
+
+Keys:   <name>/leases/size       how many leases there are, as JSON
+        <name>/leases/t<number>  one per holder, dies with its session; label, host, pid and a nonce as JSON
+        <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
+Holder: who has a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and checks
+        the size; the others watch the ticket before their own, the first watches the leases.
+
+docs/design/0008 says why more than n can never be held.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
+from latchwork.primitives.fair.holding import SessionLock
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.types import At, Create, Delete, Exists
+
+if TYPE_CHECKING:
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch
+    from latchwork.types import Entry
+
+_SIZE = "size"
+
+
+class Semaphore(SessionLock):
+    """A number of leases that sessions hold: ``with Semaphore(store, "scanner", leases=3) as fence:``.
+
+    The number is stored with the first use, and is what the store says from then on: who gives another is refused at
+    its first use, ``resize`` changes it for all. Construction does no I/O. Safe to share between threads, and a thread
+    may hold several leases.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which leases and tickets are.
+        leases: how many there are, at least 1; None takes the number that is stored.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        label: what others see when they ask who holds them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        leases: int | None = None,
+        session: Session | None = None,
+        label: str = "",
+    ) -> None:
+        self.name = check_name(name, "semaphore")
+        self._wanted = leases if leases is None else _check_size(leases)
+        self._agreed = False
+        self._leases = f"{name}/leases"
+        self._size_key = f"{self._leases}/{_SIZE}"
+        what = f"semaphore {name!r}"
+        queue = TicketQueue(store, f"{name}/queue", what, label)
+        super().__init__(store, what, queue, session=session, several=True)
+
+    def size(self) -> int | None:
+        """How many leases there are, None before the first use."""
+        entry = self._store.get(self._size_key)
+        return _read_size(entry) if entry is not None else None
+
+    def resize(self, leases: int) -> None:
+        """Change how many leases there are, for everybody and at once.
+
+        Nobody loses a lease: when there are more holders than that, no lease is given until enough were released.
+        """
+        self._refuse_unusable()
+        self._store.put(self._size_key, write_body({"leases": _check_size(leases)}))
+        self._agreed = True
+
+    def holders(self) -> list[Ticket]:
+        """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
+        return [Ticket.of(entry) for entry in self._store.list(self._leases) if is_ticket(entry.key)]
+
+    def waiters(self) -> list[Ticket]:
+        """Who waits, in the order in which they will have leases; may be empty."""
+        return self._queue.tickets()
+
+    # Having a lease
+
+    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        waiter.keep_trying(self._agree, patience)
+        if patience.is_over and self._queue.tickets():
+            return None  # a single try: do not even queue
+        place = take_turn(self._queue, waiter, patience)
+        if place is None:
+            return None
+        lease: Place | None = None
+        try:
+            lease = self._await_lease(place, waiter, patience)
+        finally:
+            if lease is None:
+                self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
+        return lease
+
+    def _agree(self) -> None:
+        """Store the size, or see that it is what we were told; once."""
+        if self._agreed:
+            return
+        entry = self._store.get(self._size_key)
+        if entry is None:
+            entry = self._create_size()
+        stored = _read_size(entry)
+        if self._wanted not in {None, stored}:
+            raise LatchworkError(
+                f"{self.what} has {stored} leases, not {self._wanted}; make it with leases={stored}, or resize it"
+            )
+        self._agreed = True
+
+    def _create_size(self) -> Entry:
+        if self._wanted is None:
+            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
+        try:
+            return self._store.create(self._size_key, write_body({"leases": self._wanted}))
+        except KeyExists:
+            found = self._store.get(self._size_key)
+            if found is None:
+                raise
+            return found
+
+    def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
+        """Being the first in the queue, wait for a lease and take it; None when time is over or called off."""
+        while True:
+            lease = waiter.keep_trying(lambda: self._try_lease(place), patience)
+            if lease is not None:
+                return lease
+            if patience.is_over or not waiter.follow(self._leases, self._has_room(), patience):
+                self._queue.refuse_lost(place)
+                return None
+
+    def _try_lease(self, place: Place) -> Place | None:
+        """Take a lease if one is free.
+
+        Nobody else adds any while our ticket is there, so the leases that are seen can only become fewer.
+        """
+        while True:
+            self._queue.refuse_lost(place)
+            entries = {entry.key: entry for entry in self._store.list(self._leases)}
+            ours = entries.get(self._lease_key(place))
+            if ours is not None:  # an earlier try got through, its answer did not
+                return self._lease(ours, place.session)
+            size = entries.get(self._size_key)
+            if size is None:  # somebody deleted it
+                self._agreed = False
+                self._agree()
+                continue
+            if sum(map(is_ticket, entries)) >= _read_size(size):
+                return None
+            try:
+                return self._lease(self._move(place, size), place.session)
+            except Conflict as error:  # resized meanwhile, or our ticket is gone
+                self._refuse_gone(place, error)
+
+    def _move(self, place: Place, size: Entry) -> Entry:
+        lease = Create(self._lease_key(place), place.ticket.value, place.session)
+        done = self._store.commit([At(size), place.fence], [Delete(place.ticket.key), lease])
+        return done.entries[0]
+
+    def _refuse_gone(self, place: Place, error: Conflict) -> None:
+        ticket, lease = self._store.get_many([place.ticket.key, self._lease_key(place)])
+        if ticket is None and lease is None:
+            self._queue.refuse_lost(place)
+            raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
+
+    def _has_room(self) -> _Room:
+        return _Room(self._size_key)
+
+    def _lease(self, entry: Entry, session: Session) -> Place:
+        return Place(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
+
+    def _lease_key(self, place: Place) -> str:
+        return f"{self._leases}/{place.ticket.key.rpartition('/')[2]}"
+
+    def _holders_in_words(self) -> str:
+        try:
+            holders = self.holders()
+        except LatchworkError:
+            return "others"
+        more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
+        return (", ".join(map(str, holders[:3])) or "nobody now, though it was") + more
+
+
+class _Room:
+    """Follows the leases, and says whether one is free. One thread only."""
+
+    def __init__(self, size_key: str) -> None:
+        self._size_key = size_key
+        self._size = 0
+        self._live: set[str] = set()
+
+    def __call__(self, batch: Batch) -> bool:
+        for change in batch:
+            if change.key == self._size_key:
+                self._size = _read_size(change.entry) if change.entry is not None else 0
+            elif change.entry is None:
+                self._live.discard(change.key)
+            elif is_ticket(change.key):
+                self._live.add(change.key)
+        return len(self._live) < self._size
+
+
+def _check_size(leases: int) -> int:
+    if not check_whole(leases, "the number of leases") >= 1:
+        raise ValueError(f"a semaphore needs at least 1 lease, not {leases!r}")
+    return leases
+
+
+def _read_size(entry: Entry) -> int:
+    try:
+        return int(json.loads(entry.value)["leases"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise LatchworkError(f"{entry.key!r} holds no size of a semaphore; delete it, or use another name") from error

@@ -1,0 +1,385 @@
+"""A queue of session-bound tickets: what every fair primitive stands on.
+
+Keys:  <name>/t<number>   numbered by the store in order of arrival, dies with its owner's session; as JSON a label,
+                          host, pid, a nonce, and what the primitive adds
+Order: by number. A number is greater than all that were committed before it, so nothing can ever appear ahead of a
+       ticket: what was seen to be gone from ahead is gone for good.
+
+docs/design/0008 has the states, and which fence closes which race.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ParamSpec
+
+from latchwork.errors import (
+    Closed,
+    ForkedProcess,
+    InvalidKey,
+    LatchworkError,
+    LockLost,
+    OutcomeUnknown,
+    PermissionDenied,
+    SessionLost,
+)
+from latchwork.primitives.waiting.common import Backoff, Identity, Patience, check_text
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.types import Exists, Fence
+
+if TYPE_CHECKING:
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+#: These do not go away by trying again.
+FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
+
+_STEM = "t"
+#: Seconds for which a ticket that was not there when we looked may still appear.
+_LATE_S = 120.0
+#: The names of more tickets than that are not listed to see whether the first of them is gone.
+_MANY = 256
+_NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One place in a queue, or one lease, as its owner described it.
+
+    Attributes:
+        key: where it is.
+        label: what the owner calls itself; empty when it cannot be read.
+        host: its machine.
+        pid: its process.
+        token: the fencing token that its owner has, or will have.
+        session_id: the session it lives by.
+        body: all that is stored in it.
+    """
+
+    key: str
+    label: str
+    host: str
+    pid: int
+    token: int
+    session_id: str | None
+    body: Mapping[str, object] = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        place = f"pid {self.pid} on {self.host}"
+        return f"{self.label!r} ({place})" if self.label else place
+
+    @classmethod
+    def of(cls, entry: Entry) -> Ticket:
+        """What an entry says; a body that cannot be read is empty, and its ticket still counts."""
+        body = read_body(entry.value)
+        pid = body.get("pid")
+        return cls(
+            entry.key,
+            str(body.get("label", "")),
+            str(body.get("host", "")),
+            pid if isinstance(pid, int) else 0,
+            entry.created,
+            entry.owner,
+            body,
+        )
+
+    @property
+    def nonce(self) -> str:
+        """What tells its creator that it is his."""
+        return str(self.body.get("nonce", ""))
+
+
+#: Which tickets ahead have to be waited for.
+Blocks = Callable[[Ticket], bool]
+
+
+def everyone(_ticket: Ticket) -> bool:
+    """Every ticket ahead has to go first."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Our own ticket, the session it lives by, and what proves that it is still there."""
+
+    ticket: Entry
+    session: Session
+    fence: Fence
+
+    @property
+    def nonce(self) -> str:
+        """The nonce of the ticket."""
+        return Ticket.of(self.ticket).nonce
+
+
+class TicketQueue:
+    """The tickets below one name. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it.
+        name: the key below which the tickets are, checked by the primitive.
+        what: the primitive in words, for messages: ``lock 'orders'``.
+        label: what others see of our tickets.
+    """
+
+    def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
+        self.store = store
+        self.what = what
+        self._name = name
+        self._label = check_text(label, f"the label of {what}")
+        self._identity = Identity()
+        self._lock = threading.Lock()
+        self._strays: set[str] = set()
+
+    def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
+        """All tickets, the first in the queue first; may be empty."""
+        entries = self.store.list(self._name, stale_ok=stale_ok)
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
+
+    def _body(self, more: Mapping[str, object]) -> dict[str, object]:
+        """What is stored in a ticket of ours, with a nonce of its own."""
+        about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
+        return {"label": self._label, **about, **more}
+
+    def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
+        """Take a ticket at the end of the queue.
+
+        A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
+        out, it never counts as ahead of us, and is removed in the background as soon as it shows.
+
+        Args:
+            session: the session to live by.
+            more: what the primitive adds to the ticket's body.
+        Raises:
+            OutcomeUnknown: no ticket of ours is there; try again.
+        """
+        body = self._body(more or {})
+        nonce = str(body["nonce"])
+        try:
+            ticket = self._create(write_body(body), nonce, session)
+        except LatchworkError:
+            raise
+        except BaseException:  # an interrupt while the ticket was being created
+            self.disown(nonce)
+            self._hunt_later(session, nonce)
+            raise
+        return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
+
+    def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
+        """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
+
+        A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
+        then, and those that are gone from it never come back.
+
+        Raises:
+            SessionLost: our session has ended.
+            LockLost: our ticket is gone.
+        """
+        self.refuse_lost(place)
+        if blocks is everyone and not self._strays:  # then names are enough
+            return [key for key in self._keys_with_ours(place) if key < place.ticket.key]
+        tickets = self._with_ours(place)
+        strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
+        for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
+            self.store.delete(key)
+        ahead = [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
+        return [ticket.key for ticket in ahead if blocks(ticket)]
+
+    def _keys(self, *, stale_ok: bool) -> list[str]:
+        names = self.store.children(self._name, stale_ok=stale_ok)
+        return [f"{self._name}/{name}" for name in names if is_ticket(name)]
+
+    def _keys_with_ours(self, place: Place) -> list[str]:
+        for stale_ok in (True, False):
+            keys = self._keys(stale_ok=stale_ok)
+            if place.ticket.key in keys:
+                return keys
+        raise self.gone(place)
+
+    def _with_ours(self, place: Place) -> list[Ticket]:
+        for stale_ok in (True, False):
+            tickets = self.tickets(stale_ok=stale_ok)
+            if any(ticket.key == place.ticket.key for ticket in tickets):
+                return tickets
+        raise self.gone(place)
+
+    def are_gone(self, place: Place, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
+        """Whether tickets that were seen ahead of ours are gone, by a state of the queue that has ours, as above.
+
+        Args:
+            place: ours.
+            ahead: keys of the tickets seen.
+            names: of the tickets, when they were read already; None: costs one request.
+        """
+        if names is None and len(ahead) > _MANY:
+            first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
+            return bool(first) and first[0].key == place.ticket.key
+        left = set(self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
+        return place.ticket.key in left and left.isdisjoint(ahead)
+
+    def gone(self, place: Place) -> LockLost:
+        """What to raise when our ticket is gone.
+
+        Raises:
+            SessionLost: rather that, when our session has ended.
+        """
+        self.refuse_lost(place)
+        return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+
+    def refuse_lost(self, place: Place) -> None:
+        """Let pass while our session lives.
+
+        Raises:
+            SessionLost: it has ended.
+        """
+        if place.session.remaining_s() <= 0.0:
+            raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
+
+    def disown(self, nonce: str) -> None:
+        """A ticket with this nonce does not count any more, and is removed by whichever look of ours sees it."""
+        with self._lock:
+            self._strays.add(nonce)
+
+    def leave(self, place: Place) -> bool:
+        """Give our place up; see ``discard``."""
+        return self.discard(place.session, (place.ticket.key,))
+
+    def discard(self, session: Session, keys: Iterable[str]) -> bool:
+        """Delete keys of a session: now, or in the background until it works or the session has ended.
+
+        Returns:
+            False if one was not there: somebody else had ended it. True also when nobody knows yet.
+        """
+        keys = tuple(keys)
+        if session.remaining_s() <= 0.0:
+            return True
+        try:
+            return self._delete(keys)
+        except FATAL as error:
+            self._tell_left(keys, error)
+        except LatchworkError as error:
+            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
+            self._clear_later(session, keys)
+        except BaseException:
+            self._clear_later(session, keys)
+            raise
+        return True
+
+    def clear(self, session: Session, keys: tuple[str, ...]) -> None:
+        """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
+        backoff = Backoff()
+        while session.remaining_s() > 0.0:
+            try:
+                self._delete(keys)
+            except FATAL as error:
+                self._tell_left(keys, error)
+                return
+            except LatchworkError as error:
+                _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
+                self.store.clock.wait(session.lost, backoff.next_s())
+            else:
+                return
+
+    def _create(self, value: bytes, nonce: str, session: Session) -> Entry:
+        try:
+            return self.store.create(f"{self._name}/{_STEM}", value, session=session, sequential=True)
+        except OutcomeUnknown:
+            self.disown(nonce)
+            found = None
+            try:
+                found = self._find(nonce)
+            finally:
+                if found is None:
+                    self._hunt_later(session, nonce)
+            if found is None:
+                raise
+            with self._lock:
+                self._strays.discard(nonce)
+            return found
+
+    def _find(self, nonce: str) -> Entry | None:
+        return next((entry for entry in self.store.list(self._name) if Ticket.of(entry).nonce == nonce), None)
+
+    def _delete(self, keys: tuple[str, ...]) -> bool:
+        """Delete these keys, and tickets that are disowned; whether each of the keys was there."""
+        were_there = [self.store.delete(key) for key in keys]
+        if self._strays:
+            for ticket in self.tickets():
+                if ticket.nonce in self._strays:
+                    self.store.delete(ticket.key)
+        return all(were_there)
+
+    def _hunt(self, session: Session, nonce: str) -> None:
+        """Follow the queue until a ticket that may yet come does, and delete it, for a while, while its session lives.
+
+        Once we have looked, a write of ours can hardly land any more; but a ticket with nobody behind it would hold up
+        everybody for as long as the session lives.
+        """
+        backoff = Backoff()
+        patience = Patience(self.store.clock, _LATE_S)
+        seen: list[str] = []
+
+        def look(batch: Batch) -> bool:
+            entries = [change.entry for change in batch if change.entry is not None]
+            seen.extend(entry.key for entry in entries if Ticket.of(entry).nonce == nonce)
+            return bool(seen)
+
+        with closing(Waiter(self.store, session)) as waiter:
+            while not (patience.is_over or waiter.is_off):
+                try:
+                    if waiter.follow(self._name, look, patience):
+                        _log.warning("%s: ticket %s of ours landed late and is removed", self.what, seen[0])
+                        self.discard(session, seen)
+                        return
+                except FATAL as error:
+                    self._tell_left((), error)
+                    return
+                except LatchworkError as error:
+                    _log.info("%s: looking for a late ticket: %s", self.what, error)
+                    waiter.pause(backoff.next_s())
+
+    def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
+        self._in_background(self.clear, session, keys)
+
+    def _hunt_later(self, session: Session, nonce: str) -> None:
+        self._in_background(self._hunt, session, nonce)
+
+    def _in_background(self, work: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
+        """In a thread that ends with the session, at the latest."""
+        name = f"latchwork-leaving-{self._name}"
+        threading.Thread(target=work, args=args, kwargs=options, name=name, daemon=True).start()
+
+    def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
+        _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
+
+
+def read_body(value: bytes) -> dict[str, object]:
+    """The JSON object in a value; empty when there is none."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_body(body: Mapping[str, object]) -> bytes:
+    """The value that holds a JSON object."""
+    return json.dumps(body).encode()
+
+
+def is_ticket(key: str) -> bool:
+    """True for the key of a ticket or lease: others may keep keys beside them."""
+    return _NUMBERED.match(key.rpartition("/")[2]) is not None

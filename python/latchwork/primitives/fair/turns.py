@@ -1,0 +1,85 @@
+"""Waiting for one's turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
+
+A hand-over costs the next in the queue one watch event, and one request to see that it is first: none when only one
+ticket was ahead, because nothing can appear ahead later. The values of tickets are read only where they decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from latchwork.primitives.fair.tickets import Ticket, everyone
+
+if TYPE_CHECKING:
+    from latchwork.primitives.fair.tickets import Blocks, Place, TicketQueue
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.watch import Batch
+
+
+def take_turn(
+    queue: TicketQueue,
+    waiter: Waiter,
+    patience: Patience,
+    *,
+    blocks: Blocks = everyone,
+    body: Mapping[str, object] | None = None,
+) -> Place | None:
+    """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
+
+    Whatever ends it without a place leaves no ticket behind.
+
+    Raises:
+        SessionLost: the session ended while waiting.
+        LockLost: somebody deleted our ticket while we waited.
+        Unavailable, OutcomeUnknown: the server could not be reached before the time was over.
+    """
+    place = waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
+    has_turn = False
+    try:
+        has_turn = waiter.keep_trying(lambda: await_turn(queue, place, waiter, patience, blocks), patience)
+    finally:
+        if not has_turn:
+            queue.leave(place)
+    return place if has_turn else None
+
+
+def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks = everyone) -> bool:
+    """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
+
+    Raises:
+        SessionLost: the session has ended; also when our turn has come, but we slept through the end of the session and
+            what we saw is old.
+        LockLost: our ticket is gone.
+    """
+    has_turn = _await_turn(queue, place, waiter, patience, blocks)
+    queue.refuse_lost(place)
+    return has_turn
+
+
+def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
+    over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
+    while True:
+        ahead = [key for key in queue.ahead(place, blocks) if key not in over]
+        if not ahead:
+            return True
+        alone = len(ahead) == 1
+        if patience.is_over or not until_over(ahead[-1], blocks, waiter, patience, beside=not alone):
+            return False
+        over.add(ahead[-1])
+        if alone or queue.are_gone(place, ahead[:-1], waiter.beside):
+            return True
+
+
+def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
+    """Wait until a ticket is gone or blocks no more; False when time is over or called off.
+
+    With ``beside`` the waiter may have the names of the other tickets then.
+    """
+
+    def is_over(batch: Batch) -> bool:
+        entry = batch[-1].entry if batch else None
+        return entry is None or not blocks(Ticket.of(entry))
+
+    return waiter.follow(key, is_over, patience, leaf=True, beside=beside)

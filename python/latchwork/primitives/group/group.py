@@ -1,0 +1,383 @@
+"""A group of members with attributes, and numbered views of it that all members see in the same order.
+
+Keys:  <name>/members/<id>   one per member, dies with its session: weight, labels, address, host, pid, incarnation
+       <name>/views          the newest view and the steps that led to it; as JSON
+View:  written by whoever sees that the members are not those of the newest view, with the next number, on condition
+       that the views are as it read them before it read the members. The oldest member does it at once, the others
+       stand in one after the other.
+
+docs/design/0011 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from latchwork.errors import (
+    Closed,
+    Conflict,
+    LatchworkError,
+    NodeIdInUse,
+    OwnershipLost,
+    SessionLost,
+    WaitTimeout,
+)
+from latchwork.primitives.fair.tickets import FATAL, read_body
+from latchwork.primitives.group.membership import Membership
+from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
+from latchwork.primitives.waiting.common import (
+    Announcer,
+    Backoff,
+    Home,
+    Identity,
+    Patience,
+    check_name,
+    listen,
+    refuse_in_callback,
+)
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import check_member
+from latchwork.store.dispatch import Dispatcher
+from latchwork.types import Absent, At, Put
+
+if TYPE_CHECKING:
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Watch
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+Listener = Callable[[ViewChange], None]
+_SETTLE_S = 5.0
+#: What we follow may lag behind what was read; look again after so long.
+_LAG_S = 0.25
+
+
+class Group:
+    """A member of a group: ``with Group(store, "web", member_id="n1", weight=2.0) as group:`` joins without waiting.
+
+    Without a member id it only looks on. After its session is lost it joins again by itself, as a new incarnation, with
+    the store's next session; with a session handed in it cannot, and ``wait`` says so. Construction does no I/O. Safe
+    to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which members and views are.
+        member_id: who we are; one live member has it.
+        weight: how much we can bear, for those who divide work.
+        labels: whatever we say of ourselves, as text.
+        address: where we are reached.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        member_id: str | None = None,
+        weight: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+        address: str = "",
+        session: Session | None = None,
+    ) -> None:
+        self.name = check_name(name, "group")
+        self.member_id = member_id if member_id is None else check_member(member_id, "member")
+        self._what = f"group {name!r}"
+        self._store = store
+        self._given = session
+        self._home = Home(self._what)
+        identity = Identity()
+        self._members_key = f"{name}/members"
+        self._views_key = f"{name}/views"
+        self._membership: Membership | None = None
+        if member_id is not None:
+            me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
+            self._membership = Membership(store, self._members_key, self._what, me)
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watch: Watch | None = None
+        self._waiter: Waiter | None = None
+        self._view = View()
+        self._seen = False
+        self._life = 0
+        self._error: LatchworkError | None = None
+        self._leaving = False
+        self._dispatcher = Dispatcher(f"group-{name}", size=1)
+        self._announcer = Announcer(self._dispatcher, self._what)
+        self._listeners: dict[object, Listener] = {}
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r} {self.member_id!r} view {self._view.number}>"
+
+    def __enter__(self) -> Group:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Life
+
+    def start(self) -> None:
+        """Join, and follow the views, in a thread of its own; does not wait for it. Twice is fine.
+
+        Raises:
+            Closed: the group was closed.
+        """
+        self._home.check()  # first: a child of a fork may find the lock held for ever
+        with self._changed:
+            self._refuse_closed()
+            if self._thread is None:
+                name = f"latchwork-group-{self.member_id or 'onlooker'}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Leave: the others see a view without us soon. From any thread; twice is fine.
+
+        If the server cannot be reached, that goes on in the background, and our session ends it at the latest.
+        Listeners that take longer than 5 seconds are not waited for.
+        """
+        if self._home.is_foreign:
+            return
+        with self._changed:
+            self._leaving = True
+            thread, watch, waiter = self._thread, self._watch, self._waiter
+            self._changed.notify_all()
+        self._wake.set()
+        if waiter is not None:
+            waiter.call_off()
+        if watch is not None:
+            watch.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._announcer.settle(self._store.clock, _SETTLE_S)
+        self._dispatcher.close()
+
+    def wait(self, timeout_s: float | None = None) -> View:
+        """Wait until we are in a view, or, looking on, until there is one.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
+        Raises:
+            NodeIdInUse: another live member has our id; it was waited for as long as an earlier life of ours lasts.
+            WaitTimeout: we are not in a view yet.
+            SessionLost: the session that was handed in has ended.
+            Closed: the group or its store was closed, or it was never started.
+            PermissionDenied: the account may not write here.
+            LatchworkError: this is a callback.
+        """
+        return self.wait_until(self._is_in, timeout_s)
+
+    def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
+        """Wait for a view that satisfies; it is asked with every new view, in this thread, and must not block.
+
+        Views that pass while it is not asked are not asked about. Arguments and errors as for ``wait``.
+        """
+        self._home.check()
+        patience = Patience(self._store.clock, timeout_s)
+        while True:
+            with self._changed:
+                view, seen = self._view, self._seen
+                self._refuse_ended()
+            if seen and is_true(view):
+                return view
+            refuse_in_callback(f"a view of {self._what}", timeout_s)
+            with self._changed:
+                while (view, seen) == (self._view, self._seen):
+                    self._refuse_ended()
+                    if patience.is_over:
+                        raise WaitTimeout(f"{self._what}: the view waited for did not come; it is at {view.ids}")
+                    self._store.clock.wait_condition(self._changed, patience.left_s())
+
+    def update(
+        self, *, weight: float | None = None, labels: Mapping[str, str] | None = None, address: str | None = None
+    ) -> None:
+        """Change our attributes without rejoining: the others see a view with them soon. None leaves one as it is.
+
+        Raises:
+            SessionLost: we are joining again; the new attributes are used then.
+            Unavailable, OutcomeUnknown: the server could not be reached; they are used when we next join, or write.
+            LatchworkError: we only look on.
+            Closed: the group was closed.
+        """
+        self._refuse_closed()
+        if self._membership is None:
+            raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
+        self._membership.update(weight, labels, address)
+
+    # Looking around
+
+    @property
+    def view(self) -> View:
+        """The newest view that we have seen. Does no I/O."""
+        return self._view
+
+    def members(self) -> list[GroupMember]:
+        """The members of the newest view, sorted by id, from the store. Needs no joining."""
+        self._home.check()
+        return list(ViewLog.of(self._store.get(self._views_key)).view().members)
+
+    def on_view(self, fn: Listener) -> Callable[[], None]:
+        """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
+
+        Listeners are called one at a time: a slow one delays the others. Returns what ends it.
+        """
+        self._refuse_closed()
+        with self._changed:
+            if self._seen:
+                self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
+            return listen(self._listeners, fn)
+
+    # Inside
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._leaving:
+            try:
+                self._stay(backoff)
+            except LatchworkError as error:
+                if self._is_final(error):
+                    self._fail(error)
+                    break
+                _log.info("%s: member %r tries again: %s", self._what, self.member_id, error)
+            except Exception:  # a member must not vanish silently, whatever went wrong once
+                _log.exception("%s: member %r failed unexpectedly and tries again", self._what, self.member_id)
+            if not self._leaving:
+                self._store.clock.wait(self._wake, backoff.next_s())
+        self._leave()
+
+    def _stay(self, backoff: Backoff) -> None:
+        """Be a member, and follow the views, until the session ends or we leave."""
+        session = self._given if self._given is not None else self._store.session
+        session.ensure_usable()
+        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self.name) as watch:
+            cancel = session.on_end(watch.close)
+            with self._changed:
+                self._watch, self._waiter = watch, waiter
+            try:
+                if self._membership is not None and not self._leaving:
+                    self._membership.enter(waiter)
+                backoff.reset()
+                self._follow(watch)
+            except Closed:
+                if not self._leaving:
+                    session.ensure_usable()
+                    raise
+            finally:
+                cancel()
+
+    def _follow(self, watch: Watch) -> None:
+        seen = Seen(self._members_key, self._views_key)
+        pause_s: float | None = None
+        since: float | None = None
+        while not self._leaving:
+            with suppress(WaitTimeout):
+                seen.fold(watch.next(pause_s))
+            self._tell(seen)
+            self._refuse_deleted(seen)
+            now = self._store.clock.now()
+            if seen.log.next(seen.live()) is None:
+                pause_s = since = None
+                continue
+            since = now if since is None else since
+            due = since + delay_s(seen.rank(self.member_id))
+            if now >= due:
+                self._propose()
+                since, due = now, now + _LAG_S
+            pause_s = max(0.0, due - now)
+
+    def _refuse_deleted(self, seen: Seen) -> None:
+        """Somebody may have deleted us; but what we follow may only be behind."""
+        if self._membership is not None and self.member_id not in seen.entries and not self._membership.is_there():
+            raise SessionLost(f"member {self.member_id!r} of {self._what} was deleted; it joins again")
+
+    def _propose(self) -> None:
+        """Write the next view, if the members are not those of the newest one."""
+        entry = self._store.get(self._views_key)
+        live = {_id_of(each): read_body(each.value) for each in self._store.list(self._members_key)}
+        log = ViewLog.of(entry).next(live)
+        if log is None:
+            return
+        check = Absent(self._views_key) if entry is None else At(entry)
+        try:
+            self._store.commit([check], [Put(self._views_key, log.to_bytes())])
+        except Conflict:
+            return  # somebody else was faster, which the watch will tell
+        _log.info("%s: view %d has %d members", self._what, log.number, len(live))
+
+    def _tell(self, seen: Seen) -> None:
+        log = seen.log
+        with self._changed:
+            if not self._seen:
+                changes = [ViewChange(log.view(), log.view().members, (), ())]
+            elif seen.life > self._life:  # somebody deleted the views, and they were begun anew
+                changes = [difference(self._view, log.view())]
+            else:
+                changes = log.since(self._view)
+            if not changes or log.number == 0:
+                return
+            self._seen, self._life = True, seen.life
+            self._view = changes[-1].view
+            listeners = list(self._listeners.values())
+            self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        if self._membership is None or not self._membership.leave():
+            return
+        try:
+            self._propose()
+        except LatchworkError as error:
+            _log.info("%s: the view without %r is left to others: %s", self._what, self.member_id, error)
+
+    def _is_in(self, view: View) -> bool:
+        if self._membership is None:
+            return True
+        me = self._membership.me
+        return any(member.id == me.id and member.incarnation == me.incarnation for member in view.members)
+
+    # Ends
+
+    def _is_final(self, error: LatchworkError) -> bool:
+        if isinstance(error, (*FATAL, NodeIdInUse)):
+            return not isinstance(error, Closed) or self._given is not None or not self._is_open()
+        return isinstance(error, OwnershipLost) and self._given is not None and self._given.remaining_s() <= 0.0
+
+    def _is_open(self) -> bool:
+        try:
+            self._store.session  # noqa: B018 - refuses when the store was closed
+        except Closed:
+            return False
+        except LatchworkError:
+            return True
+        return True
+
+    def _fail(self, error: LatchworkError) -> None:
+        _log.warning("%s: member %r is out for good: %s", self._what, self.member_id, error)
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._leaving:
+            raise Closed(f"{self._what} was closed; make another one")
+
+    def _refuse_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._leaving or self._thread is None:
+            raise Closed(f"{self._what} was closed or never started; start it, or make another one")
+
+
+def _id_of(entry: Entry) -> str:
+    return entry.key.rpartition("/")[2]

@@ -1,0 +1,4 @@
+"""Barriers: several parties wait for each other.
+
+The rounds and their phases stay inside.
+"""

@@ -1,0 +1,134 @@
+"""A common piece of work: members wait until all have entered, and at its end until all have left.
+
+Keys:  <name>/board             the open phase (even: entering, odd: leaving), who is expected, how the last ones ended
+       <name>/arrived/<member>  at which phase a member has arrived; bound to no session
+Rule:  as for ``Barrier``, with two phases per round. A broken phase ends its round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.primitives.meeting.meeting import Meeting
+
+if TYPE_CHECKING:
+    from latchwork.primitives.meeting.phases import Board
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+
+class DoubleBarrier:
+    """One member of a double barrier: ``with DoubleBarrier(store, "join", parties=3, member_id="n1"): work()``.
+
+    A member is its id: one that dies inside and comes back is let in again at once, and counts once when it leaves. One
+    that does not come back keeps the others from leaving until one of them loses patience: that ends the round for all,
+    and the next is usable. Construction does no I/O. Safe to share between threads, which are then one member.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which it is stored.
+        parties: how many members have to come, or the ids of those that have to. The same at every member.
+        member_id: who we are: the same after a restart, and nobody else's.
+        session: whose end wakes our waits; it stays the caller's. None takes the store's primary session.
+        timeout_s: seconds that ``with`` waits to enter, and again to leave; None for ever.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        parties: int | Collection[str],
+        member_id: str,
+        session: Session | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._meeting = Meeting(
+            store, name, "double barrier", parties=parties, member_id=member_id, session=session, cycle=2
+        )
+        self.name = name
+        self.member_id = member_id
+        self._timeout_s = timeout_s
+        self._round: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<DoubleBarrier {self.name!r} {self.member_id!r}>"
+
+    def __enter__(self) -> DoubleBarrier:
+        self.enter(self._timeout_s)
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
+        if exc_type is None:
+            self.leave(self._timeout_s)
+            return
+        try:
+            self.abort(f"the work of {self.member_id!r} failed: {exc!r}")
+        except LatchworkError as error:  # the failure of the work is what the caller has to see
+            _log.warning("%s could not be aborted, others wait until their time is over: %s", self, error)
+
+    def enter(self, timeout_s: float | None = None) -> int:
+        """Wait until all have entered. Arguments and errors as for ``Barrier.wait``.
+
+        While a round is on whose part we are not any more, it is waited for.
+
+        Returns:
+            The round: 0 for the first.
+        """
+        phase = self._meeting.meet(self._to_enter, timeout_s)
+        self._round = phase // 2
+        return self._round
+
+    def leave(self, timeout_s: float | None = None) -> int:
+        """Wait until all have left. Arguments and errors as for ``Barrier.wait``.
+
+        Returns:
+            The round that has ended.
+        Raises:
+            LatchworkError: we have not entered.
+        """
+        phase = self._meeting.meet(self._to_leave, timeout_s)
+        self._round = None
+        return phase // 2
+
+    def abort(self, why: str = "") -> None:
+        """End the round: everybody who waits gets ``BarrierBroken``, and the next round is open."""
+        self._meeting.abort(why)
+        self._round = None
+
+    def round(self) -> int:
+        """The open round."""
+        return self._meeting.board().phase // 2
+
+    def members(self) -> list[str]:
+        """Who is inside, sorted; before all have entered, who has arrived."""
+        board = self._meeting.board()
+        if board.phase % 2 == 0:
+            return self._meeting.arrived()
+        return sorted(set(board.regulars) - set(self._meeting.arrived()))
+
+    def close(self) -> None:
+        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
+        self._meeting.waits.close()
+
+    def _to_enter(self, board: Board, last: int) -> int | None:
+        if board.phase % 2 == 0:
+            return board.phase
+        if self.member_id not in board.regulars or last == board.phase:
+            return None  # the round of others, or ours that we have left already
+        return board.phase - 1
+
+    def _to_leave(self, board: Board, last: int) -> int:
+        if self._round is not None:
+            return 2 * self._round + 1
+        end = board.how_ended(last)
+        if last % 2 == 1 and end is not None and not end.broken:
+            return last
+        if board.phase % 2 == 0 or self.member_id not in board.regulars:
+            raise LatchworkError(f"{self.member_id!r} has not entered {self._meeting.what}; enter first")
+        return board.phase

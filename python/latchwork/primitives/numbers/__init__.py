@@ -1,0 +1,4 @@
+"""Numbers and budgets in one key: counter, sequence, rate limiter.
+
+The cell and the window stay inside.
+"""

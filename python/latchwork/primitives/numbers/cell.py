@@ -1,0 +1,226 @@
+"""A number in one key, whose every change is applied exactly once, or said to be unknown.
+
+Keys:  <name>   {"value", "writes", "recent"} as JSON: the number, how often it was changed, and the nonces of the last
+                changes
+
+A change is written on condition that the key is as it was read, so of all tries of one change at most one can land:
+once the key has another version, an earlier try never will. Whether it had landed is told by its nonce; after more
+changes than nonces are kept, nothing tells, and the change is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.primitives.waiting.common import Home, Patience
+from latchwork.types import Absent, At, Check, Fence, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from latchwork.store.store import Store
+    from latchwork.types import Entry
+
+#: From the old and the new number to what is written together with it.
+Writes = Callable[[int, int], Sequence[Op]]
+#: Nonces kept: a change of unknown outcome is found again if no more than so many others followed it.
+KEPT = 16
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The number as it was read.
+
+    Attributes:
+        value: the number; 0 when the key is not there.
+        writes: how often it was changed.
+        recent: the nonces of the last changes, the newest last.
+        check: that it is still so.
+        version: of the key; None when it is not there.
+    """
+
+    value: int
+    writes: int
+    recent: tuple[str, ...]
+    check: Check
+    version: Hashable
+
+    @classmethod
+    def of(cls, key: str, entry: Entry | None) -> Reading:
+        """What an entry says.
+
+        Raises:
+            LatchworkError: it is no such number.
+        """
+        if entry is None:
+            return cls(0, 0, (), Absent(key), None)
+        try:
+            body = json.loads(entry.value)
+            return cls(int(body["value"]), int(body["writes"]), tuple(body["recent"]), At(entry), entry.version)
+        except (ValueError, TypeError, KeyError) as error:
+            raise LatchworkError(f"key {key!r} holds something else than a number of ours; use another name") from error
+
+    def changed(self, value: int, nonce: str) -> bytes:
+        """The key's value after a change."""
+        recent = [*self.recent, nonce][-KEPT:]
+        return json.dumps({"value": value, "writes": self.writes + 1, "recent": recent}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A try whose outcome is unknown: what it read, and what the number is if it landed."""
+
+    reading: Reading
+    value: int
+    error: LatchworkError
+
+
+def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
+    """Whether a try landed, as a later reading shows; None when nothing tells. Pure.
+
+    A False is final as soon as the next try lands, or if the version is another: the late one checks the old version.
+    """
+    if nonce in now.recent:
+        return True
+    since = now.writes - tried.reading.writes
+    return None if since < 0 or since > len(now.recent) else False
+
+
+def _nothing(_before: int, _after: int) -> Sequence[Op]:
+    return ()
+
+
+class Cell:
+    """The number at one key. Safe to share between threads and processes."""
+
+    def __init__(self, store: Store, key: str, what: str) -> None:
+        self._store = store
+        self._key = key
+        self._what = what
+        self._home = Home(what)
+
+    def read(self) -> Reading:
+        """The number now, linearizable."""
+        self._home.check()
+        return Reading.of(self._key, self._store.get(self._key))
+
+    def change(
+        self,
+        fn: Callable[[int], int | None],
+        *,
+        checks: Sequence[Check] = (),
+        ops: Writes = _nothing,
+        timeout_s: float | None,
+    ) -> int | None:
+        """Replace the number by ``fn(number)``, with other writes in the same transaction.
+
+        Args:
+            fn: gives the new number; None changes nothing. May be called several times.
+            checks: must hold too; a fence, for one.
+            ops: written together with the number, given the old one and the new one.
+            timeout_s: seconds to go on trying while others change it too or the server cannot be reached.
+        Returns:
+            The new number, or None when ``fn`` gave None.
+        Raises:
+            Conflict: one of the caller's checks or writes did not hold, or others kept changing it all the time.
+            Unavailable: not changed.
+            OutcomeUnknown: changed or not, and no way to tell.
+        """
+        self._home.check()
+        change = _Change(self, fn, checks, ops)
+        patience = Patience(self._store.clock, timeout_s)
+        failures = 0
+        while True:
+            trouble: LatchworkError | None = None
+            try:
+                if change.step():
+                    return change.result
+            except Unavailable as error:
+                trouble = error
+            if patience.is_over:
+                raise change.why(trouble) from trouble
+            failures += 1
+            pause_s = random.uniform(0.0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**failures))
+            self._store.clock.wait(threading.Event(), patience.left_s(pause_s))
+
+    def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
+        """Change the number as it was read."""
+        self._store.commit([*checks, now.check], [Put(self._key, now.changed(after, nonce)), *ops])
+
+    def __str__(self) -> str:
+        return self._what
+
+
+class _Change:
+    """One change on its way: what was tried, and what became of it. One thread only."""
+
+    def __init__(self, cell: Cell, fn: Callable[[int], int | None], checks: Sequence[Check], ops: Writes) -> None:
+        self.result: int | None = None
+        self._cell = cell
+        self._fn = fn
+        self._checks = checks
+        self._ops = ops
+        self._nonce = uuid.uuid4().hex[:12]
+        self._unknown: Try | None = None
+        self._refused: tuple[Hashable, Conflict] | None = None
+
+    def step(self) -> bool:
+        """Try once; True when it is done, False when it has to be tried again."""
+        now = self._cell.read()
+        if self._has_landed(now):
+            return True
+        self._refuse_foreign(now)
+        after = self._fn(now.value)
+        if after is None:
+            self.result = None
+            return True
+        try:
+            self._cell.commit(now, after, self._nonce, self._checks, self._ops(now.value, after))
+        except Conflict as error:
+            if self._unknown is None and any(isinstance(one, Fence) for one in error.failed):
+                raise  # an ownership that is over stays over, however often others change the number meanwhile
+            self._refused = (now.version, error)
+            return False
+        except OutcomeUnknown as error:
+            self._unknown = Try(now, after, error)
+            return False
+        self.result = after
+        return True
+
+    def why(self, trouble: LatchworkError | None) -> LatchworkError:
+        """What to raise when there is no more time."""
+        if self._unknown is not None:
+            return OutcomeUnknown(f"{self._cell}: whether it was changed could not be found out: {self._unknown.error}")
+        if trouble is not None:
+            return trouble
+        failed = self._refused[1].failed if self._refused is not None else ()
+        return Conflict(f"{self._cell} was not changed: others kept changing it; try again with more time", failed)
+
+    def _has_landed(self, now: Reading) -> bool:
+        tried = self._unknown
+        if tried is None:
+            return False
+        landed = fate(tried, now, self._nonce)
+        if landed is None:
+            raise OutcomeUnknown(
+                f"{self._cell}: whether it was changed cannot be told any more, others changed it too often since"
+            ) from tried.error
+        if landed:
+            self.result = tried.value
+        elif now.version != tried.reading.version:
+            self._unknown = None  # it checks the version it read, so it lands no more
+        return landed
+
+    def _refuse_foreign(self, now: Reading) -> None:
+        """The last try was refused though the number did not change: the caller's own checks or writes are why."""
+        if self._refused is not None and self._refused[0] == now.version:
+            raise self._refused[1]
+        self._refused = None

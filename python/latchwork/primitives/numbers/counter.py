@@ -1,0 +1,89 @@
+"""A number that many change at once, each change counted exactly once.
+
+Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``cell``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latchwork.primitives.numbers.cell import Cell
+from latchwork.primitives.waiting.common import check_name, check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from latchwork.store.store import Store
+    from latchwork.types import Check, Fence
+
+#: Seconds that a change is tried while others change the number too, or the server cannot be reached.
+TIMEOUT_S = 10.0
+
+
+class Counter:
+    """An integer that begins at 0, may be negative and has no limit. Safe to share between threads and processes.
+
+    Construction does no I/O. Every change is one transaction on one key: those that change it at the same moment make
+    each other try again, so it is for thousands of changes a minute, not a second.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key of the number.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = check_name(name, "counter")
+        self._cell = Cell(store, name, f"counter {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<Counter {self.name!r}>"
+
+    def value(self) -> int:
+        """The number now, linearizable."""
+        return self._cell.read().value
+
+    def add(self, amount: int = 1, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> int:
+        """Add to the number, exactly once.
+
+        Args:
+            amount: may be negative.
+            fence: of an ownership; the change is made only under it.
+            timeout_s: seconds to go on trying while others change it too, or the server cannot be reached.
+        Returns:
+            The number with this change and all before it.
+        Raises:
+            TypeError: it is no whole number.
+            Conflict: not added: the fence is broken, or others kept changing it all the time.
+            Unavailable: not added.
+            OutcomeUnknown: added or not, and no way to tell: the server could not be reached in time after the
+                connection broke, or more than 16 other changes came between.
+        """
+        amount = check_whole(amount, f"an amount for counter {self.name!r}")
+        return self._changed(self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s))
+
+    def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """Set the number, whatever it was. Arguments and errors as for ``add``."""
+        value = check_whole(value, f"a value for counter {self.name!r}")
+        self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
+
+    def compare_and_set(
+        self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
+    ) -> bool:
+        """Set the number if it is the expected one; False, and nothing written, if it is another.
+
+        Arguments and errors as for ``add``.
+        """
+        value = check_whole(value, f"a value for counter {self.name!r}")
+        done = self._cell.change(
+            lambda now: value if now == expected else None, checks=_checks(fence), timeout_s=timeout_s
+        )
+        return done is not None
+
+    @staticmethod
+    def _changed(value: int | None) -> int:
+        assert value is not None
+        return value
+
+
+def _checks(fence: Fence | None) -> Sequence[Check]:
+    return () if fence is None else (fence,)

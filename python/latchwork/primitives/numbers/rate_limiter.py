@@ -1,0 +1,240 @@
+"""At most n permits per interval in the whole cluster, without comparing the clocks of machines.
+
+Keys:  <name>/permits           limit, interval, slack, and how many permits were given since the beginning; as JSON
+       <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
+Rule:  who takes permits knows, by its own clock, that the permits as many before them as the limit are older than the
+       interval and the slack; it writes their number on condition that nobody took any meanwhile; and it uses them only
+       if the answer comes within the slack.
+
+From this follows what is promised: a permit is used, at the latest, the slack after it was written, and the one that
+follows it by the limit is written, at the earliest, the interval and the slack after that. docs/design/0011.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
+from latchwork.primitives.fair.tickets import Ticket, TicketQueue
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.numbers.rate_window import Permits, Window
+from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.waits import Waits
+from latchwork.types import At, Delete, Put
+
+if TYPE_CHECKING:
+    from latchwork.primitives.fair.tickets import Place
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch, Watch
+    from latchwork.types import Entry, Op
+
+_log = logging.getLogger(__name__)
+
+_SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
+
+
+class RateLimiter:
+    """``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
+
+    In no interval of that length, wherever it begins, do more acquisitions return in the whole cluster. The price is a
+    rate of ``permits / (interval_s + slack_s)`` at most, one write per acquisition, and that a limiter object whose
+    first look finds permits given may have to wait for one interval: it cannot know how old they are. So keep one
+    object per process. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which all is stored.
+        permits: how many per interval; the same everywhere.
+        interval_s: seconds; the same everywhere.
+        slack_s: how long the store may take to answer, the same everywhere: later answers are not used. None takes a
+            tenth of the interval, 0.05 s at least.
+        session: what ends our waits; it stays the caller's. None takes the store's primary session.
+        label: what others see when they ask who waits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        permits: int,
+        interval_s: float,
+        slack_s: float | None = None,
+        session: Session | None = None,
+        label: str = "",
+    ) -> None:
+        self.name = check_name(name, "rate limiter")
+        if not check_whole(permits, "permits") >= 1:
+            raise ValueError(f"permits must be at least 1, not {permits!r}")
+        if not interval_s > 0.0:
+            raise ValueError(f"interval_s must be more than 0, not {interval_s!r}")
+        slack_s = max(_LEAST_SLACK_S, interval_s * _SLACK_PART) if slack_s is None else slack_s
+        if not slack_s > 0.0:
+            raise ValueError(f"slack_s must be more than 0, not {slack_s!r}")
+        self._fresh = Permits(permits, float(interval_s), float(slack_s))
+        self._what = f"rate limiter {name!r}"
+        self._store = store
+        self._key = f"{name}/permits"
+        self._waits = Waits(store, self._what, session)
+        self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
+        self._lock = threading.Lock()
+        self._window = Window()
+        self._watch: Watch | None = None
+
+    def __repr__(self) -> str:
+        return f"<RateLimiter {self.name!r} {self._fresh.limit} per {self._fresh.interval_s:g} s>"
+
+    def __enter__(self) -> RateLimiter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
+        """Wait for permits, and take them.
+
+        Who waits is served in the order of arrival; one that comes just when a permit is free may be faster.
+
+        Args:
+            count: so many at once.
+            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+        Raises:
+            WaitTimeout: there were none in that time; or the store answered too slowly, and permits were wasted.
+            ValueError: more at once than there are per interval.
+            SessionLost: our session ended while waiting.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; permits may be wasted.
+            Closed, ForkedProcess: as for every primitive.
+            LatchworkError: the limiter has another rate than we were told, or this is a callback.
+        """
+        if not 1 <= check_whole(count, "count") <= self._fresh.limit:
+            raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
+        with self._waits.begin(timeout_s) as (waiter, patience):
+            late = 0
+            while True:
+                wait_s = waiter.keep_trying(lambda: self._try_take(count, None), patience)
+                if wait_s == 0.0 or (wait_s is not None and self._queue_for(count, waiter, patience, late)):
+                    return
+                late += 1
+
+    def waiters(self) -> list[Ticket]:
+        """Who waits, in order."""
+        return self._queue.tickets()
+
+    def given(self) -> int:
+        """How many permits were given since the beginning, wasted ones included."""
+        self._waits.check()
+        entry = self._store.get(self._key)
+        return 0 if entry is None else Permits.of(entry).given
+
+    def close(self) -> None:
+        """Stop following the permits, and call off who waits through this object. From any thread; twice is fine."""
+        if self._waits.close():
+            with self._lock:
+                watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.close()
+
+    # Inside
+
+    def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
+        """Wait in the queue until permits may be given, and take them; False when the answer came too late."""
+        place = None if patience.is_over else take_turn(self._queue, waiter, patience)
+        if place is None:
+            raise self._timed_out(waiter, late)
+        is_gone = False
+        try:
+            while True:
+                wait_s = waiter.keep_trying(lambda: self._try_take(count, place), patience)
+                is_gone = not wait_s  # our ticket is deleted in the transaction that takes the permits
+                if is_gone:
+                    return wait_s == 0.0
+                if patience.is_over or not waiter.pause(patience.left_s(wait_s)):
+                    raise self._timed_out(waiter, late)
+        finally:
+            if not is_gone:
+                self._queue.leave(place)
+
+    def _try_take(self, count: int, place: Place | None) -> float | None:
+        """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
+        clock = self._store.clock
+        self._follow()
+        ops: list[Op] = [] if place is None else [Delete(place.ticket.key)]
+        while True:
+            entry = self._read()
+            permits = self._learn(entry)
+            with self._lock:
+                wait_s = self._window.wait_s(count, clock.now())
+            if wait_s > 0.0:
+                return wait_s
+            sent_at = clock.now()
+            try:
+                put = Put(self._key, permits.with_more(count).to_bytes())
+                done = self._store.commit([At(entry)], [put, *ops])
+            except Conflict:
+                continue
+            self._learn(done.entries[0])
+            took_s = clock.now() - sent_at
+            if took_s <= permits.slack_s:
+                return 0.0
+            _log.warning(
+                "%s: the answer took %.3g s, its slack is %.3g s: %d permits are wasted",
+                self._what,
+                took_s,
+                permits.slack_s,
+                count,
+            )
+            return None
+
+    def _follow(self) -> None:
+        """Know of permits as soon as they are given: what is known later counts for longer."""
+        if self._watch is not None:
+            return
+        watch = self._store.watch(self._key)
+        if self._adopt(watch):
+            watch.subscribe(self._look)
+        else:
+            watch.close()
+
+    def _adopt(self, watch: Watch) -> bool:
+        """Keep a watch, unless there is one or we are closed."""
+        with self._lock:
+            if self._watch is not None or self._waits.is_closed:
+                return False
+            self._watch = watch
+            return True
+
+    def _look(self, batch: Batch) -> None:
+        for change in batch:
+            if change.entry is not None:
+                self._learn(change.entry)
+
+    def _learn(self, entry: Entry) -> Permits:
+        permits = Permits.of(entry)
+        with self._lock:
+            self._window.learn(permits, entry.created, self._store.clock.now())
+        return permits
+
+    def _read(self) -> Entry:
+        entry = self._store.get(self._key)
+        if entry is None:
+            try:
+                entry = self._store.create(self._key, self._fresh.to_bytes())
+            except KeyExists:
+                return self._read()
+        permits = Permits.of(entry)
+        if not permits.is_like(self._fresh):
+            raise LatchworkError(
+                f"{self._what} gives {permits.limit} per {permits.interval_s:g} s, with slack {permits.slack_s:g} s; "
+                "make it like that, or use another name"
+            )
+        return entry
+
+    def _timed_out(self, waiter: Waiter, late: int) -> WaitTimeout:
+        self._waits.refuse_ended(waiter)
+        slow = f"; {late} answers came later than its slack_s, which is too short" if late else ""
+        return WaitTimeout(f"{self._what} had no permit for us in time{slow}; wait longer, or ask for fewer")

@@ -1,0 +1,183 @@
+"""Who holds which lock, read from outside without taking anything and without a keeper."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict
+from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
+from latchwork.primitives.persistent.table import LockTable, owner_of
+from latchwork.types import At, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from latchwork.store.store import Store
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 500
+_TOGETHER = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """An owner, as it described itself. It may be dead already: its lock is taken over when that is certain.
+
+    Attributes:
+        owner_id: the owner's uuid.
+        label: what the owner calls itself, may be empty.
+        host: its machine.
+        pid: its process.
+        ttl_s: seconds its locks outlive its last renewal.
+    """
+
+    owner_id: str
+    label: str
+    host: str
+    pid: int
+    ttl_s: float
+
+    def __str__(self) -> str:
+        place = f"pid {self.pid} on {self.host}"
+        return f"{self.label!r} ({place})" if self.label else place
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """A lock as last written.
+
+    Attributes:
+        name: the lock's name.
+        holder: who holds it; None when it is free (or its owner is gone, which is the same).
+        token: the token of its last write: the fencing token of the holder.
+        since_s: when the holder took it, in seconds since the epoch by the holder's clock, for people; None when it is
+            free, or was taken by an older version.
+    """
+
+    name: str
+    holder: LockHolder | None
+    token: int
+    since_s: float | None = None
+
+
+def lock_states(
+    store: Store, *, below: str = "", owners_prefix: str = OWNERS_PREFIX, locks_prefix: str = LOCKS_PREFIX
+) -> list[LockState]:
+    """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
+
+    Args:
+        store: where the locks are.
+        below: only names below this one; "" for all.
+        owners_prefix: as given to the keepers.
+        locks_prefix: as given to the keepers.
+    Returns:
+        Sorted by name, one per lock, may be empty; free locks included. Not a snapshot.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    return states_of(table, store.list(table.lock_key(below) if below else locks_prefix, recursive=True))
+
+
+def force_release(
+    store: Store,
+    name: str,
+    *,
+    also: Callable[[LockState], Sequence[Op]] = lambda _before: (),
+    owners_prefix: str = OWNERS_PREFIX,
+    locks_prefix: str = LOCKS_PREFIX,
+) -> LockState | None:
+    """Take a lock from whoever holds it: for people who know that the holder does no harm any more.
+
+    Every fenced write of the holder is refused from now on. Not promised: that it notices, or has stopped.
+
+    Args:
+        store: where the lock is.
+        name: the lock's name.
+        also: operations for the same transaction, made from the lock's state before: a note of who did it, and why.
+        owners_prefix: as given to the keepers.
+        locks_prefix: as given to the keepers.
+    Returns:
+        The state before; None when it was free, and nothing was done.
+    Raises:
+        Conflict: it changed hands at this very moment; look again.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    entry = store.get(table.lock_key(name))
+    before = next(iter(states_of(table, [entry] if entry is not None else [])), None)
+    if entry is None or before is None or before.holder is None:
+        return None
+    store.commit([At(entry)], [Put(entry.key, FREE), *also(before)])
+    _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
+    return before
+
+
+def forget_free_locks(
+    store: Store,
+    *,
+    below: str = "",
+    owners_prefix: str = OWNERS_PREFIX,
+    locks_prefix: str = LOCKS_PREFIX,
+    at_most: int | None = None,
+) -> int:
+    """Remove the records of locks that nobody holds; they come back when the lock is taken. How many were removed.
+
+    A keeper's ``sweep`` does so an hour after a lock was given back; this is for the end, when nobody is left to do it.
+    A lock that is taken at this moment stays.
+    """
+    table = LockTable(store, owners_prefix, locks_prefix)
+    found = store.list(table.lock_key(below) if below else locks_prefix, recursive=True)
+    ours = [entry for entry in found[:at_most] if LockRecord.decode(entry.value) is not None]
+    holders = _holders(table, sorted({owner for entry in ours if (owner := owner_of(entry))}))
+    free = [entry for entry in ours if _state(table, entry, holders).holder is None]
+    removed = 0
+    for at in range(0, len(free), _TOGETHER):
+        removed += _forget(store, free[at : at + _TOGETHER])
+    return removed
+
+
+def _forget(store: Store, entries: list[Entry]) -> int:
+    """Delete these, all at once, or one by one without those that have changed."""
+    try:
+        store.commit([At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
+    except Conflict:
+        if len(entries) == 1:
+            return 0
+        return sum(_forget(store, [entry]) for entry in entries)
+    return len(entries)
+
+
+def state_of(table: LockTable, name: str) -> LockState:
+    """The state of one lock; free if it was never taken."""
+    entry = table.store.get(table.lock_key(name))
+    states = states_of(table, [entry] if entry is not None else [])
+    return states[0] if states else LockState(name, None, 0)
+
+
+def states_of(table: LockTable, locks: Iterable[Entry]) -> list[LockState]:
+    """The states of these L, in their order."""
+    found = list(locks)
+    holders = _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
+    return [_state(table, entry, holders) for entry in found if LockRecord.decode(entry.value) is not None]
+
+
+def _state(table: LockTable, entry: Entry, holders: dict[str, LockHolder]) -> LockState:
+    record = LockRecord.decode(entry.value)
+    holder = holders.get(record.owner) if record is not None and record.owner else None
+    since_s = record.since_s if record is not None and holder is not None else None
+    return LockState(table.name_of(entry.key), holder, entry.token, since_s)
+
+
+def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:
+    holders = {}
+    for at in range(0, len(owners), _BATCH):
+        batch = owners[at : at + _BATCH]
+        entries = table.store.get_many([table.owner_key(owner) for owner in batch])
+        for owner, entry in zip(batch, entries, strict=True):
+            record = OwnerRecord.decode(entry.value) if entry is not None else None
+            if record is not None:
+                holders[owner] = LockHolder(owner, record.label, record.host, record.pid, record.ttl_s)
+    return holders

@@ -1,0 +1,4 @@
+"""Queues of items that one taker gets, in order of arrival or priority.
+
+Items, putting and taking stay inside.
+"""

@@ -1,0 +1,189 @@
+"""What a queue has stored: where, and in which form. Nothing here does I/O.
+
+Keys:  <name>/tail                    the number of the last item put, see ``cell``
+       <name>/room                    capacity, and how many may be put before the items have to be counted; as JSON
+       <name>/live/items/<p>-<n>      an item, by priority and number: a line of JSON, then the value if it is small
+       <name>/live/claims/<p>-<n>     who has taken that item, dies with the taker's session; as JSON
+       <name>/data/<p>-<n>            the value of an item, if it is large
+       <name>/dead/<p>-<n>            an item that was given up: like an item
+       <name>/takers, <name>/putters  queues of those that wait, see ``tickets``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError, ValueTooLarge
+from latchwork.primitives.waiting.common import check_bytes
+
+if TYPE_CHECKING:
+    from latchwork.types import Entry
+
+#: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
+INLINE_BYTES = 4096
+#: What one transaction can carry beside keys and the like.
+MAX_VALUE_BYTES = 990_000
+_MOST = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The keys of one queue."""
+
+    name: str
+
+    @property
+    def tail(self) -> str:
+        """Number of the last item."""
+        return f"{self.name}/tail"
+
+    @property
+    def room(self) -> str:
+        """Capacity and free places."""
+        return f"{self.name}/room"
+
+    @property
+    def live(self) -> str:
+        """Above items and claims."""
+        return f"{self.name}/live"
+
+    @property
+    def items(self) -> str:
+        """Above items."""
+        return f"{self.name}/live/items"
+
+    @property
+    def claims(self) -> str:
+        """Above claims."""
+        return f"{self.name}/live/claims"
+
+    @property
+    def dead(self) -> str:
+        """Above items that were given up."""
+        return f"{self.name}/dead"
+
+    def item(self, item_id: str) -> str:
+        """Of an item."""
+        return f"{self.items}/{item_id}"
+
+    def claim(self, item_id: str) -> str:
+        """Of an item's claim."""
+        return f"{self.claims}/{item_id}"
+
+    def letter(self, item_id: str) -> str:
+        """Of an item that was given up."""
+        return f"{self.dead}/{item_id}"
+
+    def data(self, item_id: str) -> str:
+        """Of a large value."""
+        return f"{self.name}/data/{item_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a queue, as it is stored.
+
+    Attributes:
+        id: unique in the queue.
+        attempts: how often it was taken.
+        why: what the last one that gave it back, or gave it up, said.
+        size: bytes of its value.
+        data_id: where a large value is; empty when it is in the item.
+        value: a small value; empty when it is elsewhere.
+    """
+
+    id: str
+    attempts: int = 0
+    why: str = ""
+    size: int = 0
+    data_id: str = ""
+    value: bytes = field(default=b"", repr=False)
+
+    @property
+    def priority(self) -> int:
+        """0 is taken first, 9 last."""
+        return int(self.id[0])
+
+    @classmethod
+    def made(cls, item_id: str, value: bytes) -> Item:
+        """A new item."""
+        is_small = len(value) <= INLINE_BYTES
+        return cls(item_id, size=len(value), data_id="" if is_small else item_id, value=value if is_small else b"")
+
+    @classmethod
+    def of(cls, entry: Entry) -> Item:
+        """What is stored.
+
+        Raises:
+            LatchworkError: it is no item.
+        """
+        head, _, value = entry.value.partition(b"\n")
+        try:
+            body = json.loads(head)
+            return cls(item_id(entry), body["attempts"], body["why"], body["size"], body["data"], value)
+        except (ValueError, TypeError, KeyError) as error:
+            raise LatchworkError(f"key {entry.key!r} holds no item of a queue; delete it") from error
+
+    def to_bytes(self) -> bytes:
+        """What to store."""
+        head = {"attempts": self.attempts, "why": self.why, "size": self.size, "data": self.data_id}
+        return json.dumps(head).encode() + b"\n" + self.value
+
+    def taken(self) -> Item:
+        """After one more attempt."""
+        return replace(self, attempts=self.attempts + 1)
+
+    def given_back(self, why: str) -> Item:
+        """After somebody gave it back, or up."""
+        return replace(self, why=why[:1000])
+
+
+def make_id(priority: int, number: int) -> str:
+    """The id of an item; ids sort by priority, then by number."""
+    if not number < _MOST:
+        raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
+    return f"{priority}-{number:012d}"
+
+
+def item_id(entry: Entry) -> str:
+    """The id of the item whose item, claim or letter this is."""
+    return entry.key.rpartition("/")[2]
+
+
+def check_payload(value: bytes, what: str) -> bytes:
+    """The value itself, if it can be put.
+
+    Raises:
+        TypeError: it is no ``bytes``.
+        ValueTooLarge: it is too large.
+    """
+    check_bytes(value, f"a value for {what}")
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueTooLarge(
+            f"a value for {what} has {len(value):,} bytes, the limit is {MAX_VALUE_BYTES:,}; put a key of it instead"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Capacity of a queue, None for no limit, and how many may be put before its items have to be counted again."""
+
+    capacity: int | None
+    free: int = 0
+
+    @classmethod
+    def of(cls, entry: Entry) -> Room:
+        """What is stored."""
+        try:
+            body: Mapping[str, int | None] = json.loads(entry.value)
+            return cls(body["capacity"], body["free"] or 0)
+        except (ValueError, TypeError, KeyError) as error:
+            raise LatchworkError(f"key {entry.key!r} holds no capacity of a queue; use another name") from error
+
+    def to_bytes(self) -> bytes:
+        """What to store."""
+        return json.dumps({"capacity": self.capacity, "free": self.free}).encode()

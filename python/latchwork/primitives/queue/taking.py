@@ -1,0 +1,235 @@
+"""Taking items from a queue: which is the first that nobody has, and a claim on it.
+
+Keys:  see ``queue_items``
+Claim: created in one transaction with the attempt that it is, on condition that the item is as it was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.queue.claim import Claim
+from latchwork.primitives.queue.items import Item, Names, item_id
+from latchwork.primitives.waiting.common import Backoff, Identity
+from latchwork.types import Absent, At, Create, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch
+    from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
+
+#: Items looked at beyond those that are claimed.
+_PAGE = 16
+#: Who is not fast enough for the first item tries one of so many next.
+_SPREAD = 8
+#: A claim that nobody knows of is left so long to the next take.
+_DOUBT_S = 1.0
+
+
+class Taking:
+    """The head of one queue. Safe to share between threads.
+
+    Attributes:
+        queue: where those stand that wait for an item.
+    """
+
+    def __init__(self, store: Store, names: Names, *, what: str, most: int, label: str) -> None:
+        self.queue = TicketQueue(store, f"{names.name}/takers", f"takers of {what}", label)
+        self._store = store
+        self._names = names
+        self._what = what
+        self._most = most
+        self._label = label
+        self._identity = Identity()
+        self._lock = threading.Lock()
+        self._doubtful: dict[str, _Doubt] = {}
+
+    def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
+        """Only the first of those that wait watches the items."""
+        place = take_turn(self.queue, waiter, patience)
+        if place is None:
+            return None
+        try:
+            while waiter.follow(self._names.live, _IsFree(self._names), patience):
+                claim = waiter.keep_trying(lambda: self.try_take(waiter.session), patience)
+                if claim is not None:
+                    return claim
+            return None
+        finally:
+            self.queue.leave(place)
+
+    def try_take(self, session: Session) -> Claim | None:
+        """Take the first free item, or None if there is none."""
+        claim = self._settle_doubts(session)
+        after: str | None = None
+        taken = set(self._store.children(self._names.claims)) if claim is None else set()
+        while claim is None:
+            limit = len(taken) + _PAGE
+            page = self._store.list(self._names.items, limit=limit, start_after=after)
+            claim = self._claim_one([entry for entry in page if item_id(entry) not in taken], session)
+            if len(page) < limit:
+                break
+            after = page[-1].key
+        return claim
+
+    def _claim_one(self, free: list[Entry], session: Session) -> Claim | None:
+        """Claim the first; whenever others are faster, one of the next, so that takers spread out."""
+        at = 0
+        while free:
+            entry = free.pop(at)
+            try:
+                claim = self._claim(entry, session)
+            except Conflict:
+                at = random.randrange(min(_SPREAD, len(free))) if free else 0
+                continue
+            if claim is not None:
+                return claim
+            at = 0
+        return None
+
+    def _claim(self, entry: Entry, session: Session) -> Claim | None:
+        """Claim an item; None when it has used up its attempts, and is a dead letter now."""
+        item = Item.of(entry)
+        key = self._names.claim(item.id)
+        if item.attempts >= self._most:
+            dead = item.given_back(item.why or f"taken {item.attempts} times, and never acknowledged")
+            letter = Create(self._names.letter(item.id), dead.to_bytes())
+            self._store.commit([At(entry), Absent(key)], [Delete(entry.key), letter])
+            _log.warning("%s: item %s is a dead letter after %d attempts", self._what, item.id, item.attempts)
+            return None
+        nonce = uuid.uuid4().hex
+        body = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid, "nonce": nonce}
+        taken = item.taken()
+        ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
+        try:
+            claim = self._store.commit([At(entry)], ops).entries[1]
+        except BaseException as error:  # an interrupt, too
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):
+                self._doubt(_Doubt(key, nonce, session, entry))
+            raise
+        return self._claimed(taken, claim, session)
+
+    def _claimed(self, item: Item, claim: Entry, session: Session) -> Claim:
+        value = item.value
+        if item.data_id:
+            try:
+                data = self._store.get(self._names.data(item.data_id))
+            except BaseException:
+                self._doubt(_Doubt(claim.key, str(read_body(claim.value).get("nonce")), session, None))
+                raise
+            if data is None:
+                self._store.delete(claim.key, version=claim.version)
+                raise LatchworkError(f"item {item.id} of {self._what} has lost its value, somebody deleted it")
+            value = data.value
+        return Claim(self._store, self._names, item, value, claim, session=session, most=self._most)
+
+    # Claims of unknown outcome
+
+    def _doubt(self, doubt: _Doubt) -> None:
+        """A claim that may be there, or come, with nobody behind it: the next take has it, or a thread removes it."""
+        with self._lock:
+            self._doubtful[doubt.key] = doubt
+        name = f"latchwork-claims-{self._names.name}"
+        threading.Thread(target=self._clear_doubt, args=(doubt,), name=name, daemon=True).start()
+
+    def _settle_doubts(self, session: Session) -> Claim | None:
+        """The first claim of ours that turns out to be there."""
+        with self._lock:
+            mine = [doubt for doubt in self._doubtful.values() if doubt.session is session]
+        for doubt in mine:
+            claim, item = self._decide(doubt)
+            if self._is_mine_to_end(doubt) and claim is not None and item is not None:
+                return self._claimed(Item.of(item), claim, session)
+        return None
+
+    def _clear_doubt(self, doubt: _Doubt) -> None:
+        """Remove a claim that no take wanted; ends with the session at the latest."""
+        session, backoff = doubt.session, Backoff()
+        self._store.clock.wait(session.lost, _DOUBT_S)
+        while session.remaining_s() > 0.0 and self._doubtful.get(doubt.key) is doubt:
+            try:
+                claim, _ = self._decide(doubt)
+                if self._is_mine_to_end(doubt) and claim is not None:
+                    self._delete_later(claim, session, backoff)
+            except FATAL as error:
+                _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
+                return
+            except LatchworkError as error:
+                _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
+                self._store.clock.wait(session.lost, backoff.next_s())
+
+    def _delete_later(self, claim: Entry, session: Session, backoff: Backoff) -> None:
+        while session.remaining_s() > 0.0:
+            try:
+                self._store.delete(claim.key, version=claim.version)
+            except Conflict:
+                return
+            except (Unavailable, OutcomeUnknown) as error:
+                _log.info("%s: %s is not deleted yet: %s", self._what, claim.key, error)
+                self._store.clock.wait(session.lost, backoff.next_s())
+            else:
+                return
+
+    def _is_mine_to_end(self, doubt: _Doubt) -> bool:
+        """True for one of those that decided a doubt: the take, or the thread."""
+        with self._lock:
+            return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
+
+    def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
+        """The claim of a doubt and its item, if it landed; if it did not, see to it that it never will.
+
+        It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
+        """
+        item_key = self._names.item(doubt.key.rpartition("/")[2])
+        while True:
+            claim, item = self._store.get_many([doubt.key, item_key])
+            if claim is not None:
+                return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
+            if item is None or doubt.item is None or item.version != doubt.item.version:
+                return None, None
+            with contextlib.suppress(Conflict):
+                self._store.commit([At(item), Absent(doubt.key)], [Put(item_key, item.value)])
+                return None, None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Doubt:
+    """A claim of unknown outcome: where, by whom, and of which item as it was; None if it is there for certain."""
+
+    key: str
+    nonce: str
+    session: Session
+    item: Entry | None
+
+
+class _IsFree:
+    """Follows items and claims, and says whether an item is free. One thread only."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._items: set[str] = set()
+        self._claims: set[str] = set()
+
+    def __call__(self, batch: Batch) -> bool:
+        for change in batch:
+            parent, _, name = change.key.rpartition("/")
+            known = self._items if parent == self._names.items else self._claims
+            if change.entry is None:
+                known.discard(name)
+            else:
+                known.add(name)
+        return bool(self._items - self._claims)

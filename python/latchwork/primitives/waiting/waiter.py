@@ -1,0 +1,142 @@
+"""Waiting for something in the store: in the thread that asks, by a watch, until called off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.primitives.waiting.common import Backoff
+
+if TYPE_CHECKING:
+    from latchwork.primitives.waiting.common import Patience
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+    from latchwork.store.watch import Batch, Watch
+
+T = TypeVar("T")
+
+
+class Waiter:
+    """Waits in the thread that asks, for one thing at a time; can be called off for good, from any thread.
+
+    It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
+    ``close``: who has just got a lock has better things to do.
+    """
+
+    def __init__(self, store: Store, session: Session) -> None:
+        self.session = session
+        self._store = store
+        self._lock = threading.Lock()
+        self._off = threading.Event()
+        self._watch: Watch | None = None
+        self._cancel = session.on_end(self.call_off)
+
+    def close(self) -> None:
+        """Let go of the session and of the last watch. Twice is fine."""
+        self._cancel()
+        self._replace(None)
+
+    @property
+    def is_off(self) -> bool:
+        """True once called off."""
+        return self._off.is_set()
+
+    def call_off(self) -> None:
+        """Wait no more: whoever waits returns at once. Does not block."""
+        self._off.set()
+        with self._lock:
+            watch = self._watch
+        if watch is not None:
+            watch.close()
+
+    def pause(self, seconds: float | None) -> bool:
+        """Pause so long; False when called off."""
+        return not self._store.clock.wait(self._off, seconds)
+
+    @property
+    def beside(self) -> tuple[str, ...] | None:
+        """What the last wait found beside its leaf; see ``Watch.beside``."""
+        watch = self._watch
+        return None if watch is None else watch.beside
+
+    def follow(
+        self,
+        prefix: str,
+        is_done: Callable[[Batch], bool],
+        patience: Patience,
+        *,
+        leaf: bool = False,
+        beside: bool = False,
+    ) -> bool:
+        """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off.
+
+        ``leaf`` and ``beside`` as for ``Store.watch``.
+        """
+        watch = self._store.watch(prefix, leaf=leaf, beside=beside)
+        self._replace(watch)
+        try:
+            while not self.is_off:
+                if is_done(watch.next(patience.left_s())):
+                    return True
+        except WaitTimeout:
+            return False
+        except Closed:
+            if not self.is_off:
+                raise
+        return False
+
+    def _replace(self, watch: Watch | None) -> None:
+        with self._lock:
+            before, self._watch = self._watch, watch
+        if before is not None:
+            before.close()
+
+    def keep_trying(self, step: Callable[[], T], patience: Patience) -> T:
+        """Do something with the server, again and again while it cannot be reached and there is time.
+
+        Raises:
+            SessionLost: the session ended meanwhile.
+            Unavailable, OutcomeUnknown: the last one, when the time is over.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                return step()
+            except (Unavailable, OutcomeUnknown) as error:
+                if self.session.remaining_s() <= 0.0:
+                    raise SessionLost(f"session {self.session.id} ended: {error}") from error
+                pause_s = patience.left_s(backoff.next_s())
+                if patience.is_over or not self.pause(pause_s):
+                    raise
+
+
+def open_session(
+    store: Store, given: Session | None, what: str, patience: Patience, closing: threading.Event
+) -> Session:
+    """The session to wait by: the one that was handed in, or the store's, tried again while there is time.
+
+    Args:
+        store: whose session, if none is given.
+        given: the caller's session, or None.
+        what: is waited for, in words.
+        patience: how long it is tried.
+        closing: set when whoever waits is closed.
+    Raises:
+        Unavailable, OutcomeUnknown: it could not be opened in that time.
+        SessionLost: the one that was handed in has ended.
+        Closed: it, the store, or whoever waits was closed.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            session = given if given is not None else store.session
+            session.ensure_usable()
+        except (Unavailable, OutcomeUnknown) as error:
+            if patience.is_over:
+                raise
+            if store.clock.wait(closing, patience.left_s(backoff.next_s())):
+                raise Closed(f"{what} was closed; make another one") from error
+        else:
+            return session

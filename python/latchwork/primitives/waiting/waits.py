@@ -1,0 +1,130 @@
+"""Who waits through one object: refused when that makes no sense, called off when the object or the session ends.
+
+Nothing here decides what is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed, InvalidKey, SessionLost
+from latchwork.primitives.waiting.common import Home, Patience, check_name, refuse_in_callback
+from latchwork.primitives.waiting.waiter import Waiter, open_session
+
+if TYPE_CHECKING:
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+
+
+def check_member(member_id: str, kind: str) -> str:
+    """The id itself, if it can be one segment of a key.
+
+    Raises:
+        InvalidKey: it cannot.
+    """
+    check_name(member_id, kind)
+    if "/" in member_id:
+        raise InvalidKey(f"{kind} name {member_id!r} cannot be used: it must not contain '/'")
+    return member_id
+
+
+class Waits:
+    """The waits of one object. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it.
+        what: the object in words, for messages: ``barrier 'start'``.
+        session: the session to live by; None takes the store's primary session, opened at the first use.
+    """
+
+    def __init__(self, store: Store, what: str, session: Session | None) -> None:
+        self._store = store
+        self._what = what
+        self._given = session
+        self._home = Home(what)
+        self._lock = threading.Lock()
+        self._waiters: set[Waiter] = set()
+        self._closed = False
+        self._closing = threading.Event()
+
+    def check(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            Closed: the object was closed.
+            ForkedProcess: this process is a child of the one that made it.
+        """
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one")
+
+    @property
+    def is_closed(self) -> bool:
+        """True once closed."""
+        return self._closed
+
+    @contextmanager
+    def begin(self, timeout_s: float | None) -> Iterator[tuple[Waiter, Patience]]:
+        """Wait inside: what waits with, and how long it may.
+
+        Raises:
+            Closed, ForkedProcess, SessionLost: the object or the session cannot be used, or ended meanwhile.
+            LatchworkError: this is a callback, and not a single try.
+        """
+        self.check()
+        refuse_in_callback(self._what, timeout_s)
+        patience = Patience(self._store.clock, timeout_s)
+        session = open_session(self._store, self._given, self._what, patience, self._closing)
+        with self.waiter(session) as waiter:
+            try:
+                yield waiter, patience
+            except SessionLost as error:
+                self.refuse_ended(waiter, error)
+                raise
+
+    @contextmanager
+    def waiter(self, session: Session) -> Iterator[Waiter]:
+        """Wait inside with another waiter: calling it off leaves those alone that were there before.
+
+        Raises:
+            Closed: the object was closed.
+        """
+        with closing(Waiter(self._store, session)) as waiter:
+            with self._lock:
+                if not self._closed:
+                    self._waiters.add(waiter)
+            try:
+                self.check()
+                yield waiter
+            finally:
+                with self._lock:
+                    self._waiters.discard(waiter)
+
+    def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
+        """Let pass a wait that ended for lack of time only.
+
+        Raises:
+            Closed: the object or its session was closed.
+            SessionLost: the session ended.
+        """
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one") from cause
+        if waiter.session.state == "closed":
+            raise Closed(f"the session of {self._what} was closed; use another one") from cause
+        if waiter.session.remaining_s() <= 0.0:
+            raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
+
+    def close(self) -> bool:
+        """Call off whoever waits; False when it was closed before, or by a child of the process that made it."""
+        if self._home.is_foreign:
+            return False
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            self._closing.set()
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            waiter.call_off()
+        return not was_closed

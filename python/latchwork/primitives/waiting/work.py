@@ -1,0 +1,196 @@
+"""Work under an ownership: told to stop before the ownership can end, server reachable or not.
+
+Nothing here talks to a server: it is all by our own clock. A thread cannot be stopped from outside, so work asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import OwnershipLost
+from latchwork.primitives.waiting.common import Home, check_least, lost_by_fork
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.types import Fence
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Part of the TTL by which work is told to stop before the ownership ends, unless it asks for another.
+MARGIN_PART = 0.1
+
+
+class Work:
+    """A cancellation token: ``with lock.guard_work() as work:``. Safe to share between threads.
+
+    It fires, for good, when less than the margin is left of the ownership, when that is lost, and when it is given up;
+    not at the end of the ``with``. It does not stop a paused process from writing late: pass ``fence`` to every write
+    that matters.
+
+    In a child of a fork it has stopped: nothing is held there.
+
+    Attributes:
+        fence: the ownership's.
+    """
+
+    def __init__(self, ownership: Ownership, margin_s: float) -> None:
+        self.fence = ownership.fence
+        self._home = Home(f"work under {ownership.what}")
+        self._stopped = threading.Event()
+        self._ownership = ownership
+        self._margin_s = margin_s
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Work under {self._ownership.what} {self.remaining_s():.2f}s>"
+
+    def __enter__(self) -> Work:
+        self._ownership.add(self)
+        name = f"latchwork-work-{self._ownership.what}"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._home.is_foreign:
+            return
+        self._done.set()
+        self._ownership.remove(self)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def stopped(self) -> threading.Event:
+        """Set when the work has to stop."""
+        return lost_by_fork() if self._home.is_foreign else self._stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once the work has to stop."""
+        return self.remaining_s() <= 0.0
+
+    def remaining_s(self) -> float:
+        """Seconds until the work has to stop if no further renewal succeeds; 0 once it has to. Does no I/O."""
+        if self._home.is_foreign or self._stopped.is_set():
+            return 0.0
+        left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
+        if left_s <= 0.0:
+            self._tell()  # who has seen it must not be told later, by our thread, that there was a renewal after all
+        return left_s
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the work has to stop: the pause of a loop. True once it has to, False when the time is over."""
+        return self._ownership.clock.wait(self.stopped, timeout_s)
+
+    def check(self) -> None:
+        """Go on only while there is time.
+
+        Raises:
+            OwnershipLost: the work has to stop: ``LockLost`` or ``NotLeader``, as the ownership is.
+        """
+        if self.is_stopped:
+            raise self._ownership.error()
+
+    def stop(self) -> None:
+        """Tell the work to stop. Does not block."""
+        self._stopped.set()
+        self._done.set()
+
+    def _tell(self) -> None:
+        if not self._done.is_set():
+            _log.warning("work under %s is told to stop", self._ownership.what)
+        self.stop()
+
+    def _watch(self) -> None:
+        while not self._done.is_set():
+            left_s = self.remaining_s()
+            if left_s > 0.0:
+                self._ownership.clock.wait(self._done, left_s)
+
+
+def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
+    """Run work under its token: its result, or nothing when it was told to stop and has ended."""
+    with work:
+        try:
+            result = fn(work)
+        except OwnershipLost:
+            if not work.is_stopped:
+                raise
+            return ()
+        return () if work.is_stopped else (result,)
+
+
+class Ownership:
+    """What works depend on: one hold, one term. Safe to share between threads.
+
+    Args:
+        what: in words, for messages: ``lock 'orders'``.
+        fence: its proof.
+        ttl_s: how long it lasts without renewal.
+        remaining_s: how much of that is left for certain; must do no I/O.
+        error: what ``check`` raises.
+        clock: by which all this is judged.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        fence: Fence,
+        *,
+        ttl_s: float,
+        remaining_s: Callable[[], float],
+        error: type[OwnershipLost],
+        clock: Clock,
+    ) -> None:
+        self.what = what
+        self.fence = fence
+        self.clock = clock
+        self._ttl_s = ttl_s
+        self._remaining_s = remaining_s
+        self._error = error
+        self._lock = threading.Lock()
+        self._works: set[Work] = set()
+        self._ended = False
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token for work, to be used in a ``with``; None for a margin takes a tenth of the TTL."""
+        margin = self._ttl_s * MARGIN_PART if margin_s is None else check_least(margin_s, "margin_s", 0.0)
+        return Work(self, margin)
+
+    def remaining_s(self) -> float:
+        """Seconds left for certain; 0 once it has ended."""
+        return 0.0 if self._ended else self._remaining_s()
+
+    def end(self) -> None:
+        """It was lost or given up: all work under it is told to stop. Does not block; twice is fine."""
+        with self._lock:
+            self._ended = True
+            works, self._works = self._works, set()
+        for work in works:
+            work.stop()
+
+    def error(self) -> OwnershipLost:
+        """The reason for work to stop."""
+        if self.remaining_s() > 0.0:
+            return self._error(
+                f"{self.what} ends in {self.remaining_s():.3g} s unless it is renewed; stop the work now"
+            )
+        return self._error(f"{self.what} is not ours any more; stop the work it protected")
+
+    def add(self, work: Work) -> None:
+        """Tell this work when it ends."""
+        with self._lock:
+            if not self._ended:
+                self._works.add(work)
+                return
+        work.stop()
+
+    def remove(self, work: Work) -> None:
+        """This work is done."""
+        with self._lock:
+            self._works.discard(work)
