@@ -22,7 +22,7 @@ import time
 import latchwork
 from latchwork import Conflict, LatchworkError, Put
 from latchwork.jobs import Cron, FixedDelay, FixedRate, Job, JobManager, Threads
-from latchwork.jobs.runs import JobRun
+from latchwork.jobs.worker.runs import JobRun
 
 SESSION_TTL_S = 2.0
 LOCK_TTL_S = 2.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from latchwork.jobs import Threads
-from latchwork.jobs.rebalance import ClusterView, QuietTime, Strategies, WorkerView, in_order, rebalance
-from latchwork.jobs.reconcile import Running, reconcile
+from latchwork.jobs.job.reconcile import Running, reconcile
+from latchwork.jobs.manager.rebalance import ClusterView, QuietTime, Strategies, WorkerView, in_order, rebalance
 
 TTL_S = 2.0  # of sessions and locks
 STEP_S = 0.05

@@ -13,8 +13,9 @@ import pytest
 import latchwork
 from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost, Unavailable, WaitTimeout
 from latchwork.assignment import Balanced, Budgeted, plan_from_owners
-from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect, keys
-from latchwork.jobs.registration import Registration
+from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
+from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.stored import keys
 from latchwork.testing.faults import FaultyStore
 
 
@@ -474,8 +475,8 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             joined.append(cluster.node(memory, "n3", cluster.endless("old", ["a"])))
         return found
 
-    from latchwork.jobs.known_pools import KnownPools
-    from latchwork.jobs.term import Term
+    from latchwork.jobs.manager.term import Term
+    from latchwork.jobs.stored.known_pools import KnownPools
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:

@@ -14,14 +14,14 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads
-from latchwork.jobs.context import JobContext
-from latchwork.jobs.cron_turns import CronTurns
-from latchwork.jobs.fires import FIRED, Fired, Jitter, rule_of
-from latchwork.jobs.item_locks import ItemHold
-from latchwork.jobs.progress import CronProgress, read_cells, sweep_cells
-from latchwork.jobs.runs import Counters, JobRun, RunSetup
-from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.cron.fires import FIRED, Fired, Jitter, rule_of
+from latchwork.jobs.cron.progress import CronProgress, read_cells, sweep_cells
+from latchwork.jobs.cron.turns import CronTurns
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.worker.item_locks import ItemHold
+from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
 from latchwork.primitives import LockKeeper
+from latchwork.schedules.schedule import Due, Instant
 
 EACH_MINUTE = Cron("* * * * *")
 RULE = rule_of(EACH_MINUTE)

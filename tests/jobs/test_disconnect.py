@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
-from latchwork.jobs.guard import stop_margin_s
+from latchwork.jobs.worker.guard import stop_margin_s
 from latchwork.testing.proxy import Proxy
 from latchwork.testing.servers import EtcdServer, ZooKeeperServer
 

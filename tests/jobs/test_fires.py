@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.fires import (
+from latchwork.jobs.cron.fires import (
     BadCell,
     Cell,
     Fired,

@@ -13,13 +13,14 @@ import uuid
 import pytest
 
 from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
-from latchwork.jobs import Job, JobManager, inspect, keys, packed_store
-from latchwork.jobs.known_pools import KnownPools
-from latchwork.jobs.manager import ManagerOptions
-from latchwork.jobs.members import Member
-from latchwork.jobs.rebalance import Strategies
-from latchwork.jobs.registration import Registration
-from latchwork.jobs.term import Term
+from latchwork.jobs import Job, JobManager, inspect
+from latchwork.jobs.manager.manager import ManagerOptions
+from latchwork.jobs.manager.rebalance import Strategies
+from latchwork.jobs.manager.term import Term
+from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.stored import keys, packed_store
+from latchwork.jobs.stored.known_pools import KnownPools
+from latchwork.jobs.stored.members import Member
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from latchwork.jobs.keys import check_id, check_item, decode_item, encode_item, lock_name, split_lock_name
+from latchwork.jobs.stored.keys import check_id, check_item, decode_item, encode_item, lock_name, split_lock_name
 from latchwork.store.keys import validate_key
 
 ITEMS = st.text(st.characters(exclude_categories=("Cs",)), max_size=512).filter(lambda s: len(s.encode()) <= 512)

@@ -8,11 +8,11 @@ import platform
 import pytest
 
 import latchwork
-from latchwork.jobs import keys
-from latchwork.jobs import memory as memory_module
-from latchwork.jobs.known_pools import KnownPools
-from latchwork.jobs.memory import give_back
-from latchwork.jobs.packed_store import ChunkNames, replace
+from latchwork.jobs.manager.manager import memory as memory_module
+from latchwork.jobs.manager.memory import give_back
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.known_pools import KnownPools
+from latchwork.jobs.stored.packed_store import ChunkNames, replace
 
 MANY = [f"order-{number:06d}" for number in range(4_000)]
 

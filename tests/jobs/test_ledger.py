@@ -6,10 +6,10 @@ import pytest
 
 import latchwork
 from latchwork import Conflict, Exists
-from latchwork.jobs import keys
-from latchwork.jobs.ledger import Ledger
-from latchwork.jobs.packed_store import read
-from latchwork.jobs.rebalance import ShareChange
+from latchwork.jobs.manager.ledger import Ledger
+from latchwork.jobs.manager.rebalance import ShareChange
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.packed_store import read
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ import pytest
 
 import latchwork
 from latchwork import Conflict, Exists
-from latchwork.jobs import Control, Observer, keys
-from latchwork.jobs import audit as audits
-from latchwork.jobs.chores import Chores
-from latchwork.jobs.known_pools import KnownPools
-from latchwork.jobs.manager import ManagerOptions
-from latchwork.jobs.members import Member
-from latchwork.jobs.rebalance import Strategies
-from latchwork.jobs.term import Term
+from latchwork.jobs import Control, Observer
+from latchwork.jobs.manager.chores import Chores
+from latchwork.jobs.manager.manager import ManagerOptions
+from latchwork.jobs.manager.rebalance import Strategies
+from latchwork.jobs.manager.term import Term
+from latchwork.jobs.stored import audit as audits
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.known_pools import KnownPools
+from latchwork.jobs.stored.members import Member
 
 
 @pytest.fixture

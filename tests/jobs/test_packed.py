@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.jobs.packed import EMPTY, BadHead, MissingChunk, batched, chunk_names, decode, plan_update
+from latchwork.jobs.stored.packed import EMPTY, BadHead, MissingChunk, batched, chunk_names, decode, plan_update
 
 ITEMS = st.sets(st.text(st.characters(exclude_categories=("Cs",)), max_size=30), max_size=60)
 

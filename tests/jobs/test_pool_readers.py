@@ -8,8 +8,9 @@ import threading
 import pytest
 
 import latchwork
-from latchwork.jobs import inspect, keys
-from latchwork.jobs import pools as pools_module
+from latchwork.jobs import inspect
+from latchwork.jobs.node import pools as pools_module
+from latchwork.jobs.stored import keys
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from latchwork.assignment import Balanced, Budgeted, EvenlyRendezvous, EvenlySpread, Plan, Rendezvous, plan_from_owners
 from latchwork.assignment.strategies import describe_strategy, described_strategy
-from latchwork.jobs.rebalance import (
+from latchwork.jobs.manager.rebalance import (
     ClusterView,
     QuietTime,
     Reserved,
@@ -21,7 +21,7 @@ from latchwork.jobs.rebalance import (
     job_problem,
     rebalance,
 )
-from latchwork.jobs.standing import Planner
+from latchwork.jobs.manager.standing import Planner
 
 JOBS = ("j1", "j2", "j3")
 WORKERS = ("w1", "w2", "w3", "w4")

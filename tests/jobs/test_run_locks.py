@@ -8,8 +8,8 @@ import pytest
 
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
-from latchwork.jobs.item_locks import SLICE, ItemLocks, RunLocks
-from latchwork.jobs.lock_turns import LockTurns, LockWork
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
+from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put

@@ -9,10 +9,10 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job
-from latchwork.jobs.context import JobContext
-from latchwork.jobs.fires import Step
-from latchwork.jobs.runs import Counters, JobRun, RunSetup
-from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.cron.fires import Step
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.schedules.schedule import Due, Instant
 
 
 @pytest.fixture

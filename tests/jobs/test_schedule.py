@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Instant
+from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Instant
 
 
 def at(mono, wall=0.0):

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from latchwork.jobs.schedule import Cron, Instant
+from latchwork.schedules.schedule import Cron, Instant
 
 DAYS = {
     ("Europe/Berlin", "spring"): (2026, 3, 28, 23),

@@ -10,10 +10,10 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, InvalidSetting, Job, Threads
-from latchwork.jobs import settings as stored
-from latchwork.jobs.live_settings import LiveSettings
-from latchwork.jobs.schedule import Due, Instant
-from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
+from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.options.settings import ClusterSettings, JobSettings, Settings
+from latchwork.schedules.schedule import Due, Instant
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 import latchwork
 from latchwork import Unavailable
-from latchwork.jobs import keys, shares
-from latchwork.jobs.packed_store import ChunkNames, replace
-from latchwork.jobs.shares import Shares
+from latchwork.jobs.stored import keys, shares
+from latchwork.jobs.stored.packed_store import ChunkNames, replace
+from latchwork.jobs.stored.shares import Shares
 
 
 @pytest.fixture

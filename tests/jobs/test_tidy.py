@@ -8,11 +8,12 @@ import threading
 import pytest
 
 import latchwork
-from latchwork.jobs import Control, Cron, inspect, keys
-from latchwork.jobs import membership as memberships
-from latchwork.jobs import tidy as tidying
-from latchwork.jobs.packed_store import commit_all
-from latchwork.jobs.tidy import tidy
+from latchwork.jobs import Control, Cron, inspect
+from latchwork.jobs.node import membership as memberships
+from latchwork.jobs.node import tidy as tidying
+from latchwork.jobs.node.tidy import tidy
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.types import Put
 
 

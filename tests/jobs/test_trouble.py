@@ -11,7 +11,8 @@ import time
 import pytest
 
 import latchwork
-from latchwork.jobs import FixedDelay, Job, Member, Threads, inspect, keys
+from latchwork.jobs import FixedDelay, Job, Member, Threads, inspect
+from latchwork.jobs.stored import keys
 
 
 @pytest.fixture

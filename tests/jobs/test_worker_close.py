@@ -8,7 +8,7 @@ import time
 import pytest
 
 from latchwork.jobs import FixedDelay, Job, Threads
-from latchwork.jobs.worker import Worker
+from latchwork.jobs.worker.worker import Worker
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 
@@ -126,7 +126,7 @@ def test_a_share_that_is_still_being_locked_does_not_hold_close_up(store, cluste
 
     monkeypatch.setattr(LockKeeper, "try_acquire_many", slow)
     for pause in ("_FILL_S", "_FILL_BUSY_S"):  # nothing but closing ends it: the whole share would take 9 s
-        monkeypatch.setattr(f"latchwork.jobs.worker.{pause}", 60.0)
+        monkeypatch.setattr(f"latchwork.jobs.worker.worker.{pause}", 60.0)
     job = per_item(lambda context: None, [f"i{number}" for number in range(20_000)], threads=Threads.whole())
     node = cluster.node(store, "n1", job, close_timeout_s=1.0)
     eventually(lambda: store.list("locks/j", limit=1))

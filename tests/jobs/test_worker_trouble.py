@@ -8,10 +8,10 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, Threads
-from latchwork.jobs.context import JobContext
-from latchwork.jobs.guard import RunGuard
-from latchwork.jobs.runs import Counters, JobRun, RunSetup
-from latchwork.jobs.schedule import Due, Instant
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.worker.guard import RunGuard
+from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.schedules.schedule import Due, Instant
 from latchwork.store import connect
 
 

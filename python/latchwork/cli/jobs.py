@@ -16,7 +16,7 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.jobs import Control, Schedule, Settings, inspect
-from latchwork.jobs import settings as stored
+from latchwork.jobs.options import settings as stored
 
 _HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)

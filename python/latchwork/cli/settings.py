@@ -12,7 +12,7 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import reported
 from latchwork.jobs import Control
-from latchwork.jobs import settings as stored
+from latchwork.jobs.options import settings as stored
 
 settings_app = typer.Typer(
     help="Show and change what is set for the whole cluster.", no_args_is_help=True, rich_markup_mode=None

@@ -1,19 +1,19 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
-from latchwork.jobs.activity import Activity
-from latchwork.jobs.audit import AuditRecord, read_audit
-from latchwork.jobs.context import JobContext
-from latchwork.jobs.control import Control, LockFree, UnknownNode
-from latchwork.jobs.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
-from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed
-from latchwork.jobs.jobmanager import JobManager
-from latchwork.jobs.members import Member
-from latchwork.jobs.node_records import Health, NodeState, NodeStats
-from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
-from latchwork.jobs.runs import JobStats
-from latchwork.jobs.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
-from latchwork.jobs.settings import ClusterSettings, InvalidSetting, JobSettings, Settings
-from latchwork.jobs.why import Reasons, why
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job.job import InvalidJob, Job, Threads, WorkPoolFailed
+from latchwork.jobs.node.activity import Activity
+from latchwork.jobs.node.node import JobManager
+from latchwork.jobs.node.records import Health, NodeState, NodeStats
+from latchwork.jobs.observe.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.options.settings import ClusterSettings, InvalidSetting, JobSettings, Settings
+from latchwork.jobs.outside.control import Control, LockFree, UnknownNode
+from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
+from latchwork.jobs.outside.why import Reasons, why
+from latchwork.jobs.stored.audit import AuditRecord, read_audit
+from latchwork.jobs.stored.members import Member
+from latchwork.jobs.worker.runs import JobStats
+from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
     "Activity",

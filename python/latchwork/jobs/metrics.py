@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BackendNotInstalled
-from latchwork.jobs.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.observe.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -27,8 +27,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from latchwork.jobs.jobmanager import JobManager
-    from latchwork.jobs.runs import JobStats
+    from latchwork.jobs.node.node import JobManager
+    from latchwork.jobs.worker.runs import JobStats
 
 _LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from latchwork.apps.cluster_bench.model import BenchOptions, Detected, Memory, Ready, Rebalanced
 from latchwork.apps.cluster_bench.workers import SESSION_TTL_S
-from latchwork.jobs import keys
-from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions
-from latchwork.jobs.members import Member
-from latchwork.jobs.observer import Observer, Observers, RebalanceInfo
-from latchwork.jobs.rebalance import Strategies
+from latchwork.jobs.manager.manager import Manager, ManagerCounters, ManagerOptions
+from latchwork.jobs.manager.rebalance import Strategies
+from latchwork.jobs.observe.observer import Observer, Observers, RebalanceInfo
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.members import Member
 from latchwork.store import connect
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from latchwork.apps.cluster_bench.model import (
     text_bytes,
 )
 from latchwork.errors import LatchworkError
-from latchwork.jobs import keys
-from latchwork.jobs.members import Member
-from latchwork.jobs.registration import Registration, pool_version
+from latchwork.jobs.node.registration import Registration, pool_version
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.members import Member
 from latchwork.store import connect
 
 if TYPE_CHECKING:

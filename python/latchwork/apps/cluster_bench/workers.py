@@ -19,11 +19,11 @@ from latchwork.apps.cluster_bench.model import (
     Unlock,
     digest,
 )
-from latchwork.jobs.item_locks import ItemLocks
-from latchwork.jobs.lock_turns import LockTurns, LockWork
-from latchwork.jobs.members import Member
-from latchwork.jobs.registration import Registration
-from latchwork.jobs.shares import Shares
+from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.shares import Shares
+from latchwork.jobs.worker.item_locks import ItemLocks
+from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
 from latchwork.store import connect
 
 if TYPE_CHECKING:

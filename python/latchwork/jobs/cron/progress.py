@@ -1,0 +1,307 @@
+"""Cron progress of one job on one node: written before a run starts, so that each fire time starts once in the cluster.
+
+A write is fenced by the owner of the items' locks: whoever takes one of them over deletes that owner first, so from
+then on nothing of this node lands. Runs that start at one time are written together: the first thread to come writes
+for all that came meanwhile. docs/design/0007 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.jobs.cron.fires import FIRED, BadCell, Cell, Fired, decode_cell, newest_by_item, useless
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.types import Absent, At, Check, Create, Delete, Exists, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.types import Entry
+
+log = logging.getLogger(__name__)
+
+_CELL_ITEMS = 2_000
+_CELL_BYTES = 200_000
+_WAIT_S = 1.0
+_NOTHING = Fired(0.0)
+
+
+class Hold(Protocol):
+    """What is needed to know of a lock: whose, and since when."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the lock."""
+        ...
+
+    @property
+    def owner_id(self) -> str:
+        """The owner it belongs to."""
+        ...
+
+
+@dataclass(slots=True)
+class _Own:
+    """A cell that this node writes, and the entry of its state as we know it."""
+
+    cell: Cell
+    entry: Entry
+    fired: dict[str, Fired]
+
+
+@dataclass(eq=False, slots=True)
+class _Wish:
+    """What one thread wants written; ``done`` is guarded by the condition."""
+
+    claims: Mapping[str, Hold] = field(default_factory=dict)
+    fresh: Fired = _NOTHING
+    fired: dict[str, Fired] = field(default_factory=dict)
+    done: bool = False
+    error: BaseException | None = None
+
+
+class CronProgress:
+    """Safe to share between threads; calls may take as long as the store does."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job = job_id
+        self._prefix = f"{FIRED}/{job_id}"
+        self._changed = threading.Condition()
+        self._wishes: list[_Wish] = []
+        self._busy = False
+        self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
+        self._cell_of: dict[str, str] = {}
+
+    def claim(self, holds: Mapping[str, Hold], fresh: Fired) -> dict[str, Fired]:
+        """How far these items are, and from now on this node writes it.
+
+        Args:
+            holds: their locks; all held.
+            fresh: how far items are that never ran.
+        Raises:
+            LockLost: one of the locks is another's by now.
+            LatchworkError: the store could not be used; ask again.
+        """
+        wish = _Wish(claims=holds, fresh=fresh)
+        self._grant(wish)
+        return wish.fired
+
+    def write(self, fired: Mapping[str, Fired]) -> None:
+        """Write down how far items are; each was claimed.
+
+        Raises:
+            LockLost: one of the locks is another's by now: nothing is written, and nothing may start.
+            LatchworkError: it is not known to be written; what is wanted stays wanted, and goes with the next write.
+        """
+        self._grant(_Wish(fired=dict(fired)))
+
+    def _grant(self, wish: _Wish) -> None:
+        clock = self._store.clock
+        with self._changed:
+            self._wishes.append(wish)
+            while not wish.done and self._busy:
+                clock.wait_condition(self._changed, _WAIT_S)
+            if wish.done:
+                return self._outcome(wish)
+            self._busy = True
+            batch, self._wishes = self._wishes, []
+        try:
+            self._do(batch)
+        finally:
+            with self._changed:
+                for each in batch:
+                    each.done = True
+                self._busy = False
+                self._changed.notify_all()
+        return self._outcome(wish)
+
+    @staticmethod
+    def _outcome(wish: _Wish) -> None:
+        if wish.error is not None:
+            raise wish.error
+
+    def _do(self, batch: list[_Wish]) -> None:
+        claims = [wish for wish in batch if wish.claims]
+        writes = [wish for wish in batch if not wish.claims]
+        for wishes, act in ((claims, self._claim), (writes, self._write)):
+            if wishes:
+                try:
+                    act(wishes)
+                except Exception as error:
+                    for wish in wishes:
+                        wish.error = wish.error or error
+
+    def _claim(self, wishes: list[_Wish]) -> None:
+        wanted = {item: (hold, wish.fresh) for wish in wishes for item, hold in wish.claims.items()}
+        new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
+        if new:
+            self._take(new)
+        for wish in wishes:
+            wish.fired = {item: self._own[self._cell_of[item]].fired[item] for item in wish.claims}
+
+    def _is_ours(self, item: str, hold: Hold) -> bool:
+        own = self._own.get(self._cell_of.get(item, ""))
+        return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
+
+    def _take(self, wanted: Mapping[str, tuple[Hold, Fired]]) -> None:
+        """Put items into new cells of our own, with the progress of their newest cells, or the given one if none."""
+        stored = read_cells(self._store, self._job)
+        newest = newest_by_item(cell for cell, _ in stored)
+        by_owner: dict[str, list[str]] = {}
+        for item in sorted(wanted):
+            by_owner.setdefault(wanted[item][0].owner_id, []).append(item)
+        for owner, items in by_owner.items():
+            for part in _parts(items):
+                fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
+                token = max(wanted[item][0].token for item in part)
+                self._create(Cell(uuid.uuid4().hex, token, owner, tuple(part), fired))
+        ours = {own.cell.name: own for own in self._own.values()}
+        left = useless([*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())])
+        self._drop({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
+
+    def _create(self, cell: Cell) -> None:
+        key = f"{self._prefix}/{cell.name}"
+        state = cell.state(uuid.uuid4().hex)
+        try:
+            done = self._store.commit(self._checks(cell), [Create(key, state), Create(f"{key}/items", cell.names())])
+            entry = done.entries[0]
+        except (Conflict, OutcomeUnknown) as error:
+            found = self._store.get(key)
+            if found is None or found.value != state:
+                raise self._lost(cell, error) from error
+            entry = found
+        self._own[cell.name] = _Own(cell, entry, dict(zip(cell.items, cell.fired, strict=True)))
+        self._cell_of.update(dict.fromkeys(cell.items, cell.name))
+
+    def _drop(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
+        """Delete cells that nobody needs; it is no harm when that fails, the leader does it later."""
+        for name in names:
+            own = self._own.pop(name, None)
+            entry = own.entry if own is not None else entries[name]
+            try:
+                delete_cell(self._store, self._job, name, entry, [])
+            except LatchworkError as error:
+                log.debug("job %s: progress cell %s is left to be swept: %s", self._job, name, error)
+
+    def _write(self, wishes: list[_Wish]) -> None:
+        touched: dict[str, list[_Wish]] = {}
+        for wish in wishes:
+            for item, fired in wish.fired.items():
+                name = self._cell_of.get(item, "")
+                if name not in self._own:
+                    wish.error = LockLost(f"progress of item {item!r} of job {self._job} was not claimed, or given up")
+                    continue
+                self._own[name].fired[item] = fired
+                touched.setdefault(name, []).append(wish)
+        for name, waiting in touched.items():
+            try:
+                self._save(self._own[name])
+            except LatchworkError as error:
+                for wish in waiting:
+                    wish.error = wish.error or error
+
+    def _save(self, own: _Own) -> None:
+        """Write one cell's state.
+
+        A Conflict whose owner still lives is our own write of before, whose outcome was not known: it has landed.
+        """
+        own.cell = replace(own.cell, fired=tuple(own.fired[item] for item in own.cell.items))
+        key = f"{self._prefix}/{own.cell.name}"
+        state = own.cell.state(uuid.uuid4().hex)
+        for attempt in (1, 2):
+            try:
+                done = self._store.commit([*self._checks(own.cell), At(own.entry)], [Put(key, state)])
+                own.entry = done.entries[0]
+            except (Conflict, OutcomeUnknown) as error:
+                found = self._store.get(key)
+                if found is None:
+                    raise self._lost(own.cell, error) from error
+                own.entry = found
+                if found.value == state:
+                    return
+                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.cell):
+                    raise self._lost(own.cell, error) from error
+            else:
+                return
+
+    def _checks(self, cell: Cell) -> list[Check]:
+        return [Exists(f"{keys.OWNERS}/{cell.owner}")]
+
+    def _owner_is_gone(self, cell: Cell) -> bool:
+        return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
+
+    def _lost(self, cell: Cell, error: LatchworkError) -> LatchworkError:
+        """The error to raise; a cell that is another's now, or was swept, is forgotten: it can be claimed anew."""
+        if isinstance(error, OutcomeUnknown):
+            return error
+        self._own.pop(cell.name, None)
+        return LockLost(f"progress of job {self._job} cannot be written: its locks were lost, or its items taken away")
+
+
+def read_cells(store: Store, job_id: str) -> list[tuple[Cell, Entry]]:
+    """All cells of a job with the entries of their states; what cannot be read is logged and left out."""
+    prefix = f"{FIRED}/{job_id}"
+    entries = {entry.key: entry for entry in store.list(prefix, recursive=True)}
+    found = []
+    for key, entry in entries.items():
+        items = entries.get(f"{key}/items")
+        if items is not None:
+            try:
+                found.append((decode_cell(key[len(prefix) + 1 :], entry.value, items.value), entry))
+            except BadCell as error:
+                log.error("job %s: %s", job_id, error)  # noqa: TRY400 - no stack needed
+    return found
+
+
+def delete_cell(store: Store, job_id: str, name: str, entry: Entry, checks: list[Check]) -> None:
+    """Delete a cell, unless it was written since its entry was read.
+
+    Raises:
+        Conflict: it was, or a check does not hold.
+    """
+    key = f"{FIRED}/{job_id}/{name}"
+    store.commit([*checks, At(entry)], [Delete(key), Delete(f"{key}/items")])
+
+
+def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
+    """Delete the progress that nobody needs any more; how many cells. By the leader, now and then.
+
+    Args:
+        store: where.
+        pools: the items of each job there is; progress of other jobs is of no use.
+        checks: what must hold for each transaction, the leadership's fence.
+    """
+    swept = 0
+    for job_id in store.children(FIRED):
+        if job_id not in pools:
+            gone = store.list(f"{FIRED}/{job_id}", recursive=True)
+            same = Absent(keys.pool(job_id))  # asked in the transaction: what we know may be old
+            commit_all(store, [*checks, same], [Delete(entry.key) for entry in gone])
+            swept += len(gone)
+            continue
+        cells = read_cells(store, job_id)
+        left = {cell.name for cell in useless([cell for cell, _ in cells], frozenset(pools[job_id]))}
+        for cell, entry in cells:
+            if cell.name in left:
+                delete_cell(store, job_id, cell.name, entry, checks)
+                swept += 1
+    return swept
+
+
+def _parts(items: list[str]) -> Iterable[list[str]]:
+    part: list[str] = []
+    size = 0
+    for item in items:
+        if part and (len(part) >= _CELL_ITEMS or size >= _CELL_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += len(item.encode()) + 4
+    yield part

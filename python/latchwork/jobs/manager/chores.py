@@ -1,0 +1,69 @@
+"""What the leader does now and then beside rebalances: it cleans the work pool, and sweeps what the dead left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+
+if TYPE_CHECKING:
+    from latchwork.jobs.manager.manager import ManagerOptions
+    from latchwork.jobs.manager.term import Term
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 30.0
+#: The first time in a term comes no later: else leaders that change more often than a period would never do it.
+_FIRST_S = 600.0
+
+
+@dataclass(slots=True)
+class _Chore:
+    """What the leader does now and then; a period of 0 is never."""
+
+    name: str
+    do: Callable[[Term], None]
+    period_s: float
+    since: float
+    done: bool = False
+    retry_at: float | None = None
+
+    @property
+    def next_at(self) -> float:
+        if self.retry_at is not None:
+            return self.retry_at
+        return self.since + (self.period_s if self.done else min(self.period_s, _FIRST_S))
+
+
+class Chores:
+    """All chores of one term. One thread only."""
+
+    def __init__(self, options: ManagerOptions, now: float) -> None:
+        self._cleanup = _Chore("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
+        self._sweep = _Chore("sweep", lambda term: term.sweep(), options.sweep_period_s, now)
+
+    def change(self, options: ManagerOptions) -> None:
+        """Other periods hold from now on, counted from when each chore was last done."""
+        self._cleanup.period_s = options.cleanup_period_s
+        self._sweep.period_s = options.sweep_period_s
+
+    def due_in_s(self, now: float) -> float | None:
+        """Seconds until the next one; None when there is none."""
+        return min((max(0.0, chore.next_at - now) for chore in self._active()), default=None)
+
+    def run_due(self, now: float, term: Term) -> None:
+        """Do what is due; a failure is reported, and it is tried again soon."""
+        for chore in self._active():
+            if chore.next_at <= now:
+                chore.since, chore.done, chore.retry_at = now, True, None
+                try:
+                    chore.do(term)
+                except LatchworkError as error:
+                    chore.retry_at = now + min(chore.period_s, _RETRY_S)
+                    log.warning("%s is tried again in %.3g s: %s", chore.name, chore.retry_at - now, error)
+
+    def _active(self) -> list[_Chore]:
+        return [chore for chore in (self._cleanup, self._sweep) if chore.period_s > 0]

@@ -1,0 +1,309 @@
+"""What the leader knows of the stored assignment, and the only writer of it.
+
+Every transaction carries the leader's fence and the ``versions/assignment`` guard, and every head checks the version it
+was read at. Whatever goes wrong, the ledger is loaded again before the next write.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from sys import intern
+from typing import TYPE_CHECKING
+
+from latchwork.jobs.manager.rebalance import ShareChange, in_order
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.packed import EMPTY, BadHead, MissingChunk, PackedSet, Update, batched, plan_update
+from latchwork.jobs.stored.packed_store import (
+    MOST_BYTES,
+    MOST_OPS,
+    ChunkNames,
+    commit_all,
+    delete_chunks,
+    from_entries,
+    op_bytes,
+    orphans,
+    write_chunks,
+)
+from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Shares that are written together: what they hold is in memory twice until they are.
+_SLICE = 2_000
+#: Workers whose keys are read at a time.
+_LOADING = 16
+_LONGEST_NOTE = 2_000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A share as it is stored: there may be very many of them, so no more than is needed.
+
+    Attributes:
+        version: of its head, None when there is none.
+        content: the set; of one without chunks its items alone.
+    """
+
+    version: Hashable | None = None
+    content: tuple[str, ...] | PackedSet = ()
+
+    @classmethod
+    def of(cls, version: Hashable, packed: PackedSet) -> _Kept:
+        """A set, and the version of its head."""
+        return cls(version, packed if packed.chunks else packed.inline)
+
+    @property
+    def packed(self) -> PackedSet:
+        """The set."""
+        return PackedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Its items: sorted, unique."""
+        return self.content if isinstance(self.content, tuple) else self.content.items
+
+    def unchanged(self, key: str) -> At | Absent:
+        """The check that nobody wrote the head at ``key`` since."""
+        return Absent(key) if self.version is None else At.of(key, self.version)
+
+
+_Flip = tuple[str, str, _Kept, Update]
+
+
+class _Shares(Mapping[str, Mapping[str, tuple[str, ...]]]):
+    """A live view: job to worker to items."""
+
+    def __init__(self, kept: Mapping[str, Mapping[str, _Kept]]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, job: str) -> Mapping[str, tuple[str, ...]]:
+        return _JobShares(self._kept[job])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class _JobShares(Mapping[str, tuple[str, ...]]):
+    """A live view: worker to items."""
+
+    def __init__(self, kept: Mapping[str, _Kept]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, worker: str) -> tuple[str, ...]:
+        return self._kept[worker].items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
+    """What the guard says of the strategies; nothing when that would be long, for it is written with each change."""
+    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
+
+
+def noted_strategies(guard: Entry | None) -> dict[str, str]:
+    """The strategies that a guard says; none when it says nothing of them."""
+    try:
+        document = json.loads(guard.value) if guard is not None else {}
+    except ValueError:
+        document = {}
+    found = document.get("strategies") if isinstance(document, dict) else None
+    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
+
+
+class Ledger:
+    """The stored shares of all workers. One thread only.
+
+    Attributes:
+        writes: transactions that flipped heads, since this ledger was made.
+        written_bytes: keys and values written, since this ledger was made.
+    """
+
+    def __init__(self, store: Store, tag: str, note: Mapping[str, object] | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: the cluster's store.
+            tag: names this leader's chunks; never used twice.
+            note: written into the guard with each change, for people and `latchwork why`.
+        """
+        self._store = store
+        self._note = dict(note or {})
+        self._names = ChunkNames(tag)
+        self._shares: dict[str, dict[str, _Kept]] = {}  # by job and worker
+        self._guard: Entry | None = None
+        self._available: dict[str, frozenset[str]] = {}
+        self._job_sets: dict[frozenset[str], frozenset[str]] = {}
+        self.writes = 0
+        self.written_bytes = 0
+
+    def load(self, fence: Fence) -> None:
+        """Read everything, and delete the chunks that an earlier leader wrote and never named."""
+        guard = self._store.get(keys.GUARD_ASSIGNMENT)
+        self._shares, self._available, lost = {}, {}, []
+        workers = self._store.children(keys.WORKERS)
+        with self._store.pipeline() as pipeline:  # in parts: all at once may take too long, and needs much memory
+            for begin in range(0, len(workers), _LOADING):
+                some = workers[begin : begin + _LOADING]
+                parts = [pipeline.list(f"{keys.WORKERS}/{worker}", recursive=True) for worker in some]
+                for worker, part in zip(some, parts, strict=True):
+                    lost += self._take_in(worker, part.result())
+        self._guard = guard
+        if lost:
+            log.warning("deleting %d chunks of shares that no head names, the first is %s", len(lost), lost[0])
+            commit_all(self._store, [fence], [Delete(key) for key in lost])
+
+    def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
+        """Note all that is stored of a worker; chunks that no head names."""
+        available = []
+        below: dict[str, dict[str, Entry]] = {}
+        for entry in entries:
+            kind, job = (*entry.key.split("/", 4)[2:4], "", "")[:2]
+            if kind == "assigned":
+                below.setdefault(job, {})[entry.key] = entry
+            elif kind == "available":
+                available.append(job)
+        if available:
+            self._available[worker] = self._same_jobs(available)
+        lost = []
+        for job, part in below.items():
+            head = keys.assigned(worker, job)
+            lost += orphans(head, part, part.get(head), {self._names.tag})
+            if head in part:
+                self._keep(worker, job, _decode(head, part))
+        return lost
+
+    def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Job to worker to items, as stored, dead workers included; no empty shares. A view: writes change it."""
+        return _Shares(self._shares)
+
+    def use_texts(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+        """Keep these strings instead of equal ones, so that no text is kept twice."""
+        for job, by_worker in shares.items():
+            kept = self._shares.get(job, {})
+            for worker, items in by_worker.items():
+                known = kept.get(worker)
+                if known is not None and known.items == items:
+                    kept[worker] = _Kept.of(known.version, known.packed.made_of(items))
+
+    def known_workers(self) -> set[str]:
+        """Every worker that has anything stored."""
+        return set(self._available).union(*self._shares.values())
+
+    def available(self, worker: str) -> frozenset[str]:
+        """Which jobs a worker could run when the ledger was loaded."""
+        return self._available.get(worker, frozenset())
+
+    def load_available(self, worker: str) -> frozenset[str]:
+        """Read which jobs a worker can run."""
+        names = self._available[worker] = self._same_jobs(self._store.children(keys.available(worker)))
+        return names
+
+    def _same_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
+        """One set for all workers that can run the same jobs: most can."""
+        names = frozenset(map(intern, jobs))
+        return self._job_sets.setdefault(names, names)
+
+    def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
+        """Store the changes: at once if one transaction holds them all, else what shrinks before what grows.
+
+        Raises:
+            Conflict: the fence does not hold any more, or something else wrote a head; load again.
+        """
+        steps = list(changes) if self._fits(changes) else in_order(changes)
+        for wave in _waves(steps):
+            for begin in range(0, len(wave), _SLICE):
+                self._write_wave(wave[begin : begin + _SLICE], fence)
+
+    def forget_worker(self, worker: str, fence: Fence) -> None:
+        """Delete what a dead worker registered, unless it lives again.
+
+        Raises:
+            Conflict: the fence does not hold, or the worker has come back.
+        """
+        jobs = sorted(self._available.get(worker, ()))
+        commit_all(
+            self._store,
+            [fence, Absent(keys.alive(worker))],
+            [Delete(keys.available(worker, job)) for job in jobs],
+        )
+        self._available.pop(worker, None)
+
+    def _fits(self, changes: Sequence[ShareChange]) -> bool:
+        size = sum(sum(map(len, change.after)) + 4 * len(change.after) + 200 for change in changes)
+        return len(changes) <= MOST_OPS and size <= MOST_BYTES // 2
+
+    def _write_wave(self, wave: Iterable[ShareChange], fence: Fence) -> None:
+        flips: list[_Flip] = []
+        for change in wave:
+            stored = self._shares.get(change.job, {}).get(change.worker, _Kept())
+            update = plan_update(stored.packed, change.after, self._names)
+            if update is not None or (stored.version is not None and not change.after):
+                flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
+        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
+        self.written_bytes += write_chunks(self._store, updates, [fence])
+        ops = [_flip_op(flip) for flip in flips]
+        for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
+            self._flip(flips[part], ops[part], fence)
+        self.written_bytes += delete_chunks(self._store, updates, [fence])
+
+    def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
+        checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
+        checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
+        note = json.dumps({"leader": fence.token, "heads": len(flips), **self._note}).encode()
+        whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
+        done = self._store.commit(checks, whole)
+        self.written_bytes += sum(map(op_bytes, whole))
+        self._guard, *written = done.entries
+        heads = {entry.key: entry for entry in written}
+        self.writes += 1
+        for worker, job, _, update in flips:
+            head = heads.get(keys.assigned(worker, job))
+            self._keep(worker, job, None if head is None else _Kept.of(head.version, update.after))
+
+    def _keep(self, worker: str, job: str, kept: _Kept | None) -> None:
+        shares = self._shares.setdefault(intern(job), {})
+        if kept is not None:
+            shares[intern(worker)] = kept
+        elif shares.pop(worker, None) is not None and not shares:
+            del self._shares[job]
+
+
+def _flip_op(flip: _Flip) -> Op:
+    worker, job, _, update = flip
+    head = keys.assigned(worker, job)
+    return Put(head, update.after.head()) if len(update.after) else Delete(head)
+
+
+def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
+    """The steps cut where a share comes up for the second time."""
+    waves: list[list[ShareChange]] = [[]]
+    seen: set[tuple[str, str]] = set()
+    for step in steps:
+        if (step.worker, step.job) in seen:
+            waves.append([])
+            seen = set()
+        seen.add((step.worker, step.job))
+        waves[-1].append(step)
+    return waves
+
+
+def _decode(head: str, entries: dict[str, Entry]) -> _Kept:
+    version = entries[head].version
+    try:
+        return _Kept.of(version, from_entries(head, entries).packed)
+    except (BadHead, MissingChunk) as error:
+        log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
+        return _Kept(version)

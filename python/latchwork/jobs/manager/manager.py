@@ -1,0 +1,229 @@
+"""The manager: one node's, elected. Follows who lives and what is to be done, and writes who shall do it.
+
+Thread ``latchwork-manager-<node>``, one per session of the node: it stands for election as long as the session lasts.
+Whatever it writes carries the leadership's fence, so that a manager that was frozen writes nothing after it wakes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError, OwnershipLost
+from latchwork.jobs.manager.chores import Chores
+from latchwork.jobs.manager.memory import give_back
+from latchwork.jobs.manager.rebalance import QuietTime, Rebalance, Strategies
+from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.term import Term
+from latchwork.jobs.observe.observer import NOBODY, Observers, RebalanceInfo
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.known_pools import KnownPools
+from latchwork.jobs.stored.marks import NODES
+from latchwork.primitives import LeaderLatch
+
+if TYPE_CHECKING:
+    from latchwork.jobs.options.settings import ClusterSettings
+    from latchwork.jobs.stored.members import Member
+    from latchwork.store import Session, Store
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.5
+_LONGEST_RETRY_S = 10.0
+_JOIN_S = 5.0
+_MANY_MOVES = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """How the manager behaves.
+
+    Attributes:
+        strategies: who decides which job.
+        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
+        debounce_max_s: seconds after the first change when it comes at the latest.
+        cleanup_period_s: seconds between two cleanings of jobs no living worker can run; 0 for never.
+        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
+        sweep: removes what dead owners of locks left.
+    """
+
+    strategies: Strategies
+    debounce_s: float
+    debounce_max_s: float
+    cleanup_period_s: float
+    sweep_period_s: float
+    sweep: Callable[[], object]
+
+    def under(self, settings: ClusterSettings) -> ManagerOptions:
+        """These options, but for what is set for the cluster."""
+        names = ("debounce_s", "debounce_max_s", "cleanup_period_s", "sweep_period_s")
+        given = {name: getattr(settings, name) for name in names}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(slots=True)
+class ManagerCounters:
+    """What the manager of this node did, over all its sessions. One writer."""
+
+    rebalances: int = 0
+    moves: int = 0
+    failures: int = 0
+
+
+class Manager:
+    """Stands for election on one session, and manages while it leads. ``close`` resigns and joins the thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        session: Session,
+        me: Member,
+        options: Callable[[], ManagerOptions],
+        counters: ManagerCounters,
+        *,
+        observers: Observers = NOBODY,
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._me = me
+        self._options = options  # asked again and again: they may change at any time
+        self._counters = counters
+        self._observers = observers
+        self._wake = threading.Event()
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._latch = LeaderLatch(store, keys.LEADER, node_id=me.worker, session=session)
+        self._latch.on_elected(self._wake.set)
+        self._latch.on_revoked(self._wake.set)
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-manager-{me.worker}", daemon=True)
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node manages the cluster."""
+        return self._latch.is_leader
+
+    def start(self) -> None:
+        """Stand for election."""
+        self._latch.start()
+        self._thread.start()
+
+    def look(self) -> None:
+        """The options may have changed. Never blocks."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Resign. From any thread but its own; twice is fine."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        self._latch.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.clear()
+            if self._latch.is_leader:
+                try:
+                    self._lead()
+                except LatchworkError as error:
+                    log.warning("manager on node %s has to start over: %s", self._me.worker, error)
+                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                except Exception:
+                    log.exception("manager on node %s failed and starts over", self._me.worker)
+                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+            elif not self._closing.is_set():
+                self._clock.wait(self._wake)
+
+    def _lead(self) -> None:
+        fence = self._latch.fence
+        log.info("node %s manages the cluster from now on, fence token %d", self._me.worker, fence.token)
+        with (
+            self._store.mirror(keys.ALIVE) as alive,
+            self._store.mirror(keys.WORK_POOL, values=False) as pools,
+            self._store.mirror(NODES) as nodes,
+        ):
+            for mirror in (alive, pools, nodes):
+                mirror.on_change(lambda _batch: self._note())
+            restarts = Restarts(self._store, nodes, fence, self._me.incarnation)
+            known = KnownPools(self._store, pools)
+            term = Term(
+                self._store, self._me, fence, alive=alive, pools=known, restarts=restarts, options=self._options()
+            )
+            self._manage(term)
+        log.info("node %s does not manage the cluster any more", self._me.worker)
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._wake.set()
+
+    def _manage(self, term: Term) -> None:
+        options = self._options()
+        quiet = QuietTime(options.debounce_s, options.debounce_max_s)
+        chores = Chores(options, self._clock.now())
+        retry_s = _FIRST_RETRY_S
+        quiet.note(self._clock.now())
+        while True:
+            self._wake.clear()  # before the looks: what is set from now on cuts the wait short
+            if not self._latch.is_leader or self._closing.is_set():
+                return
+            now = self._clock.now()
+            options = self._options()
+            quiet.change(options.debounce_s, options.debounce_max_s)
+            chores.change(options)
+            if self._changed.is_set():
+                self._changed.clear()
+                quiet.note(now)
+            due_s = quiet.due_in_s(now)
+            if due_s is not None and due_s <= 0:
+                quiet.take()
+                if self._rebalance_lean(term):
+                    retry_s = _FIRST_RETRY_S
+                else:
+                    quiet.retry(self._clock.now(), retry_s)
+                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                continue
+            chores.run_due(now, term)
+            if term.restarts.has_expired(now):
+                quiet.note(now)
+                continue
+            others = (due_s, chores.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
+            waits = [wait for wait in others if wait is not None]
+            self._clock.wait(self._wake, min(waits, default=None))
+
+    def _rebalance_lean(self, term: Term) -> bool:
+        """One rebalance, and what memory it needed for a moment is given back if that was much."""
+        moved, is_first = self._counters.moves, not term.is_loaded
+        done = self._rebalance(term)
+        if is_first or self._counters.moves - moved >= _MANY_MOVES:
+            give_back()
+        return done
+
+    def _rebalance(self, term: Term) -> bool:
+        """One rebalance; False when it has to be tried again."""
+        began, written = self._clock.now(), term.written_bytes
+        try:
+            result = term.rebalance()
+        except OwnershipLost:
+            raise
+        except LatchworkError as error:
+            self._counters.failures += 1
+            log.warning("rebalance failed and is tried again: %s", error)
+            self._tell(began, Rebalance(), error, term.written_bytes - written)
+            term.reload()
+            return False
+        self._counters.rebalances += bool(result.changes)
+        self._counters.moves += result.moves
+        self._tell(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
+        if result.deferred and result.changes:
+            self._note()  # the next step of what the budget holds back
+        return not result.failed
+
+    def _tell(self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int) -> None:
+        took_s = self._clock.now() - began
+        self._observers.tell(
+            "rebalanced",
+            RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error, written_bytes),
+        )

@@ -1,0 +1,248 @@
+"""The jobs of one strategy, placed again and again: what is kept from one rebalance to the next, and what changes.
+
+Two kinds: by a board, which keeps the placement in Rust and is told what changed, for the strategies that it has; and
+by asking the strategy itself, whichever it is, unless nothing changed that it could see. What either decides is what
+``rebalance`` decides. No network here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from latchwork.assignment import (
+    Balanced,
+    Board,
+    Budgeted,
+    EvenlyRendezvous,
+    EvenlySpread,
+    Plan,
+    Problem,
+    Rendezvous,
+    Strategy,
+    check_plan,
+)
+from latchwork.jobs.manager.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
+
+_Share = tuple[str, str]  # job and worker
+#: Who is able to run a job, with weight and labels.
+_Able = dict[str, tuple[float, Mapping[str, str]]]
+#: What a strategy can see of each job, but for who has its items: the pool, and who is able.
+_Seen = dict[str, tuple[tuple[str, ...], _Able]]
+#: Strategies that place each job by itself, whoever had its items.
+_BY_JOB = frozenset({EvenlyRendezvous, Rendezvous})
+#: Job to item to worker.
+Placed = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one round comes to.
+
+    Attributes:
+        owners: gives item to worker of one job, as of now; until the next round.
+        changes: what to write, in no order.
+        moved: whether a job came or went, or an item got another worker or none.
+        deferred: how many more items shall move, which a budget holds back.
+        whole: the shares of jobs that were placed as a whole, made of the pools' strings.
+    """
+
+    owners: Callable[[str], Mapping[str, str]]
+    changes: tuple[ShareChange, ...] = ()
+    moved: bool = False
+    deferred: int = 0
+    whole: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+
+class Part(Protocol):
+    """The jobs of one strategy. One thread only."""
+
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:
+        """Decide.
+
+        Args:
+            view: the cluster, with the pools of these jobs only; the shares are those that the last round left.
+            placed: gives what the strategies before this one have placed.
+            placed_moved: whether that is not what it was in the last round.
+        Raises:
+            Exception: whatever the strategy raises; this part cannot be used any more.
+        """
+        ...
+
+
+def part_for(strategy: Strategy) -> Part:
+    """How to place the jobs of a strategy."""
+    budget = strategy.max_moves if type(strategy) is Budgeted else None
+    inner = strategy.strategy if isinstance(strategy, Budgeted) and budget is not None else strategy
+    if type(inner) in {Balanced, EvenlySpread}:
+        return BoardPart(inner.name, budget)
+    return AskedPart(strategy)
+
+
+def looks_at_placed(strategy: Strategy) -> bool:
+    """Whether a strategy may care what others have placed: those that come with latchwork do not."""
+    while type(strategy) is Budgeted:
+        strategy = strategy.strategy
+    return type(strategy) not in {Balanced, EvenlySpread, EvenlyRendezvous, Rendezvous}
+
+
+class BoardPart:
+    """A board, and what it was told of."""
+
+    def __init__(self, strategy: str, max_moves: int | None = None) -> None:
+        self._board = Board(strategy)
+        self._max_moves = max_moves
+        self._workers: dict[str, WorkerView] = {}
+        self._pools: dict[str, tuple[str, ...]] = {}
+
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:  # noqa: ARG002 - a board does not look at it
+        """Tell the board what changed, and take what moves."""
+        touched = Touched()
+        gone = self._pools.keys() - view.pools.keys()
+        self._take_workers(view.workers)
+        fresh = self._take_pools(view, touched)
+        moves = self._board.place(self._max_moves)
+        for job in moves.jobs:
+            if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
+                for _, item, source, target in moves.of(job):
+                    touched.move(job, _same(self._pools[job], item), source, target)
+        whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
+        changes = (*touched.changes(view), *whole_changes(view, whole))
+        return Outcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
+
+    def _take_workers(self, workers: Mapping[str, WorkerView]) -> None:
+        for name in self._workers.keys() - workers.keys():
+            self._board.leave(name)
+        for name, worker in workers.items():
+            known = self._workers.get(name)
+            if known is not None and known.jobs != worker.jobs:
+                self._board.leave(name)  # and back at once: it keeps what it can still run
+                known = None
+            if known is None:
+                self._board.join(name, worker.weight, worker.jobs)
+            elif known.weight != worker.weight:
+                self._board.reweigh(name, worker.weight)
+        self._workers = dict(workers)
+
+    def _take_pools(self, view: ClusterView, touched: Touched) -> set[str]:
+        """Tell the board of what changed in the pools; the jobs that are new to it."""
+        for job in self._pools.keys() - view.pools.keys():
+            self._board.remove_job(job)
+        fresh = view.pools.keys() - self._pools.keys()
+        for job in sorted(fresh):
+            able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
+            self._board.add_job(job, view.pools[job], holders_in(view, job, able))
+        for job, items in view.pools.items():
+            if job not in fresh and items is not self._pools[job]:
+                self._take_items(job, set(self._pools[job]), set(items), touched)
+        self._pools = dict(view.pools)
+        return set(fresh)
+
+    def _take_items(self, job: str, before: set[str], after: set[str], touched: Touched) -> None:
+        gone = before - after
+        for item in gone:
+            touched.move(job, item, self._board.owner(job, item), None)
+        if gone:
+            self._board.remove_items(job, gone)
+        if after - before:
+            self._board.add_items(job, after - before)
+
+
+class AskedPart:
+    """A strategy that is asked when something changed that it can see, and what that was the last time.
+
+    No more is kept than that: who had what is in the shares. A strategy that places each job by itself, whoever had its
+    items, is asked about the jobs that changed only.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._by_job = type(strategy) in _BY_JOB
+        self._seen: _Seen = {}
+        self._settled = False  # it did not want anything else the last time
+
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:
+        """Ask, unless the strategy would see what it saw the last time, and had nothing to move then."""
+        seen, before = {job: (items, _able(view, job)) for job, items in view.pools.items()}, self._seen
+        asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
+        if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
+            asked = list(seen)
+        problem = Problem(tuple(job_problem(view, job) for job in asked), placed() if asked else {})
+        plan = self._strategy.assign(problem) if asked else Plan({}, ())
+        if not self._by_job:
+            check_plan(problem, plan)
+        touched, fresh = Touched(), seen.keys() - before.keys()
+        for move in plan.moves:
+            if move.job not in fresh:
+                touched.move(move.job, move.item, move.source, move.target)
+        whole = {job: _shares(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
+        changes = (*touched.changes(view), *whole_changes(view, whole))
+        self._seen, self._settled = seen, not plan.moves and not plan.deferred
+        moved = bool(touched) or seen.keys() != before.keys()
+
+        def owners(job: str) -> Mapping[str, str]:
+            return plan.owners[job] if job in plan.owners else holders_in(view, job, view.workers)
+
+        return Outcome(owners, changes, moved, len(plan.deferred), whole)
+
+
+class Touched:
+    """Shares of jobs known before, and what they lose and gain."""
+
+    def __init__(self) -> None:
+        self._lost: dict[_Share, set[str]] = {}
+        self._gained: dict[_Share, set[str]] = {}
+
+    def move(self, job: str, item: str, source: str | None, target: str | None) -> None:
+        """An item changes hands; None is nobody."""
+        if source is not None:
+            self._lost.setdefault((job, source), set()).add(item)
+        if target is not None:
+            self._gained.setdefault((job, target), set()).add(item)
+
+    def changes(self, view: ClusterView) -> Iterable[ShareChange]:
+        """What that makes of the shares as they are stored."""
+        for job, worker in self._lost.keys() | self._gained.keys():
+            before = view.shares.get(job, {}).get(worker, ())
+            kept = set(before).difference(self._lost.get((job, worker), ()))
+            after = tuple(sorted(kept.union(self._gained.get((job, worker), ()))))
+            if before != after:
+                yield ShareChange(worker, job, before, after)
+
+    def __bool__(self) -> bool:
+        return bool(self._lost or self._gained)
+
+
+def whole_changes(view: ClusterView, whole: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterable[ShareChange]:
+    """What makes the stored shares of some jobs these, and no others."""
+    for job, shares in whole.items():
+        stored = view.shares.get(job, {})
+        for worker in {*stored, *shares}:
+            before, after = stored.get(worker, ()), shares.get(worker, ())
+            if before != after:
+                yield ShareChange(worker, job, before, after)
+
+
+def _is_same(now: tuple[tuple[str, ...], _Able], before: tuple[tuple[str, ...], _Able] | None) -> bool:
+    return before is not None and now[0] is before[0] and now[1] == before[1]
+
+
+def _able(view: ClusterView, job: str) -> _Able:
+    return {name: (worker.weight, worker.labels) for name, worker in view.workers.items() if job in worker.jobs}
+
+
+def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Worker to sorted items, made of the very strings given."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        if item in owners:
+            found.setdefault(owners[item], []).append(item)
+    return {worker: tuple(sorted(share)) for worker, share in found.items()}
+
+
+def _same(items: tuple[str, ...], item: str) -> str:
+    """The very string of a sorted tuple that equals this one: so that no text is kept twice."""
+    at = bisect_left(items, item)
+    return items[at] if at < len(items) and items[at] == item else item

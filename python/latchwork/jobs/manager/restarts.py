@@ -1,0 +1,163 @@
+"""Nodes that are drained, or being restarted, as the leader sees them: who gets no items, and what waits for whom.
+
+An announced restart moves the node's share out once and back once, and nothing else: its share is written down before
+anything moves, the strategies go on as if it had never gone, and what they give it is with others until it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict
+from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
+from latchwork.jobs.stored.marks import NodeMark, decode_mark, decode_marks, mark_key, reserved_key, reserved_nodes
+from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, read, replace
+from latchwork.types import Absent, At, Delete, Put
+
+if TYPE_CHECKING:
+    from latchwork.jobs.stored.members import Member
+    from latchwork.store import Mirror, Store
+    from latchwork.types import Check, Entry, Fence
+
+log = logging.getLogger(__name__)
+
+
+class Restarts:
+    """One term of leadership. One thread only.
+
+    Args:
+        nodes: a mirror of the marks.
+        fence: the leadership's, on everything that is written.
+        tag: names what is written.
+    """
+
+    def __init__(self, store: Store, nodes: Mirror, fence: Fence, tag: str) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._fence = fence
+        self._names = ChunkNames(f"{tag}.{fence.token}r")
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._shares: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
+        self._written: dict[str, NodeMark] = {}  # what we wrote, and the mirror may not show yet
+        self._acted: set[str] = set()
+
+    def marks(self) -> dict[str, NodeMark]:
+        """The marks of the moment, by node; a restart whose time is over counts no more."""
+        now = self._store.clock.now()
+        found = decode_marks({key: entry.value for key, entry in self._nodes.snapshot().items()})
+        for node, mark in found.items():
+            if mark.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _name(mark):
+                self._seen[node] = (_name(mark), now)
+        for node in self._seen.keys() - found.keys():
+            del self._seen[node]
+        return {node: mark for node, mark in found.items() if not self._is_over(mark, now)}
+
+    def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
+        """Whether a ready worker is to be given items."""
+        if mark is None or mark.state != "restarting":
+            return mark is None
+        member = members[mark.node]
+        return not mark.waits_for(member.incarnation, member.start)
+
+    def reserve(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
+        """Write down the shares of nodes whose restart was announced, before anything of them moves.
+
+        Raises:
+            Conflict: leadership is lost, or the mark has changed: look again.
+        """
+        for node, shown in self.marks().items():
+            if shown.state != "restarting" or self._known(shown).is_reserved:
+                continue
+            entry = self._store.get(mark_key(node))  # the mirror may be behind, and what is reserved stays
+            mark = None if entry is None else decode_mark(node, entry.value)
+            if entry is None or mark is None or mark.state != "restarting":
+                continue
+            if mark.is_reserved:
+                self._written[node] = mark
+                continue
+            mine = {job: workers[node] for job, workers in shares.items() if node in workers}
+            stale = set(self._store.children(reserved_key(node))) - set(mine)
+            checks: list[Check] = [self._fence, At(entry)]  # of a mark that was taken back nothing is left behind
+            for job in sorted({*mine, *stale}):
+                replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
+            worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
+            done = mark.reserved(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
+            self._store.commit(checks, [Put(mark_key(node), done.encode())])
+            self._shares[node] = (_name(mark), mine)
+            self._written[node] = done
+            log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
+
+    def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, Reserved]:
+        """What waits for whom."""
+        found = {}
+        for node, shown in marks.items():
+            mark = self._known(shown)
+            if mark.state == "restarting" and mark.weight is not None:
+                away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs), mark.labels)
+                found[node] = Reserved(away, self._items(mark))
+        return found
+
+    def finish(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
+        """Forget the restarts of nodes that are back and have their items, and those whose time is over.
+
+        Also what waits for nobody: whoever took a mark back, or drained the node, may not have come to remove it.
+        """
+        entries = self._nodes.snapshot()
+        found = decode_marks({key: entry.value for key, entry in entries.items()})
+        below = reserved_nodes(entries)
+        for node in sorted({*found, *below}):
+            mark, entry = found.get(node), entries.get(mark_key(node))
+            try:
+                if mark is None or mark.state != "restarting":
+                    self._forget_reserved(node, below.get(node, []), entry)
+                elif entry is not None and (node not in marks or node in workers):
+                    if node not in marks:
+                        log.warning(
+                            "node %s did not come back within %.3g s: its items are shared out", node, mark.timeout_s
+                        )
+                    self._store.commit([self._fence, At(entry)], [Delete(entry.key)])
+                    self._forget_reserved(node, below.get(node, []), None)
+            except Conflict:
+                log.debug("the mark of node %s has changed, it is looked at again", node)
+
+    def _forget_reserved(self, node: str, below: Sequence[str], mark: Entry | None) -> None:
+        same = Absent(mark_key(node)) if mark is None else At(mark)
+        commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
+
+    def has_expired(self, now: float) -> bool:
+        """True, once, when the time of a restart is over."""
+        late = {_name(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
+        self._acted |= late
+        return bool(late)
+
+    def due_in_s(self, now: float) -> float | None:
+        """Seconds until the time of a restart is over; None when there is none."""
+        waits = [self._seen[mark.node][1] + mark.timeout_s - now for mark in self._timed()]
+        return min((max(0.0, wait) for wait in waits), default=None)
+
+    def _timed(self) -> list[NodeMark]:
+        found = decode_marks({key: entry.value for key, entry in self._nodes.snapshot().items()})
+        marks = [mark for mark in found.values() if mark.state == "restarting" and mark.node in self._seen]
+        return [mark for mark in marks if _name(mark) not in self._acted]
+
+    def _is_over(self, mark: NodeMark, now: float) -> bool:
+        return mark.state == "restarting" and now >= self._seen[mark.node][1] + mark.timeout_s
+
+    def _known(self, mark: NodeMark) -> NodeMark:
+        written = self._written.get(mark.node)
+        return written if written is not None and _name(written) == _name(mark) else mark
+
+    def _items(self, mark: NodeMark) -> dict[str, tuple[str, ...]]:
+        known = self._shares.get(mark.node)
+        if known is None or known[0] != _name(mark):
+            jobs = self._store.children(reserved_key(mark.node))
+            shares = {job: read(self._store, reserved_key(mark.node, job)).packed.items for job in jobs}
+            known = self._shares[mark.node] = (_name(mark), shares)
+        return known[1]
+
+
+def _name(mark: NodeMark) -> str:
+    """One announcement, told from another."""
+    return f"{mark.incarnation} {mark.at} {mark.by}"

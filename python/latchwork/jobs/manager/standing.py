@@ -1,0 +1,112 @@
+"""Rebalances that cost what changed, not what there is: what was decided is kept from one to the next.
+
+The jobs of each strategy are a part of their own, see ``placing``. Each part knows what the ledger has after each
+write; whatever was not written for sure is forgotten, and the next rebalance compares all. What is decided is what
+``rebalance`` decides; while a restart is under way it is asked instead, and all parts begin anew. No network here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from latchwork.assignment import Strategy
+from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, looks_at_placed, part_for
+from latchwork.jobs.manager.rebalance import (
+    ClusterView,
+    Rebalance,
+    ShareChange,
+    Strategies,
+    holders_in,
+    rebalance,
+    unplaced,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Planner:
+    """Decides one rebalance after the other, for one who writes each before the next. One thread only."""
+
+    def __init__(self, strategies: Strategies) -> None:
+        self._strategies = strategies
+        self._parts: Mapping[int, Part] = {}  # by the identity of the strategy
+        self._jobs: frozenset[str] = frozenset()
+        self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+
+    def forget(self) -> None:
+        """What was decided may not have been written: begin anew."""
+        self._parts = {}
+
+    def rebalance(self, view: ClusterView) -> Rebalance:
+        """Decide who shall have what, and what must be written for it: as ``rebalance.rebalance``."""
+        self._whole = {}
+        if view.reserved:
+            self.forget()
+            return rebalance(view, self._strategies)
+        round_ = _Round(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
+        for strategy, jobs in self._strategies.groups(view.pools):
+            round_.place(strategy, jobs)
+        self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
+        changes = sorted([*round_.changes, *_leftovers(view)], key=lambda change: (change.job, change.worker))
+        moves = sum(len(set(change.after).difference(change.before)) for change in changes)
+        return Rebalance(tuple(changes), moves, round_.failed, unplaced(view), round_.deferred)
+
+    def take_whole(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Once after each decision: the shares of the jobs that were placed as a whole, made of the pools' strings."""
+        whole, self._whole = self._whole, {}
+        return whole
+
+
+class _Round:
+    """One rebalance: strategy by strategy, each seeing what those before it have placed."""
+
+    def __init__(self, view: ClusterView, parts: Mapping[int, Part], *, jobs_changed: bool) -> None:
+        self.parts: dict[int, Part] = {}
+        self.changes: list[ShareChange] = []
+        self.whole: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self.failed: dict[str, Exception] = {}
+        self.deferred = 0
+        self._view = view
+        self._before = parts
+        self._moved = jobs_changed
+        self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
+
+    def place(self, strategy: Strategy, jobs: Sequence[str]) -> None:
+        """Place the jobs of one strategy; those that it fails on stay where they are."""
+        view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
+        try:
+            outcome = self._ask(strategy, view)
+        except Exception as error:
+            self.failed.update(dict.fromkeys(jobs, error))
+            outcome = Outcome(lambda job: holders_in(view, job, view.workers), moved=True)
+        self.changes += outcome.changes
+        self.whole.update(outcome.whole)
+        self.deferred += outcome.deferred
+        self._moved |= outcome.moved
+        self._owners.update(dict.fromkeys(jobs, outcome.owners))
+
+    def _ask(self, strategy: Strategy, view: ClusterView) -> Outcome:
+        placed = self._placed if looks_at_placed(strategy) else dict[str, Mapping[str, str]]
+        part = self._before.get(id(strategy)) or part_for(strategy)
+        try:
+            outcome = part.rebalance(view, placed, placed_moved=self._moved)
+        except Exception:  # whatever a board does not take, the strategy either takes or reports
+            if isinstance(part, AskedPart):
+                raise
+            log.debug("a board cannot place these jobs, its strategy is asked", exc_info=True)
+            return AskedPart(strategy).rebalance(view, placed, placed_moved=True)
+        self.parts[id(strategy)] = part
+        return outcome
+
+    def _placed(self) -> Placed:
+        """What the strategies so far have placed; the caller's to keep."""
+        return {job: owners(job) for job, owners in self._owners.items()}
+
+
+def _leftovers(view: ClusterView) -> Iterable[ShareChange]:
+    """Shares of jobs that are no more."""
+    for job in view.shares:
+        if job not in view.pools:
+            for worker, items in view.shares[job].items():
+                yield ShareChange(worker, job, items, ())

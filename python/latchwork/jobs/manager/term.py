@@ -1,0 +1,213 @@
+"""One term of leadership: what the leader knows of the cluster, and the steps it takes.
+
+Every write carries the fence of that leadership. No thread and no waiting here: the manager says when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Conflict
+from latchwork.jobs.cron.progress import sweep_cells
+from latchwork.jobs.manager.ledger import Ledger, strategies_note
+from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
+from latchwork.jobs.manager.standing import Planner
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.audit import trim_audit
+from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.packed_store import commit_all, orphans
+from latchwork.types import Absent, At, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.jobs.manager.manager import ManagerOptions
+    from latchwork.jobs.manager.restarts import Restarts
+    from latchwork.jobs.stored.known_pools import KnownPools
+    from latchwork.store import Mirror, Store
+    from latchwork.types import Fence
+
+log = logging.getLogger(__name__)
+
+
+class Term:
+    """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
+
+    def __init__(
+        self,
+        store: Store,
+        me: Member,
+        fence: Fence,
+        *,
+        alive: Mirror,
+        pools: KnownPools,
+        restarts: Restarts,
+        options: ManagerOptions,
+    ) -> None:
+        self.restarts = restarts
+        self._store = store
+        self._fence = fence
+        self._alive = alive
+        self._pools = pools
+        self._options = options
+        self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}", strategies_note(options.strategies.described()))
+        self._planner = Planner(options.strategies)
+        self._loaded = False
+        self._known: dict[str, tuple[object, Member]] = {}
+        self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
+        self._unplaced: Mapping[str, int] = {}
+        self._unmet: frozenset[str] = frozenset()
+        self._versions: frozenset[str] = frozenset()
+
+    @property
+    def written_bytes(self) -> int:
+        """Keys and values of the assignment that were written in this term."""
+        return self._ledger.written_bytes
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether what is stored was read, and is believed."""
+        return self._loaded
+
+    def reload(self) -> None:
+        """Trust nothing of what is known: something went wrong."""
+        self._loaded = False
+        self._planner.forget()
+        self._jobs.clear()
+
+    def rebalance(self) -> Rebalance:
+        """Read what changed, decide, and write.
+
+        Raises:
+            Conflict: leadership is lost, or something changed underneath: reload and try again.
+        """
+        if not self._loaded:
+            registered = [member for member in self._members().values() if member.state == "ready"]
+            self._ledger.load(self._fence)  # after the look at who is ready: what those registered is in it
+            self._jobs = {
+                member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in registered
+            }
+            self._loaded = True
+        members = self._members()
+        self._compare_versions(members)
+        ready = self._ready_workers(members)
+        shares = self._ledger.shares()
+        self.restarts.reserve(ready, shares)
+        marks = self.restarts.marks()
+        workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
+        view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved(marks, workers))
+        result = self._planner.rebalance(view)
+        self._ledger.use_texts(self._planner.take_whole())
+        self._report(result, self._unmet_demands(members, ready))
+        if result.changes:
+            started = self._store.clock.now()
+            self._ledger.write(result.changes, self._fence)
+            log.info(
+                "rebalanced: %d items move, %d shares of %d workers written in %.3f s",
+                result.moves,
+                len(result.changes),
+                len(workers),
+                self._store.clock.now() - started,
+            )
+        if not result.failed:
+            self.restarts.finish(marks, workers)
+        self._forget_dead(members)
+        return result
+
+    def cleanup(self) -> None:
+        """Delete the pools of jobs that no living worker can run, and chunks that nobody will ever name.
+
+        A worker that registers meanwhile bumps ``versions/worker`` before it looks at the pools: either this deletion
+        is a Conflict, or the worker finds no pool and writes it.
+        """
+        guard = self._store.get(keys.GUARD_WORKER)
+        unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
+        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)]
+        able = {job for member in members for job in self._store.children(keys.available(member.worker))}
+        living = {member.incarnation for member in members}
+        for job, chunks in sorted(self._pools.chunks().items()):
+            key = keys.pool(job)
+            head = self._store.get(key)
+            if head is not None and job not in able:
+                log.info("job %s is deleted from the work pool: no living worker can run it", job)
+                ops: list[Op] = [Delete(key), Put(keys.GUARD_POOL, b"{}")]
+                self._store.commit([self._fence, unchanged, At(head)], ops)
+                head = None
+            lost = orphans(key, chunks, head, living)
+            same = Absent(key) if head is None else At(head)
+            # ``unchanged`` here too: chunks of a worker that registers at this moment have no head yet
+            commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
+
+    def sweep(self) -> None:
+        """Remove what dead owners of locks left, and progress that nobody needs any more."""
+        self._options.sweep()
+        sweep_cells(self._store, self._pools.read(), [self._fence])
+        trim_audit(self._store, [self._fence])
+
+    def _members(self) -> dict[str, Member]:
+        found = {}
+        for key, entry in self._alive.snapshot().items():
+            worker = key.partition("/")[2]
+            known = self._known.get(worker)
+            if known is None or known[0] != entry.version:
+                known = (entry.version, Member.decode(worker, entry.value))
+            found[worker] = known
+        self._known = found
+        return {worker: member for worker, (_, member) in found.items()}
+
+    def _ready_workers(self, members: Mapping[str, Member]) -> dict[str, WorkerView]:
+        workers = {}
+        for member in members.values():
+            if member.state == "ready":
+                known = self._jobs.get(member.worker)
+                if known is None or known[0] != member.incarnation:
+                    known = (member.incarnation, self._ledger.load_available(member.worker))
+                    self._jobs[member.worker] = known
+                workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
+        return workers
+
+    def _forget_dead(self, living: Collection[str]) -> None:
+        """Delete what dead workers registered; one that comes back meanwhile keeps it."""
+        for worker in sorted(self._ledger.known_workers().difference(living)):
+            try:
+                self._ledger.forget_worker(worker, self._fence)
+            except Conflict:
+                if not self._store.get(keys.alive(worker)):
+                    raise
+                log.debug("worker %s came back while its leftovers were to be deleted", worker)
+
+    def _compare_versions(self, members: Mapping[str, Member]) -> None:
+        """Say so, once, when nodes of different versions share the cluster: they may not understand each other."""
+        versions = frozenset(member.version for member in members.values())
+        if len(versions) > 1 and versions != self._versions:
+            running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
+            told = "; ".join(
+                f"{version or 'unknown'}: {', '.join(nodes)}" for version, nodes in sorted(running.items())
+            )
+            log.warning("nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", told)
+        self._versions = versions
+
+    def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
+        """Jobs that nodes have and none can run, each with who has it and which labels are missing."""
+        able = {job for worker in ready.values() for job in worker.jobs}
+        lacking = sorted(
+            ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.lacks.items()), key=str
+        )
+        unmet: dict[str, str] = {}
+        for job, worker, missing in lacking:
+            if job not in able:
+                unmet.setdefault(job, f"node {worker} has it, but not the labels that it requires: {missing}")
+        return unmet
+
+    def _report(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
+        for job, error in result.failed.items():
+            log.error(
+                "strategy of job %s failed, its assignment stays as it is: %s: %s", job, type(error).__name__, error
+            )
+        for job, items in result.unplaced.items():
+            if job not in self._unplaced:
+                why = f"; {unmet[job]}" if job in unmet else ""
+                log.warning("job %s: no ready worker can run its %d items%s", job, items, why)
+        for job in sorted(unmet.keys() - self._unmet - result.unplaced.keys()):
+            log.warning("job %s runs nowhere: %s", job, unmet[job])
+        self._unplaced, self._unmet = result.unplaced, frozenset(unmet)

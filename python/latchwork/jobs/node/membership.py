@@ -1,0 +1,268 @@
+"""A node's place in the cluster: its session, its registration, its candidacy; all of it again after a lost session.
+
+Thread ``latchwork-member-<node>``: waits for the session to be lost, and registers anew until it succeeds. Runs go on
+meanwhile, as long as their locks last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed, LatchworkError, NodeIdInUse
+from latchwork.jobs.job.job import Job
+from latchwork.jobs.manager.manager import Manager, ManagerCounters, ManagerOptions
+from latchwork.jobs.node.pools import Pools
+from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.node.tidy import tidy
+from latchwork.jobs.observe.observer import NOBODY, Observers
+from latchwork.jobs.stored.members import Member
+
+if TYPE_CHECKING:
+    from latchwork.jobs.options.live import LiveSettings
+    from latchwork.store import Session, Store
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+_JOIN_S = 15.0
+#: A registration under way may come to its end by itself for so long before its session is ended.
+_POLITE_S = 2.0
+#: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
+_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """What a node says about itself.
+
+    Attributes:
+        node_id: its id.
+        session_ttl_s: the TTL to ask for, in seconds.
+        weight: how much it takes, relative to others.
+        labels: anything, for people and strategies.
+        lacks: the jobs that require labels which this node does not have, with those labels.
+    """
+
+    node_id: str
+    session_ttl_s: float
+    weight: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Membership:
+    """Owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: Mapping[str, Job],
+        options: MemberOptions,
+        manager: ManagerOptions,
+        settings: LiveSettings,
+        *,
+        observers: Observers = NOBODY,
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._jobs = jobs
+        self._options = options
+        self._manager_options = manager
+        self._settings = settings
+        self._observers = observers
+        settings.on_change(self._settings_changed)
+        self.counters = ManagerCounters()
+        self._since = time.time()
+        self._start_id = uuid.uuid4().hex[:12]
+        self._mutex = threading.Lock()
+        self._session: Session | None = None
+        self._joining: Session | None = None  # that of a registration under way
+        self._registration: Registration | None = None
+        self._manager: Manager | None = None
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._pools = Pools(options.node_id, jobs, settings, store, self.registration, observers=observers)
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
+
+    def start(self) -> None:
+        """Read the pools, join, register, stand for election; nothing is left behind when it fails.
+
+        Raises:
+            WorkPoolFailed, InvalidJob: a work pool cannot be read.
+            NodeIdInUse: another live node has this id.
+            Unavailable, OutcomeUnknown: the store did not answer.
+        """
+        self._pools.read_all()
+        self._register()
+        self._pools.start()
+        self._thread.start()
+
+    def registration(self) -> Registration | None:
+        """The registration while it is complete and its session lives."""
+        with self._mutex:
+            session, registration = self._session, self._registration
+        return registration if session is not None and session.state in {"active", "suspect"} else None
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node manages the cluster."""
+        with self._mutex:
+            manager = self._manager
+        return manager is not None and manager.is_leader
+
+    @property
+    def session(self) -> Session | None:
+        """The session of the moment; None before the start."""
+        with self._mutex:
+            return self._session
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its threads live."""
+        return self._thread.is_alive() and self._pools.is_alive
+
+    def abort(self) -> None:
+        """Wait no longer for another node of this id; ``close`` follows."""
+        self._closing.set()
+        self._wake.set()
+        self._pools.abort()
+
+    def close(self, *, at_rest: bool = True) -> None:
+        """Resign, unregister, end the session last. From any thread but its own; twice is fine.
+
+        Args:
+            at_rest: no run of this node goes on: if no other node stays, nothing is left behind.
+        """
+        self.abort()
+        if self._thread.ident is not None:
+            self._thread.join(_POLITE_S)
+        with self._mutex:
+            joining = self._joining
+        if joining is not None:
+            joining.close()  # every step of the registration is fenced by it: nothing more of it lands
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        self._pools.close()
+        with self._mutex:
+            session, registration, manager = self._session, self._registration, self._manager
+            self._registration = self._manager = None
+        if manager is not None:
+            manager.close()
+        if session is None:
+            return
+        if registration is not None and session.state in {"active", "suspect"}:
+            try:
+                registration.leave()
+                if at_rest:
+                    tidy(self._store, self._options.node_id, registration.fences)
+            except LatchworkError as error:
+                log.info(
+                    "node %s could not unregister, or tidy up; the others, or the next start, will do it: %s",
+                    self._options.node_id,
+                    error,
+                )
+        session.close()
+
+    def _options_now(self) -> ManagerOptions:
+        return self._manager_options.under(self._settings.now.cluster)
+
+    def _settings_changed(self) -> None:
+        self._pools.look()
+        with self._mutex:
+            manager = self._manager
+        if manager is not None:
+            manager.look()
+
+    def _register(self) -> None:
+        """Register on a new session, step by step, unless told to close between two steps.
+
+        Raises:
+            Closed: told to close; nothing is left behind.
+        """
+        self._refuse_closing()
+        session = self._store.open_session(self._options.session_ttl_s)
+        with self._mutex:
+            self._joining = session
+        try:
+            self._register_on(session)
+        except BaseException:
+            session.close()
+            raise
+        finally:
+            with self._mutex:
+                self._joining = None
+
+    def _refuse_closing(self) -> None:
+        if self._closing.is_set():
+            msg = f"node {self._options.node_id} is closing; it does not register any more"
+            raise Closed(msg)
+
+    def _register_on(self, session: Session) -> None:
+        options = self._options
+        member = Member.of_this_process(
+            options.node_id,
+            since=self._since,
+            ttl_s=session.ttl_s,
+            weight=options.weight,
+            labels=options.labels,
+            start=self._start_id,
+            lacks=options.lacks,
+        )
+        registration = Registration(self._store, session, member)
+        registration.join(_GRACE_S, self._closing)
+        registration.register_jobs(self._jobs)
+        self._pools.register_on(registration, self._refuse_closing)
+        self._refuse_closing()
+        registration.become_ready()
+        manager = Manager(
+            self._store, session, registration.member, self._options_now, self.counters, observers=self._observers
+        )
+        manager.start()
+        session.on_lost(self._wake.set)
+        with self._mutex:
+            closing = self._closing.is_set()
+            if not closing:
+                self._session, self._registration, self._manager = session, registration, manager
+        if closing:
+            manager.close()
+            self._refuse_closing()
+        log.info("node %s is registered with %d jobs, session %s", options.node_id, len(self._jobs), session.id)
+
+    def _run(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while not self._closing.is_set():
+            self._wake.clear()
+            session = self.session
+            if session is not None and session.state in {"active", "suspect"}:
+                retry_s = _FIRST_RETRY_S
+                self._clock.wait(self._wake)
+                continue
+            if not self._closing.is_set() and not self._rejoin():
+                self._clock.wait(self._closing, retry_s)
+                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+
+    def _rejoin(self) -> bool:
+        """Register anew on a new session; False when it has to be tried again."""
+        with self._mutex:
+            manager, self._manager = self._manager, None
+        if manager is not None:
+            log.warning("node %s lost its session and registers anew; its runs go on meanwhile", self._options.node_id)
+            manager.close()
+        try:
+            self._register()
+        except NodeIdInUse as error:
+            log.error("node %s cannot come back: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
+        except LatchworkError as error:
+            log.warning("node %s is not registered yet: %s", self._options.node_id, error)
+        except Exception:
+            log.exception("node %s could not register", self._options.node_id)
+        else:
+            return True
+        return False

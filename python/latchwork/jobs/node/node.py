@@ -1,0 +1,349 @@
+"""The job manager: the one object that an application embeds. Holds a worker and, while elected, the manager."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed, LatchworkError
+from latchwork.jobs.job.job import Job, check_jobs
+from latchwork.jobs.manager.manager import ManagerOptions
+from latchwork.jobs.manager.rebalance import Strategies, StrategyOption
+from latchwork.jobs.node.activity import RunBoard
+from latchwork.jobs.node.membership import Membership
+from latchwork.jobs.node.records import Health, NodeState, NodeStats
+from latchwork.jobs.observe.event_log import EventLog
+from latchwork.jobs.observe.observer import Observer, Observers
+from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.options.node import able_jobs, node_options, with_lacks
+from latchwork.jobs.stored.keys import check_id
+from latchwork.jobs.worker.runs import JobStats
+from latchwork.jobs.worker.worker import Worker
+from latchwork.store import Store, connect
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+log = logging.getLogger(__name__)
+#: Signals are handled within this time, whichever thread of the process the system hands them to.
+_SIGNALS_S = 0.5
+
+
+class JobManager:
+    """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
+
+    Nodes of one cluster use the same store, root and namespace; they may have different jobs, and none gets items of
+    a job that it does not have. Construction does no I/O. Safe to share between threads.
+
+    Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
+    process is gone and its locks have run out.
+
+    Args:
+        store: the store, which stays the caller's, or a URL to open one with for the time it runs.
+        node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
+        jobs: the jobs this node can run; may be empty for a node that only manages.
+        strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
+            of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
+        namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
+        session_ttl_s: seconds after which a dead node's items are given to others; the server may grant more.
+        lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
+            of it is left.
+        close_timeout_s: seconds that ``close`` waits for runs to stop.
+        stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
+            locked, and start nowhere else, until it has ended.
+        disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
+            0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
+            others get this node's items; a longer one that is set for the cluster is cut to that, with a warning.
+            None is as long as the locks allow, even if that is longer than the session lasts.
+        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
+        debounce_max_s: seconds after the first change when it comes at the latest.
+        cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
+        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
+        weight: how much this node takes, relative to the others.
+        labels: anything, shown by ``inspect`` and to strategies of your own; a job may demand some.
+        observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
+    Raises:
+        InvalidJob: a job cannot be used, or two have one id.
+        ValueError: an option cannot be used; the message names it.
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        node_id: str,
+        jobs: Iterable[Job] | Job,
+        *,
+        strategy: StrategyOption | Mapping[str, StrategyOption] = "balanced",
+        namespace: str | None = None,
+        session_ttl_s: float = 10.0,
+        lock_ttl_s: float = 10.0,
+        close_timeout_s: float = 30.0,
+        stop_timeout_s: float = 30.0,
+        disconnect_grace_s: float | None = None,
+        debounce_s: float = 0.3,
+        debounce_max_s: float = 3.0,
+        cleanup_period_s: float = 3 * 3600.0,
+        sweep_period_s: float = 600.0,
+        weight: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        """Check everything; nothing is started."""
+        self.node_id = check_id("node", node_id)
+        self._jobs = check_jobs(jobs)
+        self._store_or_url = store
+        self._namespace = namespace
+        self._options = node_options(
+            self.node_id,
+            labels,
+            disconnect_grace_s,
+            session_ttl_s=session_ttl_s,
+            lock_ttl_s=lock_ttl_s,
+            close_timeout_s=close_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+            debounce_s=debounce_s,
+            debounce_max_s=debounce_max_s,
+            cleanup_period_s=cleanup_period_s,
+            sweep_period_s=sweep_period_s,
+            weight=weight,
+        )
+        self._able = able_jobs(self._jobs, self._options.member)
+        self._strategies = Strategies(strategy)
+        self._settings = LiveSettings(self._able)
+        self._board = RunBoard(self.node_id)
+        self._observers = Observers((EventLog(), self._board, *observers))
+        self._mutex = threading.Lock()
+        self._state: NodeState = "new"
+        self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
+        self._settled = threading.Event()  # set when a start has come to its end, good or bad
+        self._starter: threading.Thread | None = None
+        self._called_off = False  # a start that failed because it was told to end
+        self._closed = threading.Event()
+        self._store: Store | None = None
+        self._owned: Store | None = None
+        self._worker: Worker | None = None
+        self._membership: Membership | None = None
+
+    def __repr__(self) -> str:
+        return f"<JobManager {self.node_id} {self._state}, jobs {', '.join(self._jobs) or 'none'}>"
+
+    def __enter__(self) -> JobManager:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> NodeState:
+        """``new``, ``starting``, ``started``, ``closing`` or ``closed``."""
+        return self._state
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of this node, in the order given."""
+        return tuple(self._jobs.values())
+
+    @property
+    def is_manager(self) -> bool:
+        """True while this node manages the cluster."""
+        membership = self._membership
+        return membership is not None and membership.is_leader
+
+    def stats(self) -> NodeStats:
+        """What this node has done since it started."""
+        worker, membership = self._worker, self._membership
+        if worker is None or membership is None:
+            return NodeStats({job_id: JobStats() for job_id in self._able})
+        done = membership.counters
+        return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
+
+    def health(self) -> Health:
+        """Whether this node does its work, for a probe. Asks nobody: an answer takes no time, the store may be down."""
+        worker, membership = self._worker, self._membership
+        session = membership.session if membership is not None else None
+        if self._state != "started" or worker is None or membership is None or session is None:
+            return Health(False, (f"the node is {self._state}",))
+        stuck = worker.stuck()
+        checks = {
+            f"the session is {session.state}": session.state in {"active", "suspect"},
+            "the node is not registered": membership.registration() is not None,
+            "a thread of the node has died": worker.is_alive and membership.is_alive,
+            f"runs do not stop: {', '.join(stuck)}": not stuck,
+        }
+        reasons = tuple(reason for reason, good in checks.items() if not good)
+        return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s())
+
+    def start(self) -> JobManager:
+        """Join the cluster and begin to work; returns when this node is registered.
+
+        Raises:
+            NodeIdInUse: another live node has this id; it was waited for as long as its session or
+                this one's can last, plus 1 s.
+            WorkPoolFailed, InvalidJob: a work pool cannot be read; what was stored before stays.
+            InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: the store cannot be opened or used.
+            Closed: it was started before; make another one.
+        """
+        with self._mutex:
+            if self._state != "new":
+                msg = f"node {self.node_id} was started before; make another JobManager"
+                raise Closed(msg)
+            self._state = "starting"
+            self._starter = threading.current_thread()
+        log.info("node %s is starting with jobs %s", self.node_id, ", ".join(self._jobs) or "none")
+        if not self._jobs:
+            log.warning("node %s has no jobs: it can manage the cluster, but runs nothing", self.node_id)
+        began = time.monotonic()
+        self._observers.tell("attached", self)
+        try:
+            self._start()
+        except BaseException:
+            with self._mutex:
+                self._called_off = self._state != "starting"
+            self._settled.set()
+            self.close()
+            raise
+        with self._mutex:
+            closing = self._state != "starting"
+            self._state = self._state if closing else "started"
+        self._settled.set()
+        log.info("node %s is started", self.node_id)
+        self._observers.tell("started", self.node_id, time.monotonic() - began)
+        return self
+
+    def run_forever(self) -> None:
+        """Start unless started, work until SIGTERM or SIGINT comes or ``close`` is called, then close.
+
+        Signals are handled in the main thread only; in any other it waits for ``close``. One that comes during the
+        start ends that, cleanly; a second one does what it would do without us, in case user code hangs.
+        """
+        ender = threading.Thread(target=self._end_when_told, name=f"latchwork-ender-{self.node_id}", daemon=True)
+        with self._signals():
+            ender.start()
+            try:
+                if self._state == "new":
+                    self.start()
+                while not self._closed.wait(_SIGNALS_S):  # one that the system gave to another thread is seen then
+                    pass
+            except LatchworkError as error:
+                if not self._called_off:
+                    raise
+                log.info("node %s was told to end while it started: %s", self.node_id, error)
+            finally:
+                self.close()
+                ender.join(self._options.close_timeout_s)
+
+    def _end_when_told(self) -> None:
+        """A thread's work: a signal handler may do next to nothing, and the main thread may be starting."""
+        reason = self._told.get()
+        log.info("node %s was told to end by %s", self.node_id, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Stop the runs gracefully, give the locks back, leave; the session ends last. From any thread; twice is fine.
+
+        Waits up to ``close_timeout_s`` for runs that do not stop; the locks of those are left to run out.
+        """
+        with self._mutex:
+            first = self._state not in {"closing", "closed"}
+            if first:
+                self._state = "closing"
+        self._told.put("close()")
+        if not first:
+            self._closed.wait(self._options.close_timeout_s + 30.0)
+            return
+        try:
+            if self._membership is not None:
+                self._membership.abort()
+            if self._starter not in {None, threading.current_thread()}:
+                # A start under way on another thread ends by itself now, unless a work pool hangs in it.
+                self._settled.wait(self._options.close_timeout_s)
+            self._close()
+        finally:
+            self._state = "closed"
+            self._closed.set()
+
+    def _start(self) -> None:
+        if isinstance(self._store_or_url, str):
+            self._owned = connect(self._store_or_url)
+        store = self._owned if self._owned is not None else self._store_or_url
+        assert not isinstance(store, str)
+        self._store = store.namespace(self._namespace) if self._namespace else store
+        self._settings.start(self._store, longest_grace_s=self._options.longest_grace_s)
+        worker = Worker(
+            self._store,
+            self.node_id,
+            self._able,
+            self._settings,
+            lock_ttl_s=self._options.lock_ttl_s,
+            stop_timeout_s=self._options.stop_timeout_s,
+            disconnect_grace_s=self._options.disconnect_grace_s,
+            observers=self._observers,
+        )
+        options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._options.manager)
+        self._worker = worker
+        self._membership = Membership(
+            self._store,
+            self._able,
+            with_lacks(self._options.member, self._jobs),
+            options,
+            self._settings,
+            observers=self._observers,
+        )
+        worker.follow_owners()
+        self._membership.start()
+        self._board.start(self._store.clock, self._membership.registration)
+        worker.start()
+
+    def _close(self) -> None:
+        log.info("node %s is closing", self.node_id)
+        clock = self._store.clock if self._store is not None else None
+        began = clock.now() if clock is not None else 0.0
+        stuck: list[str] = []
+        if self._worker is not None:
+            timeout_s = self._settings.now.cluster.close_timeout_s
+            timeout_s = self._options.close_timeout_s if timeout_s is None else timeout_s
+            stuck = self._worker.close(timeout_s)
+            for job_id in stuck:
+                log.error(
+                    "job %s did not stop within %.3g s: the locks of node %s are left to run out; look at should_stop",
+                    job_id,
+                    timeout_s,
+                    self.node_id,
+                )
+        self._board.close()
+        if self._membership is not None:
+            self._membership.close(at_rest=not stuck)
+        self._settings.close()
+        if self._owned is not None:
+            try:
+                self._owned.close()
+            except LatchworkError as error:
+                log.warning("node %s: the store did not close cleanly: %s", self.node_id, error)
+        took_s = clock.now() - began if clock is not None else 0.0
+        log.info("node %s is closed, it took %.3f s", self.node_id, took_s)
+        self._observers.tell("closed", self.node_id, took_s)
+        self._observers.tell("detached", self)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            self._told.put(signal.Signals(number).name)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,251 @@
+"""Work pools: read again every check period, on a thread of their own, since they are user code and may take long.
+
+An unchanged pool is no write. A failed read keeps the last good pool and is reported. The last read wins: a read
+replaces what was stored before it began, and nothing else. What another node stored since comes from a read that may be
+later than ours: it stays, and ours is made again at once. So a read that was long under way, waited for the node to
+join, or is as old as the last check, never takes a newer one back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs.job.job import InvalidJob, Job, WorkPoolFailed, read_pool
+from latchwork.jobs.node.registration import pool_version
+from latchwork.jobs.observe.observer import NOBODY, Observers, PoolInfo
+
+if TYPE_CHECKING:
+    from latchwork.jobs.node.registration import Registration
+    from latchwork.jobs.options.live import LiveSettings
+    from latchwork.store import Store
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 2.0
+_RETRY_S = 2.0
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A pool as its job gave it.
+
+    Attributes:
+        items: sorted.
+        seen: the version of the stored pool before it was asked for, or as it was written since.
+    """
+
+    items: tuple[str, ...]
+    seen: Hashable
+
+
+class Pools:
+    """The work pools of one node's jobs. Owned by its membership; ``close`` joins the thread unless user code hangs."""
+
+    def __init__(
+        self,
+        node_id: str,
+        jobs: Mapping[str, Job],
+        settings: LiveSettings,
+        store: Store,
+        registration: Callable[[], Registration | None],
+        *,
+        observers: Observers = NOBODY,
+    ) -> None:
+        self._node_id = node_id
+        self._jobs = jobs
+        self._settings = settings
+        self._observers = observers
+        self._store = store
+        self._clock = store.clock
+        self._registration = registration
+        self._mutex = threading.Lock()
+        self._good: dict[str, _Reading] = {}
+        self._read_at: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._unsubscribe = [job.subscribe(partial(self._job_said, job_id)) for job_id, job in jobs.items()]
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
+
+    def read_all(self) -> None:
+        """Read every pool, in this thread.
+
+        Raises:
+            WorkPoolFailed, InvalidJob: the first that cannot be read.
+            Unavailable: the store did not answer.
+        """
+        for job_id, job in self._jobs.items():
+            if self._closing.is_set():
+                return
+            reading = self._read(job)
+            with self._mutex:
+                self._good[job_id] = reading
+
+    def register_on(self, registration: Registration, between: Callable[[], None]) -> None:
+        """Store what was read last of each pool, unless another node stored one since; then ours is read again at once.
+
+        Args:
+            registration: that of the moment.
+            between: called before each pool; may raise to end it.
+        Raises:
+            LatchworkError: one could not be stored.
+        """
+        with self._mutex:
+            readings = dict(self._good)
+        for job_id, reading in readings.items():
+            between()
+            before = self._write(registration, job_id, reading)
+            if before not in {reading.items, ()}:
+                self._report_stored(registration, job_id, before, reading.items)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its thread lives, or there is nothing for it to do."""
+        return not self._jobs or self._thread.is_alive()
+
+    def start(self) -> None:
+        """Read them again from now on: each after its check period, or when its job says that it changed."""
+        self._read_at = dict.fromkeys(self._jobs, self._clock.now())
+        if self._jobs:
+            self._thread.start()
+
+    def look(self) -> None:
+        """The check periods may have changed. Never blocks."""
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Read no further pool."""
+        self._closing.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread; a work pool that hangs is left behind."""
+        self.abort()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                log.warning("node %s: a work pool does not return; its thread is left behind", self._node_id)
+
+    def _job_said(self, job_id: str, what: str) -> None:
+        if what == "pool":
+            with self._mutex:
+                self._asked.add(job_id)
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.clear()
+            job_id, next_at = min(((job_id, self._next_at(job_id)) for job_id in self._jobs), key=lambda pair: pair[1])
+            left_s = next_at - self._clock.now()
+            if left_s > 0:
+                if not self._closing.is_set():  # asked after the clearing: nothing that was set since is missed
+                    self._clock.wait(self._wake, None if math.isinf(left_s) else left_s)
+                continue
+            with self._mutex:
+                self._asked.discard(job_id)
+            try:
+                done = self._check(self._jobs[job_id])
+            except Exception:  # nothing may end the checks of the other jobs
+                log.exception("work pool of job %s could not be checked", job_id)
+                done = False
+            self._read_at[job_id] = self._clock.now()
+            self._retry_at.pop(job_id, None)
+            if not done:
+                self._retry_at[job_id] = self._clock.now() + _RETRY_S
+
+    def _next_at(self, job_id: str) -> float:
+        """When a pool is to be read next; infinite for never."""
+        with self._mutex:
+            if job_id in self._asked:
+                return -math.inf
+        period_s = self._settings.options(job_id).pool_check_period_s
+        due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
+        return min(due, self._retry_at.get(job_id, math.inf))
+
+    def _read(self, job: Job) -> _Reading:
+        seen = pool_version(self._store, job.id)  # first: what is stored from now on may come from a later read
+        began = self._clock.now()
+        items: tuple[str, ...] | None = None
+        try:
+            items = read_pool(job)
+            return _Reading(items, seen)
+        finally:
+            took_s, count = self._clock.now() - began, None if items is None else len(items)
+            self._observers.tell("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
+
+    def _check(self, job: Job) -> bool:
+        """Read one pool and store what changed; False when the store has to be tried again."""
+        try:
+            reading = self._read(job)
+        except (WorkPoolFailed, InvalidJob) as error:
+            log.error("%s; its last good items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
+            return True
+        except LatchworkError as error:
+            log.warning(
+                "work pool of job %s is not read, for the store cannot be; it is tried again: %s", job.id, error
+            )
+            return False
+        with self._mutex:
+            known, self._good[job.id] = self._good.get(job.id), reading
+        registration = self._registration()
+        if registration is None:
+            return False
+        try:
+            stored = self._write(registration, job.id, reading)
+        except LatchworkError as error:
+            log.warning("work pool of job %s is not stored yet and is tried again: %s", job.id, error)
+            return False
+        except Exception:
+            log.exception("work pool of job %s could not be stored", job.id)
+            return False
+        if known is not None and known.items == reading.items:
+            self._report_disagreement(job.id, stored, reading.items)
+        elif stored != reading.items:
+            log.info("work pool of job %s changed: %s", job.id, _difference(stored, reading.items))
+        return True
+
+    def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
+        """Store a pool as it was read, if that is the last read; what this replaced, or our items where it did not."""
+        written = registration.write_pool(job_id, reading.items, reading.seen)
+        if not written.is_ours:
+            log.info("work pool of job %s: another node stored one meanwhile; it stays, and ours is read again", job_id)
+            self._job_said(job_id, "pool")
+            return reading.items
+        with self._mutex:
+            if self._good.get(job_id) is reading:
+                self._good[job_id] = replace(reading, seen=written.version)
+        return written.before
+
+    def _report_stored(
+        self, registration: Registration, job_id: str, stored: tuple[str, ...], items: tuple[str, ...]
+    ) -> None:
+        """Say what a node that joins replaced: it disagrees with others, if there are any."""
+        if registration.has_company():
+            self._report_disagreement(job_id, stored, items)
+        else:
+            log.info("work pool of job %s changed since it was stored: %s", job_id, _difference(stored, items))
+
+    def _report_disagreement(self, job_id: str, stored: tuple[str, ...], items: tuple[str, ...]) -> None:
+        if stored != items:
+            log.warning(
+                "work pool of job %s: another node stored other items; those of node %s replace them: %s",
+                job_id,
+                self._node_id,
+                _difference(stored, items),
+            )
+
+
+def _difference(before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    added, removed = sorted(set(after) - set(before)), sorted(set(before) - set(after))
+    return f"{len(added)} added {added[:_SHOWN]}, {len(removed)} removed {removed[:_SHOWN]}"

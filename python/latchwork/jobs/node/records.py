@@ -1,0 +1,49 @@
+"""What a node says of itself: its state, what it has done, and whether it does its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from latchwork.jobs.worker.runs import JobStats
+
+NodeState = Literal["new", "starting", "started", "closing", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStats:
+    """What a node has done since it started.
+
+    Attributes:
+        jobs: by job id; without the jobs that demand labels which this node does not have.
+        is_manager: whether it manages the cluster at this moment.
+        rebalances: rebalances it wrote as the manager.
+        moves: items it moved as the manager.
+        rebalance_failures: rebalances that had to be tried again.
+    """
+
+    jobs: Mapping[str, JobStats] = field(default_factory=dict)
+    is_manager: bool = False
+    rebalances: int = 0
+    moves: int = 0
+    rebalance_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a node does its work.
+
+    Attributes:
+        ok: it does.
+        reasons: why not, each a sentence; empty when it does.
+        session: the state of its session; ``suspect`` while the store is out of reach, which is no illness yet.
+        session_remaining_s: seconds its session surely lasts.
+        lock_margin_s: seconds its locks surely last; None when it holds none.
+    """
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+    session: str = "none"
+    session_remaining_s: float = 0.0
+    lock_margin_s: float | None = None

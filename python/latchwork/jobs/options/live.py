@@ -1,0 +1,165 @@
+"""The settings as one node follows them: the stored ones over those of the code, current without a restart.
+
+A watch keeps them current; a read takes no I/O. Safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from latchwork.jobs.job.job import Job
+from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.settings import ClusterSettings, InvalidSetting, JobOptions, JobSettings, Settings
+
+if TYPE_CHECKING:
+    from latchwork.schedules.schedule import Schedule
+    from latchwork.store import Mirror, Store
+    from latchwork.types import Entry
+
+log = logging.getLogger(__name__)
+
+
+def read_settings(store: Store) -> Settings:
+    """Read a cluster's settings; what cannot be used is logged and counts as not set."""
+    return SettingsReader().read(store.list(stored.SETTINGS, recursive=True))
+
+
+class SettingsReader:
+    """Turns stored entries into settings; a document that cannot be used is reported once. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, object] = {}
+
+    def read(self, entries: Iterable[Entry]) -> Settings:
+        """The settings in these entries."""
+        cluster = ClusterSettings()
+        jobs: dict[str, JobSettings] = {}
+        for entry in entries:
+            try:
+                document = stored.parse_document(entry.value)
+            except InvalidSetting as error:
+                self._report(entry, [str(error)])
+                continue
+            if entry.key == stored.CLUSTER:
+                cluster, bad = stored.decode_cluster(document)
+            elif entry.key.startswith(f"{stored.JOBS}/"):
+                jobs[entry.key[len(stored.JOBS) + 1 :]], bad = stored.decode_job(document)
+            else:
+                continue
+            self._report(entry, bad)
+        return Settings(cluster, jobs)
+
+    def _report(self, entry: Entry, bad: list[str]) -> None:
+        if bad and self._reported.get(entry.key) != entry.version:
+            self._reported[entry.key] = entry.version
+            log.warning("%s holds what cannot be used, and counts as not set: %s", entry.key, "; ".join(bad))
+
+
+class LiveSettings:
+    """Owned by the job manager. ``start`` reads them and follows them, ``close`` ends that.
+
+    Args:
+        jobs: this node's jobs; a change of their options counts as a change of the settings.
+        wall_s: seconds since the epoch.
+    """
+
+    def __init__(self, jobs: Mapping[str, Job], wall_s: Callable[[], float] = time.time) -> None:
+        self._jobs = jobs
+        self._longest_grace_s = math.inf
+        self._too_long_s: float | None = None
+        self._wall_s = wall_s
+        self._mutex = threading.Lock()
+        self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
+        self._settings = Settings()
+        self._reader = SettingsReader()
+        self._listeners: list[Callable[[], None]] = []
+        self._mirror: Mirror | None = None
+        self._unsubscribe = [job.subscribe(self._job_said) for job in jobs.values()]
+
+    @property
+    def now(self) -> Settings:
+        """What is stored, as far as this node can follow it."""
+        return self._settings
+
+    def options(self, job_id: str) -> JobOptions:
+        """The options that hold for one of this node's jobs; who asks first after a change sees to its moment."""
+        with self._mutex:
+            found = self._settings.job(job_id).over(self._jobs[job_id])
+            schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
+            if found.schedule != schedule:
+                since_s = self._wall_s()
+            self._schedules[job_id] = (found.schedule, since_s)
+        return replace(found, schedule_since_s=since_s)
+
+    def is_enabled(self, job_id: str) -> bool:
+        """Whether a job may run."""
+        return self._settings.is_enabled(job_id)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call this after each change; it must not block."""
+        self._listeners.append(listener)
+
+    def start(self, store: Store, *, longest_grace_s: float = math.inf) -> None:
+        """Read them, so that nothing disabled runs for a moment, and follow them.
+
+        Args:
+            store: the cluster's.
+            longest_grace_s: the longest ``disconnect_grace_s`` that this node's TTLs allow; a longer one is cut to it.
+        Raises:
+            Unavailable: the store did not answer.
+        """
+        self._longest_grace_s = longest_grace_s
+        self._settings = self._usable(self._reader.read(store.list(stored.SETTINGS, recursive=True)))
+        self._schedules.clear()  # until now nothing ran, so what the settings say has held since the start
+        self._mirror = store.mirror(stored.SETTINGS)
+        self._mirror.on_change(lambda _batch: self._reread())
+
+    def close(self) -> None:
+        """Follow them no more; the last ones stay. Twice is fine."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _reread(self) -> None:
+        assert self._mirror is not None
+        found = self._usable(self._reader.read(self._mirror.snapshot().values()))
+        if found == self._settings:
+            return
+        before, self._settings = self._settings, found
+        for job_id in self._jobs:
+            if before.is_enabled(job_id) != found.is_enabled(job_id):
+                log.info("job %s is %s from now on", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
+        self._tell()
+
+    def _usable(self, found: Settings) -> Settings:
+        """The settings, with what other nodes may be able to do and this one is not cut to what it can."""
+        grace_s, longest_s = found.cluster.disconnect_grace_s, self._longest_grace_s
+        if grace_s is None or grace_s <= longest_s:
+            self._too_long_s = None
+            return found
+        if grace_s != self._too_long_s:
+            self._too_long_s = grace_s
+            log.warning(
+                "setting disconnect_grace_s is %.3g, but the TTLs of this node allow %.3g, which holds here; "
+                "raise session_ttl_s and lock_ttl_s",
+                grace_s,
+                longest_s,
+            )
+        return replace(found, cluster=replace(found.cluster, disconnect_grace_s=longest_s))
+
+    def _job_said(self, what: str) -> None:
+        if what == "options":
+            self._tell()
+
+    def _tell(self) -> None:
+        for job_id in self._jobs:
+            self.options(job_id)  # the moment of a change is now, not when a run asks
+        for listener in list(self._listeners):
+            listener()

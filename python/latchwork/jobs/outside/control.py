@@ -1,0 +1,264 @@
+"""Changing how a cluster behaves, from any process and without joining it. Every change is stored, and holds at once.
+
+Each change is one transaction that checks what it read, so two people at a time lose nothing of each other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import math
+import os
+import socket
+import threading
+import uuid
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from latchwork.errors import Conflict, LatchworkError, WaitTimeout
+from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.live import read_settings
+from latchwork.jobs.options.settings import InvalidSetting, Settings
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.audit import AUDIT, AuditRecord
+from latchwork.jobs.stored.keys import check_id
+from latchwork.jobs.stored.marks import NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.primitives import LockState, force_release, lock_states
+from latchwork.types import Absent, At, Check, Create, Delete, Op
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.store.transaction import Tx
+
+
+#: How often a node that is being drained is asked for the locks it still holds.
+_LOOK_S = 0.2
+
+
+class UnknownNode(LatchworkError, LookupError):
+    """No node of this id lives in the cluster; the message lists those that do."""
+
+
+class LockFree(LatchworkError, LookupError):
+    """Nobody holds the lock."""
+
+
+def who_we_are() -> str:
+    """Who changes things, for people who look later: user and host."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Control:
+    """The settings of one cluster. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, opened with the cluster's root.
+        namespace: the cluster's namespace below it, as given to its job managers.
+        by: who changes things, stored with each change; by default user and host.
+    """
+
+    def __init__(self, store: Store, *, namespace: str | None = None, by: str | None = None) -> None:
+        self._store = store.namespace(namespace) if namespace else store
+        self._by = by
+
+    def settings(self) -> Settings:
+        """Read all settings; what cannot be used is logged and counts as not set."""
+        return read_settings(self._store)
+
+    def disable_all(self) -> None:
+        """Run no job anywhere, whatever its switch says: live runs are told to stop within about a second."""
+        self.change_cluster(all_disabled=True)
+
+    def enable_all(self) -> None:
+        """End ``disable_all``: jobs run again as their own switches, and the default, say."""
+        self.change_cluster(all_disabled=None)
+
+    def set_default(self, enabled: bool | None) -> None:
+        """Say whether jobs without a switch of their own run; None is the default's default: they do."""
+        self.change_cluster(default_enabled=enabled)
+
+    def disable(self, job: str) -> None:
+        """Switch one job off; it need not be known yet. Its live runs are told to stop, its items keep their nodes."""
+        self.change_job(job, enabled=False)
+
+    def enable(self, job: str) -> None:
+        """Switch one job on, also where the default is off; "all disabled" still beats it."""
+        self.change_job(job, enabled=True)
+
+    def reset(self, job: str) -> None:
+        """Forget all that was set for a job: it does as the code and the default say."""
+        self._store.delete(_job_key(job))
+
+    def change_job(self, job: str, **settings: Any) -> None:
+        """Set options of one job, for all nodes, at once; None goes back to what the code says.
+
+        Args:
+            job: its id; it need not be known yet.
+            settings: fields of ``JobSettings``.
+        Raises:
+            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+        """
+        self._change(_job_key(job), stored.JobSettings.__dataclass_fields__, settings)
+
+    def change_cluster(self, **settings: Any) -> None:
+        """Set options of the cluster, at once; None goes back to what the code says.
+
+        Args:
+            settings: fields of ``ClusterSettings``.
+        Raises:
+            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+        """
+        self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
+
+    def drain(self, node: str) -> None:
+        """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts.
+
+        Of a node whose restart was announced this calls the restart off: its share is given to the others for good.
+        """
+        self._mark(NodeMark(check_id("node", node), "drained"))
+        entry = self._store.get(mark_key(node))
+        mark = None if entry is None else decode_mark(node, entry.value)
+        if entry is not None and mark is not None and mark.state == "drained":
+            self._forget_reserved(node, At(entry))
+
+    def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
+        """Move a node's items away, and keep its share for it: back, it gets exactly those, and nothing else moves.
+
+        It is back when it was started anew; not when it lost its session and registers again. Announced again before
+        that, the time counts anew. A drained node stays drained: nothing waits for it, and nothing is changed.
+
+        Args:
+            node: a living node.
+            timeout_s: seconds that its share is kept; after that it is shared out for good.
+        Raises:
+            UnknownNode: no such node lives; the message lists those that do.
+        """
+        entry = self._store.get(keys.alive(check_id("node", node)))
+        if entry is None:
+            living = ", ".join(self._store.children(keys.ALIVE)) or "none"
+            raise UnknownNode(f"node {node!r} does not live in this cluster; living are: {living}")
+        member = Member.decode(node, entry.value)
+        self._mark(
+            NodeMark(node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s)
+        )
+
+    def undrain(self, node: str) -> bool:
+        """Give a node its part again, or call an announced restart off; False when nothing was said of it."""
+        found = self._store.delete(mark_key(check_id("node", node)))
+        self._forget_reserved(node, Absent(mark_key(node)))
+        return found
+
+    def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
+        """Wait until a node has no items and holds no locks: then it can be stopped without a gap.
+
+        Raises:
+            WaitTimeout: it still has some; the message says what.
+        """
+        clock = self._store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        with self._store.mirror(keys.assigned(node)) as share:
+            share.wait_until(lambda state: not state, timeout_s)
+        while True:
+            locks = lock_states(self._store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+            held = [state.name for state in locks if state.holder is not None and state.holder.label == node]
+            if not held:
+                return
+            left_s = math.inf if until is None else until - clock.now()
+            if left_s <= 0:
+                more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+                raise WaitTimeout(
+                    f"node {node} has no items any more, but still runs {held[0]}{more} after {timeout_s:g} s; "
+                    "wait longer, or look at what its runs do when they are told to stop"
+                )
+            clock.wait(threading.Event(), min(left_s, _LOOK_S))
+
+    def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
+        """Free an item's lock by hand, and write down who did, and why.
+
+        A node that holds it and lives tells its run to stop, and every fenced write of that run is refused from now on.
+        Not promised: that the run has stopped before the item starts elsewhere; be sure that it does no harm.
+
+        Raises:
+            LockFree: nobody holds it.
+            Conflict: it changed hands at this very moment; look again.
+        """
+        name = keys.lock_name(check_id("job", job), keys.check_item(item))
+        at = datetime.now(timezone.utc)
+        record: list[AuditRecord] = []
+
+        def written_down(before: LockState) -> list[Op]:
+            when = at.isoformat(timespec="seconds")
+            by = self._by or who_we_are()
+            record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
+            return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
+
+        before = force_release(self._store, name, also=written_down, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+        if before is None:
+            raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
+        return record[0]
+
+    def _mark(self, mark: NodeMark) -> None:
+        key = mark_key(mark.node)
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        signed = replace(mark, by=self._by or who_we_are(), at=at)
+
+        def write(tx: Tx) -> None:
+            found = tx.get(key)
+            before = None if found is None else decode_mark(mark.node, found.value)
+            after = signed.after(before)
+            if after != before:
+                tx.put(key, after.encode())
+
+        self._store.transact(write)
+
+    def _forget_reserved(self, node: str, unchanged: Check) -> None:
+        """Delete what waits for a node; left to the manager if its mark has changed meanwhile."""
+        below = self._store.list(reserved_key(node), recursive=True)
+        with contextlib.suppress(Conflict):
+            commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
+
+    def _change(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            if name not in known:
+                raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")
+            if value is not None:
+                checked = stored.check(name, value)
+                settings[name] = stored.encode_schedule(checked) if name == "schedule" else checked
+
+        def write(tx: Tx) -> None:
+            before = tx.get(key)
+            document = {} if before is None else _readable(key, before.value)
+            document.update(settings)
+            document = {name: value for name, value in document.items() if value is not None and name != "changed"}
+            if document:
+                at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                document["changed"] = {"by": self._by or who_we_are(), "at": at}
+                tx.put(key, json.dumps(document).encode())
+            elif before is not None:
+                tx.delete(key)
+
+        self._store.transact(write)
+
+
+def _job_key(job: str) -> str:
+    try:
+        return f"{stored.JOBS}/{check_id('job', job)}"
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None
+
+
+def _readable(key: str, value: bytes) -> dict[str, Any]:
+    try:
+        return stored.parse_document(value)
+    except InvalidSetting as error:
+        raise InvalidSetting(
+            f"{key} cannot be changed, for what is there was not written by latchwork: {error}"
+        ) from None

@@ -1,0 +1,254 @@
+"""The state of a cluster, read from any process without joining it. Writes nothing, starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs.manager.ledger import noted_strategies
+from latchwork.jobs.node.activity import Activity, decode_activity
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.marks import NODES, NodeMark, decode_marks
+from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.packed import BadHead, MissingChunk
+from latchwork.jobs.stored.packed_store import from_entries, read
+from latchwork.primitives import LeaderLatch, LockHolder, lock_states
+
+if TYPE_CHECKING:
+    from latchwork.store import Store
+    from latchwork.types import Entry
+
+
+class UnknownJob(LatchworkError, LookupError):
+    """No job of this id is known to the cluster; the message lists the known ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A living node.
+
+    Attributes:
+        node_id: its id.
+        member: what it says about itself: state, host, pid, since when.
+        is_manager: whether it manages the cluster.
+        jobs: the jobs it can run: sorted.
+        assigned: its share by job: sorted items, no empty shares.
+    """
+
+    node_id: str
+    member: Member
+    is_manager: bool
+    jobs: tuple[str, ...]
+    assigned: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A work item's lock that somebody holds.
+
+    Attributes:
+        job: the job.
+        item: the work item.
+        holder: who holds it; it may be dead already, and the lock is then taken over when it has run out.
+        token: the fencing token of the holder.
+        since_s: when the holder took it, in seconds since the epoch by the holder's clock; None when nobody said.
+    """
+
+    job: str
+    item: str
+    holder: LockHolder
+    token: int
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as the cluster knows it.
+
+    Attributes:
+        job_id: its id.
+        items: how many work items it has.
+        nodes: the living nodes that can run it: sorted.
+        lacking: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
+            can run it its items are not known either.
+        assigned: item to node; items nobody can run are absent.
+        running: item to the node that holds its lock, and so may run it: a run may be going on, or wait for its time.
+            During a hand-over this is the old one.
+        since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
+        active: the runs that are going on, node by node, as far as they have lasted a second; at most about 5 s old.
+    """
+
+    job_id: str
+    items: int
+    nodes: tuple[str, ...]
+    assigned: Mapping[str, str]
+    running: Mapping[str, str]
+    lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    since_s: Mapping[str, float] = field(default_factory=dict)
+    active: tuple[Activity, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """True when a run of it is going on that has lasted a second; false for one that waits for its time."""
+        return bool(self.active)
+
+    @property
+    def active_items(self) -> int:
+        """How many items are worked on at this moment, by runs that have lasted a second."""
+        return sum(each.items for each in self.active)
+
+    @property
+    def active_since_s(self) -> float | None:
+        """When the oldest run that is going on began, in seconds since the epoch; None when there is none."""
+        return min((each.since_s for each in self.active), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster at about one moment; no snapshot, its parts are read one after the other.
+
+    Attributes:
+        manager: the id of the node that manages, None between two.
+        candidates: the ids of the nodes that stand for election, the manager first.
+        nodes: the living nodes, by id, sorted.
+        pools: all work items by job: sorted; jobs sorted.
+        leftovers: ids of nodes that are gone and still have a share; the next rebalance takes it from them.
+        locks: the locks that are held, sorted by job and item.
+        marks: the nodes that are drained, or being restarted, whether they live or not.
+        strategies: by which strategy the items of a job were last placed: job id, or ``*`` for all other jobs, to its
+            name; ``custom:`` is before that of a custom one. Empty when nothing was placed yet.
+        active: the runs that are going on, as far as they have lasted a second, sorted by job and node. What a node
+            says ends with its session: one that is cut off may still run.
+    """
+
+    manager: str | None
+    candidates: tuple[str, ...]
+    nodes: Mapping[str, NodeView]
+    pools: Mapping[str, tuple[str, ...]]
+    leftovers: tuple[str, ...]
+    locks: tuple[LockView, ...]
+    marks: Mapping[str, NodeMark] = field(default_factory=dict)
+    strategies: Mapping[str, str] = field(default_factory=dict)
+    active: tuple[Activity, ...] = ()
+
+    def job(self, job_id: str) -> JobState:
+        """One job: where its items are, who holds their locks, which runs are going on and since when.
+
+        Raises:
+            UnknownJob: the cluster does not know it; the message lists what it knows.
+        """
+        known = sorted(set(self.pools).union(*((*node.jobs, *node.member.lacks) for node in self.nodes.values())))
+        if job_id not in known:
+            msg = f"job {job_id!r} is not known to this cluster; known are: {', '.join(known) or 'none'}"
+            raise UnknownJob(msg)
+        return JobState(
+            job_id=job_id,
+            items=len(self.pools.get(job_id, ())),
+            nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
+            assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
+            running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
+            lacking={
+                node_id: node.member.lacks[job_id]
+                for node_id, node in self.nodes.items()
+                if job_id in node.member.lacks
+            },
+            since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
+            active=tuple(each for each in self.active if each.job == job_id),
+        )
+
+    def jobs(self) -> list[JobState]:
+        """Every job that has a work pool, sorted by id."""
+        return [self.job(job_id) for job_id in self.pools]
+
+
+def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | None:
+    """Read the state of a cluster. Safe anywhere, at any time; costs one listing of each part of it.
+
+    Args:
+        store: the store, opened with the cluster's root.
+        namespace: the cluster's namespace below it, as given to its job managers.
+    Returns:
+        The state; None when there is no cluster here, not even a trace of one.
+    """
+    if namespace:
+        store = store.namespace(namespace)
+    alive = store.list(keys.ALIVE)
+    pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
+    registered = store.list(keys.WORKERS, recursive=True)
+    if not alive and not pools and not registered:
+        return None
+    candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
+    manager = candidates[0] if candidates else None
+    members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
+    shares = _shares(store, registered)
+    nodes = {
+        member.worker: NodeView(
+            node_id=member.worker,
+            member=member,
+            is_manager=member.worker == manager,
+            jobs=_available(member.worker, registered),
+            assigned=shares.get(member.worker, {}),
+        )
+        for member in members
+    }
+    return ClusterState(
+        manager=manager,
+        candidates=candidates,
+        nodes=nodes,
+        pools=pools,
+        leftovers=tuple(sorted(set(shares) - set(nodes))),
+        locks=_locks(store),
+        marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
+        strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
+        active=_active(store),
+    )
+
+
+def _available(worker: str, registered: Iterable[Entry]) -> tuple[str, ...]:
+    prefix = f"{keys.available(worker)}/"
+    return tuple(sorted(entry.key[len(prefix) :] for entry in registered if entry.key.startswith(prefix)))
+
+
+def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
+    by_worker: dict[str, list[Entry]] = {}
+    for entry in registered:
+        parts = entry.key.split("/", 3)
+        if len(parts) == 4 and parts[2] == "assigned":  # anything else was put there by somebody else
+            by_worker.setdefault(parts[1], []).append(entry)
+    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in by_worker.items()}
+    return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
+
+
+def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
+    """The sets whose heads are directly below the prefix, by job, sorted."""
+    by_key = {entry.key: entry for entry in entries}
+    heads = sorted(key for key in by_key if "/" not in key[len(prefix) + 1 :])
+    found = {}
+    for head in heads:
+        try:
+            stored = from_entries(head, by_key)
+        except (MissingChunk, BadHead):  # written while it was listed
+            stored = read(store, head)
+        found[head[len(prefix) + 1 :]] = stored.packed.items
+    return found
+
+
+def _active(store: Store) -> tuple[Activity, ...]:
+    found = [
+        each for entry in store.list(keys.RUNS) for each in decode_activity(entry.key.partition("/")[2], entry.value)
+    ]
+    return tuple(sorted(found, key=lambda each: (each.job, each.node)))
+
+
+def _locks(store: Store) -> tuple[LockView, ...]:
+    found = []
+    for state in lock_states(store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS):
+        if state.holder is not None:
+            try:
+                job, item = keys.split_lock_name(state.name)
+            except ValueError:
+                continue  # a user's own lock in the same namespace
+            found.append(LockView(job, item, state.holder, state.token, state.since_s))
+    return tuple(sorted(found, key=lambda lock: (lock.job, lock.item)))

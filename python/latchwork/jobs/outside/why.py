@@ -1,0 +1,203 @@
+"""Why an item is where it is, or runs nowhere: said from what is stored. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from latchwork.assignment import Explanation, Problem, explain
+from latchwork.assignment.strategies import described_strategy
+from latchwork.jobs.cron.fires import Fired
+from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
+
+if TYPE_CHECKING:
+    from latchwork.jobs.options.settings import Settings
+    from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView
+
+_FEW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """What is known of one item.
+
+    Attributes:
+        job: its job.
+        item: the item.
+        in_pool: whether the job's work pool has it.
+        enabled: whether the job may run.
+        able: the nodes that can run the job and may have items: sorted.
+        assigned: the node it is assigned to; None for none.
+        locked_by: the node that holds its lock, so that it may run there; None for none.
+        strategy: the name of the strategy that placed it; None when that is not known.
+        reason: why that strategy has it there, as ``latchwork.assignment.Reason``; None when it cannot be said.
+        sentences: what that means, the most important first.
+    """
+
+    job: str
+    item: str
+    in_pool: bool
+    enabled: bool
+    able: tuple[str, ...]
+    assigned: str | None
+    locked_by: str | None
+    strategy: str | None
+    reason: str | None
+    sentences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fired | None = None) -> Reasons:
+    """Explain where an item is.
+
+    Args:
+        state: what ``inspect`` found.
+        settings: what ``Control.settings`` found.
+        job: the job's id.
+        item: the work item; it need not exist.
+        fired: how far it is on its cron schedule, if that is known.
+    Raises:
+        UnknownJob: the cluster does not know the job; the message lists what it knows.
+    """
+    view = state.job(job)
+    pool = state.pools.get(job, ())
+    able = tuple(node for node in view.nodes if state.nodes[node].member.state == "ready" and node not in state.marks)
+    lock = next((lock for lock in state.locks if (lock.job, lock.item) == (job, item)), None)
+    assigned = view.assigned.get(item)
+    sentences: list[str] = []
+    if item not in pool:
+        close = get_close_matches(item, pool, n=_FEW)
+        sentences.append(
+            f"item {item!r} is not in the work pool of job {job}, which has {len(pool)} items"
+            + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
+        )
+    if not able and view.lacking:
+        sentences.append(f"no living node can run job {job}: {_lacking(view)}")
+    if not settings.is_enabled(job):
+        sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
+    sentences += _place(state, job, able, assigned) if item in pool or assigned else []
+    strategy = state.strategies.get(job, state.strategies.get("*"))
+    choice = _choice(state, strategy, job, item) if strategy and assigned in able and item in pool else None
+    if choice is not None:
+        sentences.append(_told(choice, assigned))
+    sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
+    if fired is not None:
+        sentences.append(_progress(fired))
+    return Reasons(
+        job=job,
+        item=item,
+        in_pool=item in pool,
+        enabled=settings.is_enabled(job),
+        able=able,
+        assigned=assigned,
+        locked_by=None if lock is None else lock.holder.label,
+        strategy=strategy,
+        reason=choice.reason.value if choice is not None and choice.worker == assigned else None,
+        sentences=tuple(sentences),
+    )
+
+
+def _lacking(view: JobState) -> str:
+    return ", ".join(
+        f"{node} has it, but not the label{'s' if len(missing) > 1 else ''} "
+        + ", ".join(f"{name}={value}" for name, value in sorted(missing.items()))
+        for node, missing in sorted(view.lacking.items())[:_FEW]
+    )
+
+
+def _switch(settings: Settings, job: str) -> str:
+    if settings.cluster.all_disabled:
+        return "all jobs are"
+    return "its switch is off" if settings.job(job).enabled is False else "the default is off and it has no switch"
+
+
+def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str | None) -> list[str]:
+    view = state.job(job)
+    out = [f"{node} ({_out(state, node)})" for node in view.nodes if node not in able]
+    others = f"; not {', '.join(out)}" if out else ""
+    if assigned is not None:
+        sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
+        shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
+        kept = "" if assigned in able else f", which is {_out(state, assigned)}: it moves with the next rebalance"
+        able_now = f"able: {', '.join(able) or 'nobody'}{others}"
+        return [
+            f"it is assigned to node {assigned}{kept}",
+            f"the {view.items} items of the job are shared out: {shares} ({able_now})",
+        ]
+    if not able:
+        return [f"it is assigned to nobody: no living node can run job {job}{others}; start one that has the job"]
+    if state.manager is None:
+        return ["it is assigned to nobody: no node manages the cluster at this moment; one is elected within the TTL"]
+    return [
+        f"it is assigned to nobody yet: the manager {state.manager} has not rebalanced since it came up",
+        f"able are {', '.join(able)}{others}; if that lasts, the manager's log says why (a strategy that raises?)",
+    ]
+
+
+def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
+    """What the strategy makes of the cluster as it is; None while nodes are away, or of a custom strategy."""
+    strategy = described_strategy(word)
+    if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
+        return None
+    shares: dict[str, dict[str, tuple[str, ...]]] = {}
+    workers = {}
+    for name, node in state.nodes.items():
+        if node.member.state == "ready" and name not in state.marks:
+            workers[name] = WorkerView(node.member.weight, frozenset(node.jobs), node.member.labels)
+        for of_job, items in node.assigned.items():
+            shares.setdefault(of_job, {})[name] = items
+    view = ClusterView(workers, state.pools, shares)
+    alike = [each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == word]
+    return explain(strategy, Problem(tuple(job_problem(view, each) for each in alike)), job, item)
+
+
+def _told(choice: Explanation, assigned: str | None) -> str:
+    if choice.worker == assigned:
+        return f"strategy {choice.strategy}: {choice.text}"
+    return f"strategy {choice.strategy} has {choice.worker} for it now: it moves with the next rebalance"
+
+
+def _out(state: ClusterState, node: str) -> str:
+    mark = state.marks.get(node)
+    return mark.state if mark is not None else state.nodes[node].member.state if node in state.nodes else "gone"
+
+
+def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, enabled: bool) -> list[str]:
+    if lock is None:
+        if assigned is None or not enabled:
+            return []
+        return [f"its lock is free: node {assigned} is about to take it, or cannot reach the store"]
+    holder = lock.holder.label
+    if holder == assigned:
+        since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
+        return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
+    alive = "it was told to stop, and gives the lock back when it has" if holder in state.nodes else "it is gone"
+    waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
+    latest = f"at the latest until {1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
+    return [f"its lock is still held by node {holder} (fencing token {lock.token}): {alive}; {waiting}, {latest}"]
+
+
+def _doing(state: ClusterState, lock: LockView) -> str:
+    said = [each for each in state.active if (each.job, each.node) == (lock.job, lock.holder.label)]
+    for each in said:
+        if lock.item in each.named:
+            return f"a run of it is going on there since {utc_text(each.named[lock.item])}"
+        if len(each.named) < each.items:
+            return f"it runs there, or waits for its time: {each.items} items of the job run there, not all are named"
+    return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
+
+
+def utc_text(wall_s: float) -> str:
+    """A moment, given in seconds since the epoch, as people read it."""
+    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="seconds")
+
+
+def _progress(fired: Fired) -> str:
+    if fired.running is not None:
+        return f"on its cron schedule the run of {utc_text(fired.running)} was begun and has not ended"
+    return f"on its cron schedule it is settled up to {utc_text(fired.through)}"

@@ -1,0 +1,224 @@
+"""The locks of a node's work items: taken many at a time, and waited for without a thread each.
+
+Keys:   locks/<job>/<item>, owners/<uuid>; see the persistent locks
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError, LockLost
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
+from latchwork.primitives import HeldLock, LockKeeper
+
+if TYPE_CHECKING:
+    from latchwork.store import Mirror, Store
+    from latchwork.types import Fence
+
+log = logging.getLogger(__name__)
+
+#: So many locks are asked for, or given back, in one call at most.
+SLICE = 450
+
+
+@dataclass(frozen=True, slots=True)
+class ItemHold:
+    """One item's lock.
+
+    Attributes:
+        token: its fencing token.
+        owner_id: the owner it belongs to.
+    """
+
+    token: int
+    owner_id: str
+
+
+class RunLocks:
+    """The very holds a run was started with. Safe to share between threads.
+
+    A lock that was lost and then taken anew is another hold: between the two somebody else may have worked on the item,
+    so the run gets no fence any more. The holds of a live run are never released, they end with their owner only.
+    """
+
+    def __init__(self, job: str, holds: Mapping[str, HeldLock]) -> None:
+        self._job = job
+        self._holds = dict(holds)
+        self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
+
+    def hold(self, item: str) -> ItemHold:
+        """Whose lock an item's is, and since when."""
+        return ItemHold(self._holds[item].fence.token, self._holds[item].owner.id)
+
+    def remaining_s(self) -> float:
+        """Seconds all of them are ours for certain; 0 once one is lost."""
+        return min((owner.remaining_s() for owner in self._owners), default=0.0)
+
+    def fence(self, item: str) -> Fence:
+        """Proof that the item is still held as it was when the run started.
+
+        Raises:
+            LockLost: it is not, whoever holds it now.
+        """
+        hold = self._holds.get(item)
+        if hold is None or not hold.is_held:
+            msg = f"lock of item {item!r} of job {self._job} was lost during this run; stop the work on it"
+            raise LockLost(msg)
+        return hold.fence
+
+
+class ItemLocks:
+    """The locks of one node. Safe to share between threads, but for what writes: ``settle`` to ``release``, ``close``.
+
+    Args:
+        store: the cluster's store.
+        node_id: what others see as the holder.
+        ttl_s: seconds that locks outlive the last renewal.
+        wake: called, and must not block, when something may have become possible or necessary.
+    """
+
+    def __init__(self, store: Store, node_id: str, ttl_s: float, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._keeper = LockKeeper(
+            store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, ttl_s=ttl_s, owner_label=node_id
+        )
+        self._wake = wake
+        self._mutex = threading.Lock()
+        self._waits: dict[tuple[str, str], Callable[[], None]] = {}
+        self._freed: set[tuple[str, str]] = set()
+        self._closing = False
+        self._audit: Mirror | None = None
+        self._pairs: dict[str, tuple[str, str]] = {}  # to decode each name once only
+        self._by_hand: dict[tuple[str, str], int] = {}
+
+    @property
+    def ttl_s(self) -> float:
+        """Seconds that locks outlive the last renewal."""
+        return self._keeper.ttl_s
+
+    def start(self) -> None:
+        """Follow the other owners from now on, so that a takeover needs no new TTL."""
+        self._keeper.on_lost(lambda _names: self._wake())
+        self._keeper.start()
+        self._audit = audit = self._store.mirror(AUDIT)
+        audit.on_change(lambda _batch: self._note_by_hand(audit))
+
+    def held(self) -> dict[str, dict[str, HeldLock]]:
+        """Job to item to lock: what this node holds for certain, but for what was freed by hand."""
+        found: dict[str, dict[str, HeldLock]] = {}
+        for name, lock in self._keeper.held().items():
+            job, item = self._pairs.get(name) or keys.split_lock_name(name)
+            if lock.fence.token > self._by_hand.get((job, item), 0):
+                found.setdefault(job, {})[item] = lock
+        return found
+
+    def let_go(self, job: str, busy: Collection[str]) -> None:
+        """Forget the locks of a job that were freed by hand, but for busy items: their runs have to end first."""
+        for (freed_job, item), token in self._by_hand.items():
+            lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
+            if lock is not None and lock.fence.token <= token:
+                self.release(job, [item])
+
+    def remaining_s(self) -> float:
+        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
+        return self._keeper.remaining_s()
+
+    def renew_within(self, seconds: float | None) -> None:
+        """Renew so often that a store out of reach shows within this time; None for as often as the TTL needs."""
+        self._keeper.renew_within(seconds)
+
+    def settle(self, job: str, items: Collection[str]) -> list[str]:
+        """Say which items of a job are wanted and not held: waits for any other are forgotten.
+
+        Returns:
+            Those to ask for now: not waited for, or free by now; sorted. Asks nobody.
+        """
+        wanted = {(job, item) for item in items}
+        with self._mutex:
+            dropped = [key for key in self._waits if key[0] == job and key not in wanted]
+            cancels = [self._waits.pop(key) for key in dropped]
+            self._freed.difference_update(dropped)
+            ask = sorted(key for key in wanted if key not in self._waits or key in self._freed)
+            cancels += [self._waits.pop(key) for key in ask if key in self._waits]
+            self._freed.difference_update(ask)
+        for cancel in cancels:
+            cancel()
+        return [item for _, item in ask]
+
+    def ask(self, job: str, items: Collection[str]) -> bool:
+        """Take those of these items that are free, wait by watch for the others; best for a ``SLICE`` at a time.
+
+        Returns:
+            True when at least one was taken.
+        Raises:
+            LatchworkError: the server could not be used; these are not waited for, ``settle`` names them again.
+        """
+        names = {keys.lock_name(job, item): item for item in items}
+        self._pairs.update({name: (job, item) for name, item in names.items()})
+        taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
+        for name, item in names.items():
+            if name not in taken:
+                self._wait(job, item, name)
+        if len(taken) < len(names):
+            log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
+        return bool(taken)
+
+    def release(self, job: str, items: Collection[str]) -> None:
+        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error."""
+        names = [keys.lock_name(job, item) for item in items]
+        try:
+            self._keeper.release(names)
+        except LockLost as error:
+            log.info("job %s: %s", job, error)
+        for name in names:
+            self._pairs.pop(name, None)
+
+    def holder(self, job: str, item: str) -> str:
+        """Who holds an item, for a log line."""
+        return str(self._keeper.state(keys.lock_name(job, item)).holder or "nobody")
+
+    def sweep(self) -> tuple[int, int]:
+        """Remove what dead owners left; best by one node now and then."""
+        return self._keeper.sweep()
+
+    def close(self, *, release: bool) -> None:
+        """End: with ``release`` others can have the locks at once, else when they have run out."""
+        with self._mutex:
+            self._closing = True
+        if self._audit is not None:
+            self._audit.close()
+        self._keeper.close(release=release)
+
+    def _note_by_hand(self, audit: Mirror) -> None:
+        self._by_hand = freed_by_hand(audit.snapshot().values())
+        self._wake()
+
+    def _wait(self, job: str, item: str, name: str) -> None:
+        key = (job, item)
+        with self._mutex:
+            self._waits[key] = _nothing
+        try:
+            cancel = self._keeper.when_free(name, lambda _name: self._free(key))
+        except LatchworkError:
+            with self._mutex:
+                self._waits.pop(key, None)
+            raise
+        with self._mutex:
+            if key in self._waits:
+                self._waits[key] = cancel
+
+    def _free(self, key: tuple[str, str]) -> None:
+        with self._mutex:
+            if self._closing:
+                return
+            self._freed.add(key)
+        self._wake()
+
+
+def _nothing() -> None:
+    """A wait that is just being set up."""

@@ -1,0 +1,342 @@
+"""One live run of a job: a named thread that waits for the schedule, calls the job, and ends when told.
+
+No store is touched here, and no user code is called with a mutex held.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs.cron.fires import Jitter
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job.job import Job
+from latchwork.jobs.job.reconcile import Running
+from latchwork.jobs.observe.observer import NOBODY, Observers, RunInfo
+from latchwork.jobs.options.settings import JobOptions, JobSettings
+from latchwork.schedules.schedule import Cron, Due, Instant
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.jobs.cron.turns import CronTurns
+
+log = logging.getLogger(__name__)
+
+#: A cron wait looks at the wall clock at least so often, in case it was set.
+_LONGEST_WAIT_S = 30.0
+#: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
+_LOCK_WAIT_S = 0.1
+#: Progress that could not be written is written again after so long.
+_STORE_RETRY_S = 0.5
+#: After a schedule raised its items do not run for so long.
+SCHEDULE_PAUSE_S = 60.0
+
+
+def _for_ever() -> float:
+    return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """What one job has done on one node since it started.
+
+    Attributes:
+        runs: runs begun.
+        failures: runs that raised.
+        active: runs going on at this moment.
+        items: items in the shares that are started now.
+        threads: threads that run, or wait for their time.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    active: int = 0
+    items: int = 0
+    threads: int = 0
+
+
+class Counters:
+    """Runs and failures of one job. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._runs = self._failures = self._active = 0
+
+    def begin(self) -> None:
+        """A run begins."""
+        with self._mutex:
+            self._runs += 1
+            self._active += 1
+
+    def end(self, *, failed: bool) -> None:
+        """A run has ended."""
+        with self._mutex:
+            self._active -= 1
+            self._failures += failed
+
+    def stats(self, items: int, threads: int) -> JobStats:
+        """The figures of this moment."""
+        with self._mutex:
+            return JobStats(self._runs, self._failures, self._active, items, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """What a run needs from its node.
+
+    Attributes:
+        job: the job.
+        new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
+        counters: where runs and failures are counted.
+        may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
+            frozen wakes with its locks gone and its next run due.
+        on_end: called in the run's thread when it has ended for good; must not block.
+        clock: what it waits on.
+        wall_s: seconds since the epoch.
+        remaining_s: seconds the locks of the run surely last.
+        options: the options of the job that hold now; by default those of the job itself.
+        turns: makes what keeps the fire times of a share, for cron schedules; without it they are not written down.
+        observers: who is told of each run.
+    """
+
+    job: Job
+    new_context: Callable[..., JobContext]
+    counters: Counters
+    may_run: Callable[[], bool]
+    on_end: Callable[[], None]
+    clock: Clock
+    wall_s: Callable[[], float] = time.time
+    remaining_s: Callable[[], float] = _for_ever
+    options: Callable[[], JobOptions] | None = None
+    turns: Callable[[tuple[str, ...]], CronTurns] | None = None
+    observers: Observers = NOBODY
+
+    def options_now(self) -> JobOptions:
+        """The options that hold at this moment."""
+        return JobSettings().over(self.job) if self.options is None else self.options()
+
+
+class JobRun:
+    """A thread that runs a share again and again, on schedule, until it is told to stop. Safe to share between threads.
+
+    Attributes:
+        number: names it on this node.
+        items: its share, sorted.
+    """
+
+    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
+        self.number = number
+        self.items = items
+        self._members = frozenset(items)
+        self._setup = setup
+        self._due = first_due
+        self._created = Instant(setup.clock.now(), setup.wall_s())
+        self._turns = None if setup.turns is None else setup.turns(items)
+        self._stop = threading.Event()
+        self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
+        self._ended = threading.Event()
+        self._mutex = threading.Lock()
+        self._context: JobContext | None = None
+        self._untold: JobContext | None = None
+        self._notifier: threading.Thread | None = None
+        self._resume: Due | None = None
+        self._stopped_at: float | None = None
+        self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
+
+    @property
+    def job_id(self) -> str:
+        """The job it runs."""
+        return self._setup.job.id
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system gives no more threads; this run has ended then, and keeps its due.
+        """
+        try:
+            self._thread.start()
+        except BaseException:
+            self._resume = self._due
+            self._ended.set()
+            raise
+
+    def stop(self) -> None:
+        """Tell it to stop; returns at once, stop listeners are called on a thread of their own. Twice is fine.
+
+        When no thread can be had for the listeners, the next call tries again.
+        """
+        with self._mutex:
+            if not self._stop.is_set():
+                self._stop.set()
+                self._look.set()
+                self._stopped_at = self._setup.clock.now()
+                if self._context is not None:
+                    self._context.signal_stop()
+                    self._untold = self._context
+            context, self._untold = self._untold, None
+        if context is not None and context.has_listeners:
+            self._notify(context)
+
+    def reschedule(self) -> None:
+        """The options of the job may have changed: a wait under way is found anew."""
+        self._look.set()
+
+    @property
+    def view(self) -> Running:
+        """How ``reconcile`` sees it."""
+        return Running(self.number, self._members, self._stop.is_set())
+
+    @property
+    def stopping(self) -> bool:
+        """True once it was told to stop."""
+        return self._stop.is_set()
+
+    @property
+    def owes_listeners(self) -> bool:
+        """True when its stop listeners could not be called yet: call ``stop`` again."""
+        return self._untold is not None
+
+    def remaining_s(self) -> float:
+        """Seconds its locks surely last."""
+        return self._setup.remaining_s()
+
+    @property
+    def has_threads(self) -> bool:
+        """True while one of its threads lives, a stop listener that outlives the run included."""
+        return any(thread is not None and thread.is_alive() for thread in (self._thread, self._notifier))
+
+    @property
+    def is_current_thread(self) -> bool:
+        """True when called from the run itself, or from one of its stop listeners."""
+        return threading.current_thread() in {self._thread, self._notifier}
+
+    @property
+    def ended(self) -> bool:
+        """True once the thread does nothing more."""
+        return self._ended.is_set()
+
+    @property
+    def stopping_for_s(self) -> float:
+        """Seconds since it was told to stop; 0 when it was not."""
+        return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
+
+    @property
+    def resume_due(self) -> Due | None:
+        """When its items are due: what it waited for, or the past when it was interrupted; None if nobody can say."""
+        return self._resume
+
+    def join(self, timeout_s: float) -> None:
+        """Wait so long for its threads; from one of them, for nothing."""
+        until = self._setup.clock.now() + timeout_s
+        for thread in (self._thread, self._notifier):
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, until - self._setup.clock.now()))
+
+    def _notify(self, context: JobContext) -> None:
+        name = f"latchwork-stop-{self._setup.job.id}-{self.number}"
+        self._notifier = threading.Thread(target=context.notify_listeners, name=name, daemon=True)
+        try:
+            self._notifier.start()
+        except Exception as error:  # the system gives no more threads; the run was told all the same
+            log.error("job %s: stop listeners of run %d are called later: %s", self.job_id, self.number, error)  # noqa: TRY400
+            self._notifier = None
+            self._untold = context
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException:  # a schedule of the user's own may raise: it must not die unseen, nor start over at once
+            log.exception("job %s does not run here for %.3g s: its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
+            self._setup.clock.wait(self._stop, SCHEDULE_PAUSE_S)
+        finally:
+            self._ended.set()
+            self._setup.on_end()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            self._look.clear()  # before the options are read: no change is missed
+            options = self._setup.options_now()
+            if self._turns is not None and isinstance(options.schedule, Cron):
+                self._cron_turn(self._turns, options.schedule, options)
+            else:
+                self._timed_turn(options)
+        if self._turns is not None:
+            self._turns.give_back()
+        self._resume = self._due
+
+    def _timed_turn(self, options: JobOptions) -> None:
+        """Wait until it is due, or run when it is."""
+        self._due = self._due.under(options.schedule, options.initial_delay_s)
+        left = self._due.remaining_s(self._now(), options.jitter_s)
+        if left > 0:
+            self._pause(left)
+        elif not self._setup.may_run():
+            self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+        else:
+            self._run_once(self._setup.new_context(self.items), -left)
+            if not self._stop.is_set():  # else it was interrupted, and is due at once
+                self._due = self._due.after(self._now(), random.random())
+
+    def _cron_turn(self, turns: CronTurns, cron: Cron, options: JobOptions) -> None:
+        """Wait for the next fire time, or run it: written down before it starts, and when it has ended."""
+        try:
+            since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
+            jitter = Jitter.of(options.jitter_s, f"{self.job_id}/{self.items[0]}")
+            changed_s = options.schedule_since_s
+            step = turns.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
+            left = step.wait_s
+            if left > 0:
+                self._pause(left)
+                return
+            if not self._setup.may_run():
+                self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+                return
+            turns.begin(step)
+        except LatchworkError as error:
+            log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
+            self._setup.clock.wait(self._stop, _STORE_RETRY_S)
+            return
+        while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
+            if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
+                return
+        if self._run_once(self._setup.new_context(step.items, step.at), -left):
+            turns.called()
+            if not self._stop.is_set():  # else it was interrupted, and stays begun
+                turns.end(step)
+
+    def _pause(self, seconds: float) -> None:
+        if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
+            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
+
+    def _run_once(self, context: JobContext, lag_s: float) -> bool:
+        """Call the job, unless it was told to stop before; whether it was called."""
+        setup = self._setup
+        with self._mutex:
+            if self._stop.is_set():
+                return False
+            self._context = context
+        setup.counters.begin()
+        failed = True
+        try:
+            info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
+            with setup.observers.run(info):
+                setup.job.run(context)
+            failed = False
+        except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
+            log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
+        finally:
+            setup.counters.end(failed=failed)
+            with self._mutex:
+                self._context = None
+        return True
+
+    def _now(self) -> Instant:
+        return Instant(self._setup.clock.now(), self._setup.wall_s())

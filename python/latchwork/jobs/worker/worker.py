@@ -1,0 +1,375 @@
+"""The worker: follows its share, and starts, stops, locks and unlocks what ``reconcile`` says.
+
+Two threads. ``latchwork-worker-<node>`` looks at the state again whenever something changed; it touches the store.
+``latchwork-guard-<node>`` touches nothing but the clock: it tells runs to stop before their locks run out, however
+long the other one hangs in a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LatchworkError
+from latchwork.jobs.cron.progress import CronProgress
+from latchwork.jobs.cron.turns import CronTurns
+from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job.job import Job
+from latchwork.jobs.job.reconcile import Actions, reconcile
+from latchwork.jobs.observe.observer import NOBODY, Observers
+from latchwork.jobs.stored.shares import Shares
+from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
+from latchwork.jobs.worker.job_state import JobState
+from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
+from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
+from latchwork.schedules.schedule import Instant
+
+if TYPE_CHECKING:
+    from latchwork.jobs.options.live import LiveSettings
+    from latchwork.primitives import HeldLock
+    from latchwork.store import Store
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+#: A call to the store that is under way when the time to close is over may take so much longer.
+_GRACE_S = 2.0
+#: Locks of all jobs are asked for so long, less when something else happened, before everything is looked at again.
+_FILL_S = 1.0
+_FILL_BUSY_S = 0.2
+#: ...but not less than so many times what the last look took: with very many items it takes its time itself.
+_FILL_PER_LOOK = 3.0
+
+
+class Worker:
+    """Runs this node's share of its jobs. Owned by the job manager; ``close`` ends and joins its threads."""
+
+    def __init__(
+        self,
+        store: Store,
+        node_id: str,
+        jobs: Mapping[str, Job],
+        settings: LiveSettings,
+        *,
+        lock_ttl_s: float,
+        stop_timeout_s: float = 30.0,
+        disconnect_grace_s: float | None = None,
+        observers: Observers = NOBODY,
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._node_id = node_id
+        self._wake = threading.Event()
+        self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
+        self._grace_s = disconnect_grace_s
+        self._settings = settings
+        self._observers = observers
+        self._turns = LockTurns()
+        self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
+        self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
+        self._numbers = count(1)
+        self._mutex = threading.Lock()
+        self._live: dict[int, JobRun] = {}
+        self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
+        self._shares: Shares | None = None
+        self._closing = threading.Event()
+        self._close_by = 0.0
+        self._closer: JobRun | None = None
+        self._unreleased = False
+        self._stop_timeout_s = stop_timeout_s
+        self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
+        self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
+
+    def follow_owners(self) -> None:
+        """Follow who holds locks from now on, so that a takeover needs no new TTL; the earlier the better."""
+        self.locks.start()
+
+    def start(self) -> None:
+        """Follow the share from now on."""
+        self._shares = Shares(self._store, self._node_id, self._wake.set)
+        self._settings.on_change(self._settings_changed)
+        self._settings_changed()
+        self._guard.thread.start()
+        self._thread.start()
+
+    def stats(self) -> dict[str, JobStats]:
+        """What each job has done here, by job id."""
+        runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
+        for run in self._runs():
+            runs[run.job_id].append(run)
+        return {
+            job_id: state.counters.stats(sum(len(run.items) for run in runs[job_id]), len(runs[job_id]))
+            for job_id, state in self._states.items()
+        }
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its threads live."""
+        return self._thread.is_alive() and self._guard.thread.is_alive()
+
+    def stuck(self) -> list[str]:
+        """The jobs with runs that were told to stop and did not within the time set for it."""
+        late_s = self._stop_timeout_now_s()
+        return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
+
+    def lock_margin_s(self) -> float | None:
+        """Seconds for which the locks of this node surely last; None when it holds none."""
+        return self.locks.remaining_s() if any(self.locks.held().values()) else None
+
+    def _settings_changed(self) -> None:
+        self.locks.renew_within(self._grace_now_s())
+        self._guard.look()
+        self._tell_runs()
+        self._wake.set()
+
+    def _tell_runs(self) -> None:
+        """What settings mean for live runs, told from here: the worker's thread may be waiting for the store."""
+        for run in self._runs():
+            if not self._settings.is_enabled(run.job_id):
+                run.stop()
+            elif self._settings.options(run.job_id) != self._states[run.job_id].options:
+                run.reschedule()
+
+    def _grace_now_s(self) -> float | None:
+        grace_s = self._settings.now.cluster.disconnect_grace_s
+        return self._grace_s if grace_s is None else grace_s
+
+    def _margin_s(self) -> float:
+        return stop_margin_s(self.locks.ttl_s, self._grace_now_s())
+
+    def _stop_timeout_now_s(self) -> float:
+        timeout_s = self._settings.now.cluster.stop_timeout_s
+        return self._stop_timeout_s if timeout_s is None else timeout_s
+
+    def is_run_thread(self) -> bool:
+        """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
+        return any(run.is_current_thread for run in (*self._runs(), *self._ending))
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
+
+        Called from a run it does not wait for that one; its locks are left to run out.
+
+        Returns:
+            The jobs that have runs which did not stop; their locks are left to run out.
+        """
+        self._close_by = self._clock.now() + timeout_s
+        self._closing.set()
+        runs = self._runs()  # the last ones: none is added after closing was set
+        self._closer = next((run for run in runs if run.is_current_thread), self._closer)
+        for run in runs:
+            run.stop()
+        self._guard.finish()
+        self._wake.set()
+        for thread in (self._thread, self._guard.thread):
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, self._close_by + _GRACE_S - self._clock.now()))
+        for run in {*runs, *self._ending} - {self._closer}:
+            run.join(max(0.0, self._close_by - self._clock.now()))
+        stuck = sorted({run.job_id for run in runs if not run.ended})
+        self._close_locks(stuck)
+        if self._shares is not None:
+            self._shares.close()
+        return stuck
+
+    def _close_locks(self, stuck: list[str]) -> None:
+        left = sum(map(len, self.locks.held().values()))
+        late = left > SLICE and self._clock.now() >= self._close_by
+        if late and not stuck:
+            log.warning(
+                "node %s: no time is left to give %d locks back, they run out by themselves", self._node_id, left
+            )
+        try:
+            self.locks.close(release=not stuck and not late)
+        except LatchworkError as error:
+            log.warning("node %s: locks could not be given back, they run out by themselves: %s", self._node_id, error)
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.clear()
+            closing = self._closing.is_set()
+            delay_s, failed = self._try_step(closing)
+            if closing and self._is_over():
+                return
+            # After a failure nothing but the end cuts the pause short: an outage makes many events.
+            self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
+
+    def _is_over(self) -> bool:
+        if self._clock.now() >= self._close_by:
+            return True
+        return not self._unreleased and all(run is self._closer for run in self._runs())
+
+    def _try_step(self, closing: bool) -> tuple[float | None, bool]:
+        try:
+            return self._step(closing), False
+        except LatchworkError as error:
+            log.warning("node %s: trying again in %.1f s: %s", self._node_id, _RETRY_S, error)
+        except Exception:
+            log.exception("node %s: the worker failed and tries again", self._node_id)
+        return _RETRY_S, True
+
+    def _step(self, closing: bool) -> float | None:
+        """Bring every job closer to its share; seconds until it must be looked at again without an event."""
+        began = self._clock.now()
+        desired = {} if closing or self._shares is None else self._shares.of(self._states)
+        held = self.locks.held()
+        planned = []
+        for job_id, state in self._states.items():
+            state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
+        for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
+            planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
+        again = self._lock(planned, self._clock.now() - began, closing=closing)
+        self._unreleased = closing and again
+        if again:
+            self._wake.set()
+        if closing:
+            return max(0.01, self._close_by - self._clock.now())
+        return self._next_look_s()
+
+    def _next_look_s(self) -> float | None:
+        now = self._now()
+        waits = [paused_s for state in self._states.values() if (paused_s := state.paused_s(now)) > 0]
+        if self._at_risk() or any(run.owes_listeners for run in self._runs()):
+            waits.append(_RETRY_S)
+        stuck_s = self._warn_of_stuck()
+        return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
+
+    def _apply(self, state: JobState, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
+        """Stop and start what needs to be; what is left to do is the locks."""
+        self._reap(state)
+        wanted = share if state.enabled else frozenset[str]()
+        actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
+        for number in actions.stop:
+            state.runs[number].stop()
+        for run in state.runs.values():
+            if run.owes_listeners:
+                run.stop()
+        state.forget_dues(share)  # those of a disabled job are kept: it goes on where it was
+        if state.may_start(self._now()) and not self._at_risk():
+            for items in actions.start:
+                if not self._start(state, items, held):
+                    break
+        return actions
+
+    def _reap(self, state: JobState) -> None:
+        ended = state.reap(self._now())
+        with self._mutex:
+            for run in ended:
+                self._live.pop(run.number, None)
+        self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
+
+    def _lock(self, planned: list[tuple[JobState, Actions]], look_s: float, *, closing: bool) -> bool:
+        """Release and acquire, for a while; True when another look is worth while at once."""
+        works = []
+        for state, actions in planned:
+            state.filling = False
+            self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
+            works.append(LockWork(self.locks, state.job.id, actions.release, actions.acquire))
+        began = self._clock.now()
+
+        def go_on(done: LockWork) -> bool:
+            if not done.left:
+                self._wake.set()  # it may start
+            return self._go_on(began, look_s, closing=closing)
+
+        taken = self._turns.take(works, go_on)
+        for (state, _), work in zip(planned, works, strict=True):
+            state.filling = work.asks
+        return taken or any(work.left for work in works)
+
+    def _go_on(self, began: float, look_s: float, *, closing: bool) -> bool:
+        """False when all should be looked at before more locks are taken or given back, which began then."""
+        now = self._clock.now()
+        if closing:
+            return now < self._close_by and now - began < _FILL_S
+        if self._closing.is_set():
+            return False
+        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_LOOK * look_s))
+        return now - began < (busy_s if self._wake.is_set() else _FILL_S)
+
+    def _start(self, state: JobState, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
+        """Start a run; False when it, and the others of this job, have to be tried later."""
+        locks = RunLocks(state.job.id, {item: held[item] for item in items})
+        try:
+            due = state.first_due(items, self._now())
+        except BaseException:  # the user's own schedule: it must not stop the other jobs
+            log.exception("job %s does not run here for %.3g s: its schedule raised", state.job.id, SCHEDULE_PAUSE_S)
+            state.pause(self._now(), SCHEDULE_PAUSE_S)
+            return False
+        run = JobRun(next(self._numbers), items, self._setup(state, locks), due)
+        with self._mutex:
+            # Asked with the mutex held: who closes, or disables, tells every run that is in _live.
+            if self._closing.is_set() or not self._settings.is_enabled(state.job.id):
+                return False
+            self._live[run.number] = run
+        state.runs[run.number] = run
+        try:
+            run.start()
+        except Exception as error:  # the system gives no more threads
+            log.error("job %s: a run cannot start and is tried again in %.1f s: %s", run.job_id, _RETRY_S, error)  # noqa: TRY400
+            state.pause(self._now(), _RETRY_S)
+            return False
+        self._guard.look()
+        log.debug("job %s: run %d starts with %d items on node %s", run.job_id, run.number, len(items), self._node_id)
+        return True
+
+    def _runs(self) -> list[JobRun]:
+        """The live runs, those told to stop included."""
+        with self._mutex:
+            return list(self._live.values())
+
+    def _now(self) -> Instant:
+        return Instant(self._clock.now(), time.time())
+
+    def _at_risk(self) -> bool:
+        """True while locks are held that may run out before a run could stop."""
+        return 0 < self.locks.remaining_s() <= self._margin_s()
+
+    def _warn_of_stuck(self) -> float | None:
+        stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
+        timeout_s = self._stop_timeout_now_s()
+        for state, run in stopping:
+            if run.stopping_for_s >= timeout_s and run.number not in state.warned:
+                state.warned.add(run.number)
+                log.warning(
+                    "job %s: run %d has not stopped %.0f s after it was told to; it keeps its %d locks until it does",
+                    run.job_id,
+                    run.number,
+                    run.stopping_for_s,
+                    len(run.items),
+                )
+        return max(_RETRY_S, timeout_s) if stopping else None
+
+    def _setup(self, state: JobState, locks: RunLocks) -> RunSetup:
+        return RunSetup(
+            job=state.job,
+            new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
+            counters=state.counters,
+            may_run=lambda: locks.remaining_s() > self._margin_s(),
+            on_end=self._wake.set,
+            clock=self._clock,
+            wall_s=time.time,
+            remaining_s=locks.remaining_s,
+            options=lambda: self._settings.options(state.job.id),
+            observers=self._observers,
+            turns=lambda items: CronTurns(self._progress[state.job.id], {item: locks.hold(item) for item in items}),
+        )
+
+    def _new_context(
+        self, job_id: str, items: tuple[str, ...], locks: RunLocks, fire_time_s: float | None
+    ) -> JobContext:
+        return JobContext(
+            items,
+            job_id=job_id,
+            node_id=self._node_id,
+            remaining_s=locks.remaining_s,
+            fence=locks.fence,
+            store=self._store.within(locks.remaining_s),
+            clock=self._clock,
+            fire_time_s=fire_time_s,
+        )
