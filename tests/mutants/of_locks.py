@@ -10,7 +10,7 @@ DEFECTS = (
     Defect(
         "Ticket",
         "a ticket's number is read before it is taken, and nothing checks that it is still the next",
-        "backends/etcd/sequences.py",
+        "backends/etcd/writing/sequences.py",
         "        plan.conditions.append(condition)\n",
         "        del condition\n",
         (f"backends/etcd/test_transactions.py::{_THREE_STORES}[etcd35]",),

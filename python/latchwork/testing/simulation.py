@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-from latchwork.backends.embedded.database import Database
+from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim_locks import SimLock, installed, join_for_good, real_start
 from latchwork.testing._sim_order import Order
 from latchwork.testing._sim_tasks import (

@@ -1,4 +1,4 @@
-//! Reads of keys, and write transactions under a guard as `latchwork.backends.etcd.transaction` puts them together.
+//! Reads of keys, and write transactions under a guard as `latchwork.backends.etcd.writing.plan` puts them together.
 
 use super::wire::{bytes, number, sized};
 

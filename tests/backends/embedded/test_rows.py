@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.embedded import rows, schema
+from latchwork.backends.embedded import layout as schema
+from latchwork.backends.embedded import rows
 
 
 @pytest.fixture

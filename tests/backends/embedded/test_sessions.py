@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from latchwork.backends.embedded.session import LEAST_TTL_S
+from latchwork.backends.embedded.sessions import LEAST_TTL_S
 from latchwork.errors import Closed, Conflict, SessionLost, Unavailable
 from latchwork.types import Absent, Create, Put, SessionAlive
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.backends.embedded import schema
+from latchwork.backends.embedded import layout as schema
 from latchwork.errors import (
     ConnectFailed,
     LatchworkError,

@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.backends.base import Current, Delta, Snapshot
 from latchwork.backends.embedded import writes
-from latchwork.backends.embedded.poller import Poller
+from latchwork.backends.embedded.watches import Poller
 from latchwork.errors import Unavailable
 from latchwork.types import Delete, Put
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.etcd import sequences
+from latchwork.backends.etcd.writing import sequences
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError, SessionLost, Unavailable
 from latchwork.testing.proxy import Proxy

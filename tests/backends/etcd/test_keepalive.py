@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.etcd import channel
+from latchwork.backends.etcd import connection as channel
 from latchwork.testing.proxy import Proxy
 
 #: gRPC pings once a second at most, whatever it is told. etcd closes a connection at the third ping without a call.

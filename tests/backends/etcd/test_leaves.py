@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from latchwork.backends.base import Delta, Snapshot
-from latchwork.backends.etcd import watches
+from latchwork.backends.etcd.watching import watches
 from latchwork.testing.proxy import Proxy
 from latchwork.types import Delete, Put
 

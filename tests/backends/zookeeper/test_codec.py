@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latchwork._core import ZooKeeperCodec
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.nodes import BUCKETS, Layout, Version, bucket, read_entry
+from latchwork.backends.zookeeper.layout import BUCKETS, Layout, Version, bucket, read_entry
 from latchwork.types import Entry
 
 LAYOUT = Layout("ro/ot")

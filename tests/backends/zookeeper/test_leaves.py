@@ -11,8 +11,8 @@ from latchwork.backends.base import Broken, Delta, Snapshot
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.leaves import LeafHub
-from latchwork.backends.zookeeper.nodes import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
 from latchwork.clock import SYSTEM_CLOCK

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from latchwork.backends.zookeeper.nodes import Version
+from latchwork.backends.zookeeper.layout import Version
 from latchwork.errors import Conflict, SessionLost
 from latchwork.types import Absent, At, Create, Delete, Exists, Put, SessionAlive
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.backends.base import BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import leases, rows, writes
-from latchwork.backends.embedded.database import FileDatabase, Work
+from latchwork.backends.embedded.connection import FileDatabase, Work
 from latchwork.backends.embedded.memory import join_memory, leave_memory
-from latchwork.backends.embedded.poller import Poller, View, Watcher
-from latchwork.backends.embedded.session import LEAST_TTL_S, EmbeddedSession
+from latchwork.backends.embedded.sessions import LEAST_TTL_S, EmbeddedSession
+from latchwork.backends.embedded.watches import Poller, View, Watcher
 from latchwork.backends.futures import attempt, completed
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck

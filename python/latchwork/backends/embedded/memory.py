@@ -6,10 +6,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from latchwork.backends.embedded.database import Database, memory_database
+from latchwork.backends.embedded.connection import Database, memory_database
 
 if TYPE_CHECKING:
-    from latchwork.backends.embedded.poller import Poller
+    from latchwork.backends.embedded.watches import Poller
 
 
 class SharedMemory:

@@ -8,7 +8,7 @@ import grpc
 from etcd3 import etcdrpc as pb
 from google.protobuf.message import DecodeError
 
-from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.futures import Outcome, drive, reject, resolve
 from latchwork.errors import Unavailable
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.connection import Link
 
 T = TypeVar("T")
 

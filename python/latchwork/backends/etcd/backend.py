@@ -15,15 +15,15 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.base import Capability
 from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message
-from latchwork.backends.etcd.channel import Link
-from latchwork.backends.etcd.keys import Keys
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision
-from latchwork.backends.etcd.reading import Reader
-from latchwork.backends.etcd.sequences import Sequences
+from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions
-from latchwork.backends.etcd.transaction import Commit, Compiler, DeleteTree, Plan
-from latchwork.backends.etcd.watches import WatchHub
-from latchwork.backends.etcd.writer import Writer
+from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.writing.plan import Commit, Compiler, DeleteTree, Plan
+from latchwork.backends.etcd.writing.sequences import Sequences
+from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.timer import Timer
 from latchwork.errors import LatchworkError, Unavailable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.errors import LatchworkError
 
 if TYPE_CHECKING:
-    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.connection import Link
     from latchwork.backends.futures import Steps
 
 _OURS_ALREADY = "lease already exists"

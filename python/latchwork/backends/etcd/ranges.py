@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.futures import drive, then
 from latchwork.errors import LatchworkError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from latchwork._core import EtcdCodec, EtcdPage
-    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.connection import Link
     from latchwork.backends.futures import Steps
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import KeyRange
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import KeyRange
 
 #: What an account without rights, or one that is no more, is told.
 REFUSALS = (PermissionDenied, AuthenticationFailed)

@@ -17,11 +17,11 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Delta, Snapshot
-from latchwork.backends.etcd import rpc_errors
+from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd.answers import chain
-from latchwork.backends.etcd.keys import exactly, lease_of
+from latchwork.backends.etcd.layout import exactly, lease_of
 from latchwork.backends.etcd.leases import grant
-from latchwork.backends.etcd.transaction import session_put
+from latchwork.backends.etcd.writing.plan import session_put
 from latchwork.backends.futures import Steps, drive, failed, reject, resolve
 from latchwork.errors import LatchworkError, SessionLost
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latchwork.backends.base import BackendSession, BackendWatch, WatchEvent
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import Keys
-    from latchwork.backends.etcd.watches import WatchHub
-    from latchwork.backends.etcd.writer import Writer
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import Keys
+    from latchwork.backends.etcd.watching.watches import WatchHub
+    from latchwork.backends.etcd.writing.writes import Writer
 
 _log = logging.getLogger(__name__)
 

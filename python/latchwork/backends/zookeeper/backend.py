@@ -15,13 +15,13 @@ from latchwork.backends.futures import drive, failed, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.commit import Task, Writer
 from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
-from latchwork.backends.zookeeper.failures import cut_error, session_lost
-from latchwork.backends.zookeeper.nodes import Layout
+from latchwork.backends.zookeeper.errors import cut_error, session_lost
+from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.watches import WatchHub
+from latchwork.backends.zookeeper.writes import Task, Writer
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 

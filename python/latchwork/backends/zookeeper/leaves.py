@@ -25,8 +25,8 @@ from latchwork.backends.base import Broken, Delta, Snapshot
 from latchwork.backends.futures import drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Cut
-from latchwork.backends.zookeeper.failures import code_error
-from latchwork.backends.zookeeper.nodes import parent, read_entry
+from latchwork.backends.zookeeper.errors import code_error
+from latchwork.backends.zookeeper.layout import parent, read_entry
 from latchwork.backends.zookeeper.outlets import Outlet
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
 from latchwork.types import Change
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from latchwork.backends.base import Sink
     from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Call, Connection
-    from latchwork.backends.zookeeper.nodes import Layout
+    from latchwork.backends.zookeeper.layout import Layout
     from latchwork.backends.zookeeper.reads import Reader
     from latchwork.types import Entry
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.nodes import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
+from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
 from latchwork.errors import Conflict, InvalidKey
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 

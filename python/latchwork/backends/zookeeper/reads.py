@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from latchwork._core import ZooKeeperCodec
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.failures import code_error
-from latchwork.backends.zookeeper.nodes import (
+from latchwork.backends.zookeeper.errors import code_error
+from latchwork.backends.zookeeper.layout import (
     BUCKETS,
     UNKNOWN,
     Layout,

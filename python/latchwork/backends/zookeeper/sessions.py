@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import drive, reject, resolve
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.commit import Task
 from latchwork.backends.zookeeper.connection import Connection, Cut, Settings
-from latchwork.backends.zookeeper.failures import code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.errors import code_error, cut_error, session_lost
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
+from latchwork.backends.zookeeper.writes import Task
 from latchwork.errors import SessionLost, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.commit import Writer
-    from latchwork.backends.zookeeper.nodes import Layout
+    from latchwork.backends.zookeeper.layout import Layout
+    from latchwork.backends.zookeeper.writes import Writer
 
 _log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from latchwork.backends.futures import Steps
     from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.nodes import Layout
+    from latchwork.backends.zookeeper.layout import Layout
     from latchwork.backends.zookeeper.reads import Reader
     from latchwork.clock import Clock
 

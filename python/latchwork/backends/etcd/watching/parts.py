@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from latchwork.backends.base import Sink
-    from latchwork.backends.etcd.keys import KeyRange
-    from latchwork.backends.etcd.watches import WatchHub
+    from latchwork.backends.etcd.layout import KeyRange
+    from latchwork.backends.etcd.watching.watches import WatchHub
 
 
 class Part:

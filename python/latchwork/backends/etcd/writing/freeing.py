@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message, unreadable
-from latchwork.backends.etcd.conditions import Kind
+from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.ranges import read_apart
-from latchwork.backends.etcd.rpc_errors import Fate
-from latchwork.backends.etcd.transaction import FLAT_LIMIT
 from latchwork.backends.etcd.wire import Target
+from latchwork.backends.etcd.writing.conditions import Kind
+from latchwork.backends.etcd.writing.plan import FLAT_LIMIT
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import At
@@ -27,8 +28,8 @@ from latchwork.types import At
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.transaction import Plan
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.writing.plan import Plan
     from latchwork.backends.futures import Steps
 
 _BATCH = 100

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from latchwork.backends.embedded import schema
+from latchwork.backends.embedded import layout as schema
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, ConnectFailed, OutcomeUnknown, Unavailable
 

@@ -26,7 +26,8 @@ from latchwork._core import EtcdCodec
 from latchwork.backends.base import VersionKey, check_version
 from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message
-from latchwork.backends.etcd.conditions import (
+from latchwork.backends.etcd.layout import KeyRange, Keys, ancestors, lease_of, owner_of, without
+from latchwork.backends.etcd.writing.conditions import (
     Condition,
     Kind,
     absence,
@@ -36,7 +37,6 @@ from latchwork.backends.etcd.conditions import (
     ownership,
     unchanged,
 )
-from latchwork.backends.etcd.keys import KeyRange, Keys, ancestors, lease_of, owner_of, without
 from latchwork.backends.outcomes import describe
 from latchwork.errors import InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
@@ -44,7 +44,7 @@ from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from latchwork.backends.etcd.writer import Slot
+    from latchwork.backends.etcd.writing.writes import Slot
     from latchwork.types import Op, SimpleCheck
 
 #: Compares beside the guard's, and reads of them, that fit next to each other below the server's limit.

@@ -17,7 +17,7 @@ from latchwork.types import Absent, At, Create, SessionAlive
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from latchwork.backends.etcd.keys import KeyRange
+    from latchwork.backends.etcd.layout import KeyRange
 
 
 class CounterMoved(LatchworkError):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Cut, EvidenceGone
-from latchwork.backends.zookeeper.failures import code_error, cut_error, session_lost
-from latchwork.backends.zookeeper.nodes import (
+from latchwork.backends.zookeeper.errors import code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.layout import (
     UNKNOWN,
     Layout,
     Version,

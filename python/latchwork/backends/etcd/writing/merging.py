@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from latchwork._core import EtcdCodec
-    from latchwork.backends.etcd.channel import Link
+    from latchwork.backends.etcd.connection import Link
     from latchwork.types import Entry
 
 #: Requests on their way, beyond which reads gather.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.merging import MergedReads
+from latchwork.backends.etcd.writing.merging import MergedReads
 from latchwork.backends.futures import drive
 from latchwork.backends.outcomes import read_of
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from latchwork._core import EtcdCodec, EtcdPage
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import KeyRange, Keys
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import KeyRange, Keys
     from latchwork.backends.futures import Steps
     from latchwork.types import Entry
 

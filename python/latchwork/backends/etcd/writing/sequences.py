@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.conditions import CounterMoved
-from latchwork.backends.etcd.transaction import Compiler, Plan
+from latchwork.backends.etcd.writing.conditions import CounterMoved
+from latchwork.backends.etcd.writing.plan import Compiler, Plan
 from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.types import Create, Entry
@@ -24,9 +24,9 @@ from latchwork.types import Create, Entry
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import Keys
-    from latchwork.backends.etcd.writer import Writer
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import Keys
+    from latchwork.backends.etcd.writing.writes import Writer
     from latchwork.types import HasId
 
 _DIGITS = 10

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd import rpc_errors, wire
+from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message, chain
-from latchwork.backends.etcd.freeing import Deletion, can_do_without_space, delete_without_space
+from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
-from latchwork.backends.etcd.rpc_errors import Fate
 from latchwork.backends.etcd.wire import Target
+from latchwork.backends.etcd.writing.freeing import Deletion, can_do_without_space, delete_without_space
 from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
 from latchwork.errors import (
     Closed,
@@ -42,9 +43,9 @@ from latchwork.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import Keys
-    from latchwork.backends.etcd.transaction import Commit, Plan
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import Keys
+    from latchwork.backends.etcd.writing.plan import Commit, Plan
 
 _log = logging.getLogger(__name__)
 

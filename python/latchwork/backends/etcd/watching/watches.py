@@ -30,11 +30,11 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
-from latchwork.backends.etcd import rpc_errors
-from latchwork.backends.etcd.keys import exactly
-from latchwork.backends.etcd.parts import EtcdWatch, Stream
+from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd.layout import exactly
 from latchwork.backends.etcd.ranges import read_pages
 from latchwork.backends.etcd.rights import REFUSALS, Rights
+from latchwork.backends.etcd.watching.parts import EtcdWatch, Stream
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from latchwork._core import EtcdCodec
     from latchwork.backends.base import Sink
-    from latchwork.backends.etcd.channel import Link
-    from latchwork.backends.etcd.keys import KeyRange, Keys
+    from latchwork.backends.etcd.connection import Link
+    from latchwork.backends.etcd.layout import KeyRange, Keys
     from latchwork.backends.etcd.rights import Watched
 
 _log = logging.getLogger(__name__)
