@@ -15,7 +15,8 @@ import json
 import mmh3
 import pytest
 
-from latchwork.assignment import RendezvousHasher, bench, strategy_by_name
+from latchwork.apps.assign_bench import bench
+from latchwork.assignment import RendezvousHasher, strategy_by_name
 
 PEER_PAIRS = 2_000_000
 

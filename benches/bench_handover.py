@@ -24,7 +24,7 @@ from pathlib import Path
 
 import latchwork
 from latchwork.primitives import LeaderLatch, Lock
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 #: Long enough for the one that gave it to have queued again: else that is measured, not the hand-over.
 HOLD_S = 0.010

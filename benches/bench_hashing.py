@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
-from latchwork.assignment import bench
-from latchwork.assignment.peers import PEERS
+from latchwork.apps.assign_bench import bench
+from latchwork.apps.assign_bench.peers import PEERS
 
 
 def batches(workers, items, repeats):

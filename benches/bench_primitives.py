@@ -31,7 +31,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
 )
-from latchwork.testing.servers import ZooKeeperServer
+from latchwork_testbed.servers import ZooKeeperServer
 
 Use = Callable[[], object]
 

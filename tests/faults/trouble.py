@@ -26,7 +26,7 @@ from faults.judge import WRITES
 from faults.raw import wait_until
 from faults.stage import BACKENDS, ETCD, SERVERS, Stage
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
-from latchwork.testing.proxy import Way
+from latchwork_testbed.proxy import Way
 
 _HALF, _THRICE = 0.5, 3.0
 _FROZEN = 1.6

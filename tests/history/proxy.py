@@ -11,11 +11,11 @@ import json
 import subprocess
 import sys
 
-from latchwork.testing.proxy import Proxy
+from latchwork_testbed.proxy import Proxy
 
 
 class Proxies:
-    """The harness's side. One thread at a time. See ``latchwork.testing.proxy`` for what is done to a link.
+    """The harness's side. One thread at a time. See ``latchwork_testbed.proxy`` for what is done to a link.
 
     Attributes:
         endpoints: one a link, ``127.0.0.1:port``.

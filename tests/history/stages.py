@@ -12,7 +12,7 @@ from history.client import new_memory
 from history.proxy import Proxies
 from history.witness import Witness
 from history.worker import LocalClient, Nursery, RemoteClient
-from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testbed.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 
 if TYPE_CHECKING:
     import random

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from history.run import Summary, repeated
 from history.witness import Witness, _may_differ, _may_forget
-from latchwork.testing.servers import EtcdServer
+from latchwork_testbed.servers import EtcdServer
 
 
 def write(server):

@@ -15,11 +15,11 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from faults.raw import etcd_members_differ
-from latchwork.testing._binaries import find_etcd
-from latchwork.testing.servers import EtcdCluster, EtcdServer
+from latchwork_testbed.binaries import find_etcd
+from latchwork_testbed.servers import EtcdCluster, EtcdServer
 
 if TYPE_CHECKING:
-    from latchwork.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+    from latchwork_testbed.servers import ZooKeeperEnsemble, ZooKeeperServer
 
 _ANSWER_S = 10.0
 

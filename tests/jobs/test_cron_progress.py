@@ -14,13 +14,14 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads
-from latchwork.jobs.cron.fires import FIRED, Fired, Jitter, rule_of
+from latchwork.jobs.cron.cells import FIRED
 from latchwork.jobs.cron.progress import CronProgress, read_cells, sweep_cells
 from latchwork.jobs.cron.turns import CronTurns
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.item_locks import ItemHold
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
 from latchwork.primitives import LockKeeper
+from latchwork.schedules.fires import Fired, Jitter, rule_of
 from latchwork.schedules.schedule import Due, Instant
 
 EACH_MINUTE = Cron("* * * * *")

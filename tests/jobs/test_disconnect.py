@@ -10,8 +10,8 @@ import latchwork
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
 from latchwork.jobs.worker.guard import stop_margin_s
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 
 @pytest.fixture(params=["zookeeper", "etcd35"])

@@ -9,9 +9,9 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job
-from latchwork.jobs.cron.fires import Step
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.schedules.fires import Step
 from latchwork.schedules.schedule import Due, Instant
 
 

@@ -15,7 +15,7 @@ from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import auth_pb2
 
 import latchwork
-from latchwork.testing.servers import EtcdServer
+from latchwork_testbed.servers import EtcdServer
 
 QUOTA_BYTES = 8 * 2**20
 

@@ -11,8 +11,8 @@ import latchwork
 from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockFree, UnknownJob, inspect, read_audit, why
-from latchwork.jobs.cron.fires import Fired
 from latchwork.jobs.stored.audit import AuditRecord, decode_record, freed_by_hand, trim_audit
+from latchwork.schedules.fires import Fired
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import latchwork
 from latchwork.primitives import Lock, LockKeeper
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 3.0
 INTERVAL_S = TTL_S / 3

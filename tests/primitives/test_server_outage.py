@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork.errors import LockLost, NotLeader, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives import LeaderLatch, LockKeeper, PersistentLock
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 1.0
 

@@ -14,8 +14,8 @@ from kazoo.client import KazooClient
 import latchwork
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import Counter, Election, LeaderLatch, Lock, ReadWriteLock, Semaphore, Sequence
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
 from latchwork.types import Create, Put
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 1.0
 KINDS = ("lock", "read side", "write side", "semaphore", "election", "latch")

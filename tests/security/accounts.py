@@ -6,7 +6,7 @@ import grpc
 from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import auth_pb2
 
-from latchwork.testing.servers import ZooKeeperServer
+from latchwork_testbed.servers import ZooKeeperServer
 
 
 class Accounts:

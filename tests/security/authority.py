@@ -8,7 +8,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from latchwork.testing.servers import EtcdServer, Tls, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
 
 SERVERS = {
     "etcd34": lambda tls: EtcdServer("3.4", tls=tls),

@@ -8,8 +8,8 @@ import os
 import pytest
 import trustme
 
-from latchwork.testing._binaries import find_etcd
-from latchwork.testing.servers import ServerMissing
+from latchwork_testbed.binaries import find_etcd
+from latchwork_testbed.servers import ServerMissing
 from security.authority import SERVERS, Certificates
 
 

@@ -14,8 +14,8 @@ import latchwork
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
 from latchwork.backends.etcd import rights
 from latchwork.backends.zookeeper import leaves, watches
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdServer
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdServer
 from security.accounts import Accounts
 from security.conftest import LONG, if_etcd36
 

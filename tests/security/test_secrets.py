@@ -17,7 +17,7 @@ import pytest
 import latchwork
 from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 from security.accounts import Accounts, sasl_server
 from security.conftest import LONG, if_etcd36
 

@@ -10,7 +10,7 @@ import pytest
 
 import latchwork
 from latchwork import PermissionDenied
-from latchwork.testing.servers import EtcdServer
+from latchwork_testbed.servers import EtcdServer
 from security.accounts import Accounts
 from security.conftest import if_etcd36
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from latchwork.testing.network import Network
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemble
+from latchwork_testbed.network import Network
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemble
 
 SOON_S = 10.0
 A_MOMENT_S = 0.2

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from latchwork.testing.proxy import Proxy
+from latchwork_testbed.proxy import Proxy
 
 WAIT_S = 10.0
 

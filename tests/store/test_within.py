@@ -10,7 +10,7 @@ import pytest
 import latchwork
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LockLost, NotLeader, OutcomeUnknown, Unavailable
-from latchwork.testing.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 CALL_TIMEOUT_S = 30.0
 #: Far less than the call timeout, far more than any of these calls may take.

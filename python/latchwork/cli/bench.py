@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from latchwork.assignment import bench
+from latchwork.apps.assign_bench import bench
 from latchwork.cli import bench_cluster
 from latchwork.cli.options import Debug, Json, examples
 from latchwork.cli.outcome import reported

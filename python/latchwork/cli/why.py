@@ -13,7 +13,7 @@ from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import ClusterState, Control, LockView, inspect, read_audit
 from latchwork.jobs import why as explain
-from latchwork.jobs.cron.fires import newest_by_item
+from latchwork.jobs.cron.cells import newest_by_item
 from latchwork.jobs.cron.progress import read_cells
 from latchwork.jobs.outside.why import utc_text
 from latchwork.store import Store

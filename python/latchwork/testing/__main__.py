@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.testing._binaries import (
+from latchwork_testbed.binaries import (
     ETCD_VERSIONS,
     ServerMissing,
     find_etcd,

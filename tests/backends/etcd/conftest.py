@@ -12,7 +12,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.testing.proxy import Proxy
+from latchwork_testbed.proxy import Proxy
 
 
 class Collector:

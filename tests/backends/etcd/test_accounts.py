@@ -10,8 +10,8 @@ from etcd3.etcdrpc import auth_pb2
 
 from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
-from latchwork.testing.servers import EtcdServer, EtcdTls
 from latchwork.types import Put
+from latchwork_testbed.servers import EtcdServer, EtcdTls
 
 
 @pytest.fixture(scope="module", params=["3.4", "3.5"])

@@ -7,9 +7,9 @@ import pytest
 from latchwork.backends.etcd.writing import sequences
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError, SessionLost, Unavailable
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdServer
 from latchwork.types import Put
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdServer
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from latchwork.errors import LatchworkError, OutcomeUnknown, QuotaExceeded
-from latchwork.testing.servers import EtcdServer
 from latchwork.types import Create, Put
+from latchwork_testbed.servers import EtcdServer
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Current, Snapshot
 from latchwork.errors import ConnectFailed, SessionLost, Unavailable
-from latchwork.testing.servers import EtcdCluster, EtcdServer
 from latchwork.types import Create, Put, SessionAlive
+from latchwork_testbed.servers import EtcdCluster, EtcdServer
 
 
 @pytest.fixture(params=["3.4", "3.5"])

@@ -10,8 +10,8 @@ import pytest
 from etcd3 import etcdrpc as pb
 
 from latchwork.errors import Conflict, OutcomeUnknown, QuotaExceeded, Unavailable
-from latchwork.testing.servers import EtcdServer
 from latchwork.types import Absent, At, Delete, Exists, Put
+from latchwork_testbed.servers import EtcdServer
 
 QUOTA = 3_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.backends.etcd import connection as channel
-from latchwork.testing.proxy import Proxy
+from latchwork_testbed.proxy import Proxy
 
 #: gRPC pings once a second at most, whatever it is told. etcd closes a connection at the third ping without a call.
 PING_S = 0.5

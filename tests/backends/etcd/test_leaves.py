@@ -10,8 +10,8 @@ import pytest
 
 from latchwork.backends.base import Delta, Snapshot
 from latchwork.backends.etcd.watching import watches
-from latchwork.testing.proxy import Proxy
 from latchwork.types import Delete, Put
+from latchwork_testbed.proxy import Proxy
 
 
 def put(backend, key, value):

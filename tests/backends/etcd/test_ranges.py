@@ -10,8 +10,8 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd.versions import survives_cut_reads
 from latchwork.errors import Conflict
-from latchwork.testing.servers import EtcdServer
 from latchwork.types import Absent, At, Delete, Exists, Put
+from latchwork_testbed.servers import EtcdServer
 
 CONTROL_S = 30.0
 

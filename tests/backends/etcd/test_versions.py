@@ -8,7 +8,7 @@ import pytest
 
 from latchwork import connect
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
-from latchwork.testing._binaries import find_etcd
+from latchwork_testbed.binaries import find_etcd
 
 
 @pytest.mark.parametrize(

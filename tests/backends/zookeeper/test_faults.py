@@ -19,8 +19,8 @@ from latchwork.backends.url import open_backend, parse_url
 from latchwork.backends.zookeeper import link
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
-from latchwork.testing.servers import ZooKeeperServer
 from latchwork.types import At, Create, Delete, Put
+from latchwork_testbed.servers import ZooKeeperServer
 
 
 def result(future):

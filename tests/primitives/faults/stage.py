@@ -26,8 +26,8 @@ import latchwork
 from etcd_versions import ETCD
 from latchwork import errors
 from latchwork.errors import OutcomeUnknown, Unavailable
-from latchwork.testing.proxy import Proxy
-from latchwork.testing.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testbed.proxy import Proxy
+from latchwork_testbed.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer
 from primitives.faults.owners import PATIENCE_S
 from primitives.faults.players import make
 

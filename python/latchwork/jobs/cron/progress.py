@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.jobs.cron.fires import FIRED, BadCell, Cell, Fired, decode_cell, newest_by_item, useless
+from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.schedules.fires import Fired
 from latchwork.types import Absent, At, Check, Create, Delete, Exists, Put
 
 if TYPE_CHECKING:

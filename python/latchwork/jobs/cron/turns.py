@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.jobs.cron.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
+from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
 
 if TYPE_CHECKING:
     from latchwork.jobs.cron.progress import CronProgress, Hold

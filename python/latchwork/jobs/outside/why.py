@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork.assignment import Explanation, Problem, explain
 from latchwork.assignment.strategies import described_strategy
-from latchwork.jobs.cron.fires import Fired
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
+from latchwork.schedules.fires import Fired
 
 if TYPE_CHECKING:
     from latchwork.jobs.options.settings import Settings

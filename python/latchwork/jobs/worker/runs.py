@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork.jobs.cron.fires import Jitter
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observers, RunInfo
 from latchwork.jobs.options.settings import JobOptions, JobSettings
+from latchwork.schedules.fires import Jitter
 from latchwork.schedules.schedule import Cron, Due, Instant
 
 if TYPE_CHECKING:

@@ -1,29 +1,16 @@
-"""Which fire time of a cron schedule an item runs next, and how a share's progress is written down. Pure.
+"""Which fire time of a cron schedule is run next, of those that are owed. Pure: the time comes in as an argument.
 
-Keys:   fired/<job>/<cell>         JSON; how far the items of one cell are, rewritten at each start and each end
-        fired/<job>/<cell>/items   JSON list; the items of the cell, sorted, written once
-
-A cell belongs to one holder of locks, and has the greatest fencing token of its items' locks in it. Who holds an item
-later got its lock later, so of two cells with one item the greater token is the newer, whenever either was written.
+An item owes each fire time once. What is known of an item is how far it is (``Fired``); a share of items runs together
+what its items owe for the same fire time.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any
 from zlib import crc32
 
-from latchwork.errors import LatchworkError
 from latchwork.schedules.schedule import Cron
-
-FIRED = "fired"
-
-
-class BadCell(LatchworkError, ValueError):
-    """What is stored as progress is none of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,85 +120,3 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
 def rule_of(cron: Cron) -> str:
     """What decides which fire times are owed, as a text: progress that was counted with another one is another's."""
     return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The progress of some items that one holder has locked.
-
-    Attributes:
-        name: names it below the job, never used twice.
-        token: the greatest fencing token of its items' locks.
-        owner: the owner of those locks.
-        items: sorted, unique, not empty.
-        fired: of each item, in the same order.
-    """
-
-    name: str
-    token: int
-    owner: str
-    items: tuple[str, ...]
-    fired: tuple[Fired, ...]
-
-    def state(self, nonce: str) -> bytes:
-        """The value of its state key; the nonce tells one write from another."""
-        kinds = list(dict.fromkeys(self.fired))
-        number = {kind: index for index, kind in enumerate(kinds)}
-        body: dict[str, Any] = {
-            "token": self.token,
-            "owner": self.owner,
-            "nonce": nonce,
-            "fired": [[kind.through, kind.running] for kind in kinds],
-        }
-        if any(kind.rule for kind in kinds):
-            body["rules"] = [kind.rule for kind in kinds]
-        if len(kinds) > 1:
-            body["of"] = [[index, len(list(run))] for index, run in groupby(number[each] for each in self.fired)]
-        return json.dumps(body, separators=(",", ":")).encode()
-
-    def names(self) -> bytes:
-        """The value of its items key."""
-        return json.dumps(self.items, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
-    """The cell that these values stand for.
-
-    Raises:
-        BadCell: they are none of ours.
-    """
-    try:
-        body, listed = json.loads(state), json.loads(items)
-        rules = body.get("rules", [""] * len(body["fired"]))
-        kinds = [
-            Fired(float(through), None if running is None else float(running), str(rule))
-            for (through, running), rule in zip(body["fired"], rules, strict=True)
-        ]
-        runs = body.get("of", [[0, len(listed)]])
-        fired = [kinds[index] for index, count in runs for _ in range(count)]
-        cell = Cell(name, int(body["token"]), str(body["owner"]), tuple(map(str, listed)), tuple(fired))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        msg = f"progress cell {name} cannot be read: {type(error).__name__}: {error}"
-        raise BadCell(msg) from error
-    if len(cell.items) != len(cell.fired) or not cell.items:
-        msg = f"progress cell {name} cannot be read: it has {len(cell.items)} items and {len(cell.fired)} states"
-        raise BadCell(msg)
-    return cell
-
-
-def newest_by_item(cells: Iterable[Cell]) -> dict[str, tuple[Cell, Fired]]:
-    """For each item its newest cell, and how far it is there."""
-    found: dict[str, tuple[Cell, Fired]] = {}
-    for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
-        found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
-    return found
-
-
-def useless(cells: Sequence[Cell], pool: frozenset[str] | None = None) -> list[Cell]:
-    """The cells whose every item has a newer one, or is not in the pool any more."""
-    newest = newest_by_item(cells)
-    return [
-        cell
-        for cell in cells
-        if all(newest[item][0] is not cell or (pool is not None and item not in pool) for item in cell.items)
-    ]

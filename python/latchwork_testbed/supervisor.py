@@ -1,6 +1,6 @@
 """Runs one server as a child and never lets it outlive the process that asked for it.
 
-Executed as a script, `_supervisor.py PARENT_PID REMOVE_DIR COMMAND...`, with the standard library only. It prints
+Executed as a script, `supervisor.py PARENT_PID REMOVE_DIR COMMAND...`, with the standard library only. It prints
 the server's pid, then waits for the end of either: the server's ends this process with the same status, the parent's
 (even by kill -9) kills the server and removes REMOVE_DIR, unless that is empty. If this process is killed itself, the
 kernel kills the server. A parent-death signal set on the server by the parent would not do: it fires when the

@@ -23,8 +23,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latchwork.testing._ports import HOST
-from latchwork.testing.proxy import Proxy
+from latchwork_testbed.ports import HOST
+from latchwork_testbed.proxy import Proxy
 
 if TYPE_CHECKING:
     import asyncio

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _STOPPED_STATES = "Tt"
 
 

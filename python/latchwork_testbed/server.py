@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from latchwork.errors import LatchworkError
-from latchwork.testing._ports import HOST, PortReservation, reserve_port
-from latchwork.testing._process import SupervisedProcess
+from latchwork_testbed.ports import HOST, PortReservation, reserve_port
+from latchwork_testbed.process import SupervisedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
