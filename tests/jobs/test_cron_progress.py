@@ -104,6 +104,34 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     assert newest.fired == (Fired(NOW, NOW, RULE),)
 
 
+def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet(memory, node):
+    first = node(memory)
+    holds = first.holds("a")
+    turns = CronTurns(first.progress, holds)
+    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    ((_, before),) = read_cells(memory, "report")
+    memory.delete(f"owners/{holds['a'].owner_id}")
+    with pytest.raises(LockLost):
+        turns.begin(step)
+    ((_, after),) = read_cells(memory, "report")
+    assert after == before
+
+
+def test_a_start_that_may_land_yet_does_not_start(memory, node, monkeypatch):
+    here = node(memory)
+    turns = CronTurns(here.progress, here.holds("a"))
+    step = turns.next(EACH_MINUTE, NOW, 0.0)
+
+    def sent_and_not_seen(_store, _checks, _ops):
+        raise OutcomeUnknown("it may land yet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "commit", sent_and_not_seen)
+        with pytest.raises(OutcomeUnknown):
+            turns.begin(step)
+    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW
+
+
 def test_items_that_never_ran_count_from_the_moment_they_came(memory, node):
     turns = CronTurns(node(memory).progress, node(memory).holds("a"))
     assert turns.next(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60

@@ -66,6 +66,16 @@ def test_a_leader_that_missed_a_write_is_refused_by_the_guard_and_by_the_head(me
     assert second.shares() == {"report": {"w1": ("a",), "w2": ("b",)}}
 
 
+def test_a_share_that_somebody_wrote_under_the_leader_is_not_overwritten(memory, fence):
+    ledger = ledger_of(memory, fence)
+    ledger.write([change("w1", ("a",))], fence)
+    by_hand = memory.put(keys.assigned("w1", "report"), b"by hand")
+    with pytest.raises(Conflict) as refused:
+        ledger.write([change("w1", ("a", "b"), ("a",))], fence)
+    assert [failed.key for failed in refused.value.failed] == [by_hand.key]
+    assert memory.get(by_hand.key) == by_hand
+
+
 def test_a_small_rebalance_is_one_transaction(memory, fence):
     ledger = ledger_of(memory, fence)
     ledger.write([change(f"w{i}", (f"a{i}",)) for i in range(50)], fence)

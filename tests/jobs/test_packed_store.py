@@ -83,6 +83,24 @@ def test_readers_never_see_a_mixture_while_a_set_is_rewritten(memory):
     assert all(items in versions for items in seen)
 
 
+def test_after_each_transaction_of_a_rewrite_the_set_is_the_old_or_the_new_one(memory, caplog):
+    other = {f"other-{item}" for item in BIG}
+    put(memory, BIG)
+    commit, seen = memory.commit, []
+
+    def commit_and_look(checks, ops):
+        done = commit(checks, ops)
+        seen.append(set(read(memory, "work-pool/report").packed.items))
+        return done
+
+    memory.commit = commit_and_look
+    put(memory, other, tag="w2")
+    assert BIG in seen
+    assert other in seen
+    assert all(items in (BIG, other) for items in seen)
+    assert "damaged" not in caplog.text
+
+
 def test_a_chunk_that_stays_missing_is_left_out_and_the_next_write_repairs_it(memory, caplog):
     stored, _ = put(memory, BIG)
     memory.delete(f"work-pool/report/{stored.packed.names()[0]}")

@@ -63,6 +63,15 @@ def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
     assert run.resume_due.at <= SYSTEM_CLOCK.now()
 
 
+def test_a_run_told_to_stop_in_the_middle_is_due_at_once_however_long_its_schedule_waits(start, eventually):
+    begun = threading.Event()
+    run = start(lambda context: (begun.set(), context.wait_stop()), schedule=FixedDelay(3600.0))
+    begun.wait(5)
+    run.stop()
+    eventually(lambda: run.ended)
+    assert run.resume_due.at <= SYSTEM_CLOCK.now()
+
+
 def test_stop_returns_at_once_although_a_listener_hangs(start, eventually):
     leave, begun = threading.Event(), threading.Event()
 

@@ -1,14 +1,33 @@
-"""Every planted defect: at least one for each invariant of each primitive."""
+"""Every planted defect: of each invariant of each primitive, and of the store, the backends and the jobs."""
 
 from __future__ import annotations
 
-from mutants import of_leaders, of_locks, of_meetings, of_numbers, of_persistent_locks, of_queues
+from mutants import (
+    of_embedded,
+    of_etcd,
+    of_jobs,
+    of_leaders,
+    of_locks,
+    of_meetings,
+    of_numbers,
+    of_persistent_locks,
+    of_queues,
+    of_shared_backends,
+    of_store,
+    of_zookeeper,
+)
 
 DEFECTS = (
+    *of_store.DEFECTS,
+    *of_shared_backends.DEFECTS,
+    *of_embedded.DEFECTS,
+    *of_etcd.DEFECTS,
+    *of_zookeeper.DEFECTS,
     *of_locks.DEFECTS,
     *of_leaders.DEFECTS,
     *of_persistent_locks.DEFECTS,
     *of_numbers.DEFECTS,
     *of_meetings.DEFECTS,
     *of_queues.DEFECTS,
+    *of_jobs.DEFECTS,
 )

@@ -18,15 +18,16 @@ class Defect:
     """One planted defect.
 
     Attributes:
-        primitive: whose invariant it breaks.
+        subject: whose promise it breaks: a primitive, a part of the store, a backend, a part of the job manager.
         breaks: what goes wrong, as a phrase; unique, and its name everywhere.
         file: below the package.
         old: the text to replace: there exactly once.
         new: what stands there instead.
-        tests: which tests must catch it, below ``tests``; each as pytest selects it.
+        tests: which tests must catch it, below ``tests``; each as pytest selects it. One at least is run by every
+            `make test`, see ``always``.
     """
 
-    primitive: str
+    subject: str
     breaks: str
     file: str
     old: str
@@ -48,10 +49,45 @@ class Defect:
         return source.replace(self.old, self.new)
 
 
+#: Folders of long forms, and of samples of them: `make test` runs a part of them only, which may change.
+_LONG_FORMS = ("chaos/", "faults/", "history/", "model/", "primitives/faults/")
+_SERVERS = ("etcd", "zookeeper")
+
+
+def always(test: str) -> bool:
+    """Whether `make test` runs this test every time, whichever server's turn it is.
+
+    It runs a test file on ``memory`` (and ``sqlite``) and on one real server of the day. So these are run always:
+
+    - a test without a backend among its parameters: it has none, or starts its own server, the same each time;
+    - the instance of a test on ``memory`` or ``sqlite``;
+    - a test in ``backends/<backend>``: that folder runs on its own server, in each of its versions.
+
+    And these are not, although they may be run today: the instance on a server of a test outside of those folders, and
+    the plays of the long forms, of which `make test` gives a sample.
+    """
+    if test.startswith(_LONG_FORMS):
+        return False
+    if test.startswith("backends/"):
+        return True
+    return not any(part.startswith(_SERVERS) for part in parameters(test))
+
+
+def parameters(test: str) -> list[str]:
+    """The parts between the brackets of a test's id."""
+    return test.partition("[")[2].removesuffix("]").split("-")
+
+
+def of(file: str, *names: str, on: str = "") -> tuple[str, ...]:
+    """Tests of one file, which is given below ``tests`` as in ``store/feed``; with the same parameters, if any."""
+    folder, _, stem = file.rpartition("/")
+    where = f"[{on}]" if on else ""
+    return tuple(f"{folder}/test_{stem}.py::test_{name}{where}" for name in names)
+
+
 def at(file: str, *names: str, on: str = "memory") -> tuple[str, ...]:
     """Tests of one file below ``tests/primitives``, on one backend; none for those that have no backend."""
-    where = f"[{on}]" if on else ""
-    return tuple(f"primitives/test_{file}.py::test_{name}{where}" for name in names)
+    return of(f"primitives/{file}", *names, on=on)
 
 
 def play(*what: str) -> tuple[str, ...]:

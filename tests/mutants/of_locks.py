@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.defect import Defect, at, play, schedules
+from mutants.defect import Defect, at, of, play, schedules
 
 _THREE_STORES = "test_sequence_numbers_of_three_stores_and_fifty_creators_are_unique_and_in_commit_order"
 
@@ -80,7 +80,10 @@ DEFECTS = (
         "primitives/fair/tickets.py",
         "return place.ticket.key in left and left.isdisjoint(ahead)",
         "return place.ticket.key in left and (names is not None or left.isdisjoint(ahead))",
-        ("primitives/test_lock.py::test_a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through[zookeeper]",),
+        (
+            *at("tickets", "only_names_with_ours_and_without_those_ahead_prove_that_they_are_gone", on=""),
+            *at("lock", "a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through", on="zookeeper"),
+        ),
     ),
     Defect(
         "Lock",
@@ -145,7 +148,10 @@ DEFECTS = (
         "store/session.py",
         "        return self._counted + self._ttl_s\n",
         "        return self._counted + self._ttl_s + 3.0\n",
-        play("zookeeper", "connection cut for more than the TTL", "Lock"),
+        (
+            *of("store/deadline", "the_deadline_counts_from_the_send_of_the_last_confirmed_renewal"),
+            *play("zookeeper", "connection cut for more than the TTL", "Lock"),
+        ),
     ),
     Defect(
         "Session",
@@ -153,7 +159,10 @@ DEFECTS = (
         "store/store.py",
         "Fence(token, tuple(self._scope.checks(checks)))",
         "Fence(token, tuple(self._scope.checks(checks))[:0])",
-        play("zookeeper", "holder frozen past its TTL", "LeaderLatch"),
+        (
+            *at("latch", "the_fence_holds_while_leading_and_is_refused_after"),
+            *play("zookeeper", "holder frozen past its TTL", "LeaderLatch"),
+        ),
     ),
     Defect(
         "Work",

@@ -19,6 +19,8 @@ from mutants.defect import PACKAGE, ROOT, Defect
 
 #: Seconds for one test, and for the tests of one defect.
 TEST_TIMEOUT_S, TIMEOUT_S = 45, 240.0
+#: Seconds for the tests of all defects, without one.
+BASELINE_TIMEOUT_S = 3600.0
 _TESTS_FAILED = 1
 _FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(\S+)", re.MULTILINE)
 
@@ -57,17 +59,17 @@ def overlay(defect: Defect | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(tests: Iterable[str], defect: Defect | None) -> Outcome:
+def run_tests(tests: Iterable[str], defect: Defect | None, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Run tests above the package with a defect, until the first that fails."""
     began = time.monotonic()
     with overlay(defect) as folder:
         _prove_imported(folder)
         options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly", f"--timeout={TEST_TIMEOUT_S}"]
         command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in dict.fromkeys(tests))]
-        status, output = _run(command, folder)
+        status, output = _run(command, folder, timeout_s)
     took_s = round(time.monotonic() - began, 1)
     if status is None:
-        return Outcome(caught=True, by=f"nothing ended within {TIMEOUT_S:.0f} s", took_s=took_s, output=output)
+        return Outcome(caught=True, by=f"nothing ended within {timeout_s:.0f} s", took_s=took_s, output=output)
     found = _FAILED.search(output)
     if status != _TESTS_FAILED:
         why = "every test passed" if status == 0 else f"the tests did not run: pytest's exit status is {status}"
@@ -75,7 +77,7 @@ def run_tests(tests: Iterable[str], defect: Defect | None) -> Outcome:
     return Outcome(caught=True, by=found[1] if found else "a test hung", took_s=took_s, output=output)
 
 
-def _run(command: list[str], folder: Path) -> tuple[int | None, str]:
+def _run(command: list[str], folder: Path, timeout_s: float) -> tuple[int | None, str]:
     """Exit status, None if it took too long, and what was said; no process is left."""
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(
@@ -88,7 +90,7 @@ def _run(command: list[str], folder: Path) -> tuple[int | None, str]:
             start_new_session=True,
         )
         try:
-            status = child.wait(TIMEOUT_S)
+            status = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             status = None
         finally:

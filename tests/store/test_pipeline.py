@@ -57,6 +57,18 @@ def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_
     assert len(calls.futures) == 2 * WAITERS
 
 
+def test_no_more_calls_are_in_flight_than_may_be(calls, outlet):
+    pipeline = Pipeline(calls, outlet, max_in_flight=2)
+    thread = threading.Thread(target=lambda: [pipeline.get(f"k{n}") for n in range(4)])
+    thread.start()
+    for most in (2, 3, 4):
+        thread.join(0.1)
+        assert len(calls.futures) == most
+        calls.futures[most - 2].set_result(None)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_refused_call_leaves_its_place_to_others(calls, outlet):
     pipeline = Pipeline(calls, outlet, max_in_flight=1)
     for _ in range(3):

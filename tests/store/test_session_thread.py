@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from latchwork.clock import SYSTEM_CLOCK
+from latchwork.clock import SYSTEM_CLOCK, SystemClock
 from latchwork.errors import ForkedProcess, SessionLost, Unavailable
 from latchwork.store.dispatch import as_callback, in_callback
 from latchwork.store.session import Session
@@ -46,6 +46,15 @@ class Scripted:
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+
+class JumpingClock(SystemClock):
+    """The machine's clock, which the test sets forward; who sleeps does not notice."""
+
+    ahead_s = 0.0
+
+    def now(self):
+        return super().now() + self.ahead_s
 
 
 def opened(scripted):
@@ -128,6 +137,23 @@ def test_an_answer_that_comes_after_the_deadline_does_not_bring_it_back():
         future.set_result(sent + 10)
     assert session.state == "lost"
     assert session.remaining_s() == 0
+
+
+def test_an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_bring_it_back():
+    clock = JumpingClock()
+    scripted = Scripted(ttl_s=60.0, answer="hang")
+    session = Session(scripted, clock, lambda _session: None)
+    clock.ahead_s = 50.0
+    session._wake.set()
+    while not scripted.hanging:
+        threading.Event().wait(0.001)
+    clock.ahead_s = 61.0  # its thread sleeps until the next renewal
+    sent, future = scripted.hanging[0]
+    assert session.state == "lost"
+    future.set_result(sent + 50.0)
+    assert session.state == "lost"
+    assert session.remaining_s() == 0
+    assert session.lost.wait(2)
 
 
 def test_the_server_saying_it_is_gone_loses_it_at_once():

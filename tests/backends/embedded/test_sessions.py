@@ -66,6 +66,19 @@ def test_renewal_counts_from_its_start(opened, url, clock):
     assert before <= session.renew().result() <= clock.now()
 
 
+def test_renewal_whose_write_took_long_counts_from_before_it(opened, url, clock, monkeypatch):
+    store = opened(url, clock)
+    session = open_session(store, 60)
+    write, before = store._write, clock.now()
+
+    def slow(*arguments):
+        clock.ahead_s += 5.0
+        return write(*arguments)
+
+    monkeypatch.setattr(store, "_write", slow)
+    assert before <= session.renew().result() < before + 5.0
+
+
 def test_expired_session_is_refused_before_anybody_sweeps_it(opened, url, clock):
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)

@@ -44,6 +44,20 @@ def test_opening_and_renewals_count_from_before_they_were_sent(backend):
     assert asked <= result(session.renew()) <= backend._clock.now()
 
 
+def test_a_renewal_counts_from_its_very_send(backend, monkeypatch):
+    session = result(backend.open_session(5.0, lambda: None))
+    call, sent = session.connection.call, []
+    monkeypatch.setattr(session.connection, "call", lambda *asked: sent.append(call(*asked)) or sent[-1])
+    assert result(session.renew()) == sent[0].sent_at
+
+
+def test_a_session_whose_marker_is_gone_is_lost(backend, raw, root):
+    session = result(backend.open_session(5.0, lambda: None))
+    raw.delete(f"/{root}/@s/{session.id}")
+    with pytest.raises(SessionLost, match=session.id):
+        result(session.renew())
+
+
 def test_an_expired_session_is_gone_for_ever(backend, zookeeper, raw, root):
     gone = threading.Event()
     session = result(backend.open_session(5.0, gone.set))

@@ -1,0 +1,82 @@
+"""Linearizable reads begin with a barrier on the very connection that they go through. There is no server here."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+
+from latchwork.backends.futures import drive
+from latchwork.backends.timer import Timer
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.wire import GET_DATA, OK, Reply
+from latchwork.clock import SYSTEM_CLOCK
+
+BARRIER = wire.multi([wire.check("/")])
+ALL = 10**6
+
+
+class Deaf:
+    def on_up(self):
+        pass
+
+    def on_event(self, kind, path):
+        pass
+
+    def on_expired(self):
+        return False
+
+
+def up(connection):
+    connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
+
+
+@pytest.fixture
+def connection():
+    with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
+        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, timer)
+        opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
+        up(opened)
+        yield opened
+
+
+READS = {
+    "get": lambda reader, *through: reader.get(through[0], "a/k", through[1]),
+    "get_many": lambda reader, *through: reader.get_many(through[0], ["a/k", "b"], through[1]),
+    "level": lambda reader, *through: reader.level(through[0], "a", None, None, through[1]),
+    "subtree": lambda reader, *through: reader.subtree_part(through[0], "a", None, None, through[1]),
+    "part of a subtree": lambda reader, *through: reader.subtree_part(through[0], "a", 5, "a/b", through[1]),
+    "children": lambda reader, *through: reader.children(through[0], "a", through[1]),
+    "states": lambda reader, *through: reader.states(through[0], ["a/k"], [], through[1]),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_linearizable_read_begins_with_a_barrier(connection, read):
+    drive(read(Reader(Layout("r")), connection, connection.deadline()))
+    assert connection.take(ALL)[0].payload == BARRIER
+
+
+def test_a_read_is_believed_only_behind_a_barrier_of_its_own_connection(connection):
+    read = connection.read(GET_DATA, b"")
+    (barrier,) = connection.take(1)
+    barrier.answer(Reply(OK, 50, b""))
+    connection.went_down()
+    up(connection)
+    assert connection.take(ALL) == [read]
+    assert not read.linearizable, "its barrier was answered by another server, perhaps"
+
+
+def test_a_read_whose_barrier_failed_is_not_believed(connection):
+    read = connection.read(GET_DATA, b"")
+    barrier, _ = connection.take(ALL)
+    barrier.set_exception(ConnectionLoss())
+    assert not read.linearizable
+    again = connection.read(GET_DATA, b"")
+    barrier, _ = connection.take(ALL)
+    barrier.answer(Reply(OK, 50, b""))
+    assert again.linearizable
