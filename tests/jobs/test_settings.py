@@ -127,6 +127,17 @@ def test_damaged_settings_count_as_not_set_are_reported_once_and_are_not_overwri
 # Live
 
 
+def test_a_job_that_is_disabled_when_a_node_starts_is_so_from_the_first_moment(memory, monkeypatch):
+    Control(memory).change_job("report", enabled=False)
+    mirror = memory.mirror(stored.SETTINGS)
+    monkeypatch.setattr(mirror, "on_change", lambda _listener: None)  # its first batch comes later, some time
+    monkeypatch.setattr(memory, "mirror", lambda _prefix: mirror)
+    settings = LiveSettings({"report": Job("report", work_pool=["a"], run=print, schedule=FixedDelay(1.0))})
+    settings.start(memory)
+    assert not settings.is_enabled("report")
+    settings.close()
+
+
 def test_what_is_stored_when_a_node_starts_is_no_change_of_the_schedule_and_what_comes_later_is(memory, eventually):
     Control(memory).change_job("report", schedule=Cron("0 3 * * *"))
     job = Job("report", work_pool=["a"], run=print, schedule=FixedDelay(1.0))

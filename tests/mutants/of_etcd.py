@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from mutants.defect import Defect, of
 
-_LOST = of(
-    "backends/etcd/unknown_writes",
-    "write_whose_answer_was_lost_is_told_as_it_was_and_applied_once",
-    on="etcd35-sequential",
-)
+_LOST = "write_whose_answer_was_lost_is_told_as_it_was_and_applied_once"
 
 DEFECTS = (
     Defect(
@@ -53,7 +49,9 @@ DEFECTS = (
         "backends/etcd/writing/writes.py",
         "        self._link.healthy = True\n        self.give_back(slot)\n        if not revision:\n",
         "        self._link.healthy = True\n        self.give_back(slot)\n        if revision is not None:\n",
-        _LOST,
+        tuple(
+            f"backends/etcd/test_unknown_writes.py::test_{_LOST}[etcd35-{kind}]" for kind in ("put", "create", "delete")
+        ),
     ),
     Defect(
         "etcd writes",
@@ -63,7 +61,7 @@ DEFECTS = (
         "[self.read], [self.read])",
         of(
             "backends/etcd/unknown_writes",
-            "write_delayed_in_the_network_never_lands_once_its_outcome_was_told",
+            "write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_store_is_final",
             on="etcd35",
         ),
     ),

@@ -286,8 +286,9 @@ DEFECTS = (
         '        found_s = now_s if self.rule not in {"", rule} else self.through\n',
         "        found_s = self.through\n",
         of(
-            "jobs/cron_progress",
-            "a_schedule_that_comes_back_owes_nothing_of_the_time_it_was_away",
+            "jobs/fires",
+            "fire_times_from_before_a_schedule_came_into_force_are_none_of_it",
+            on="before0-None-600.0",
         ),
     ),
     Defect(
@@ -309,11 +310,11 @@ DEFECTS = (
     ),
     Defect(
         "Settings",
-        "a disabled job runs on a node that starts later",
+        "a disabled job runs for a moment on a node that starts",
         "jobs/options/live.py",
         "        self._settings = self._usable(self._reader.read(store.list(stored.SETTINGS, recursive=True)))\n",
         "        self._settings = self._usable(Settings())\n",
-        of("jobs/settings", "what_is_stored_when_a_node_starts_is_no_change_of_the_schedule_and_what_comes_later_is"),
+        of("jobs/settings", "a_job_that_is_disabled_when_a_node_starts_is_so_from_the_first_moment"),
     ),
     Defect(
         "Settings",

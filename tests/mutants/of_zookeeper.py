@@ -7,11 +7,11 @@ from mutants.defect import Defect, of
 DEFECTS = (
     Defect(
         "ZooKeeper writes",
-        "a write that has landed is sent again",
+        "a write that later ones have overtaken counts as applied",
         "backends/zookeeper/connection.py",
-        "found is not None and call.number > reached and not call.done()]",
-        "found is not None and call.number >= reached and not call.done()]",
-        of("backends/zookeeper/connection", "evidence_of_its_own_number_means_applied_then_and_there"),
+        "            if found is not None and call.number == reached:\n",
+        "            if found is not None and call.number <= reached:\n",
+        of("backends/zookeeper/connection", "a_lower_number_sends_it_again_and_a_higher_one_leaves_it_unknown"),
     ),
     Defect(
         "ZooKeeper writes",
@@ -61,7 +61,7 @@ DEFECTS = (
         "backends/zookeeper/plan.py",
         "        if not self.known.fresh:\n            raise NeedStates\n        raise Conflict(message, [failed])\n",
         "        raise Conflict(message, [failed])\n",
-        of("backends/zookeeper/versions", "at_of_a_stale_read_is_decided_by_a_fresh_one"),
+        of("backends/zookeeper/versions", "what_is_remembered_of_a_key_is_no_verdict"),
     ),
     Defect(
         "ZooKeeper checks",

@@ -105,6 +105,15 @@ def test_at_of_a_stale_read_is_decided_by_a_fresh_one(backend, other):
     refused(backend, stale)
 
 
+def test_what_is_remembered_of_a_key_is_no_verdict(backend, other):
+    put(backend, "absent", b"1")
+    put(backend, "created", b"1")
+    for key in ("absent", "created"):
+        result(other.commit([], [Delete(key)]))
+    done = result(backend.commit([Absent("absent")], [Create("created", b"2")]))
+    assert [entry.key for entry in done.entries] == ["created"]
+
+
 def test_at_holds_while_others_delete_in_the_same_bucket(backend, other):
     """A deletion elsewhere makes the guard fail; that is answered by reading again, never by a Conflict."""
     entry = put(backend, "k")
