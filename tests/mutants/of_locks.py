@@ -51,7 +51,7 @@ DEFECTS = (
         "Lock",
         "a wait that timed out leaves its ticket behind",
         "primitives/fair/turns.py",
-        "        if not has_turn:\n            queue.leave(place)\n",
+        "        if not has_turn:\n            await queue.leave(place)\n",
         "        pass\n",
         at("lock", "a_timeout_names_the_holder_and_leaves_nothing_behind"),
     ),
@@ -59,7 +59,7 @@ DEFECTS = (
         "Lock",
         "a waiter goes ahead although the others before it are still there",
         "primitives/fair/turns.py",
-        "        if alone or queue.are_gone(place, ahead[:-1], waiter.beside):\n",
+        "        if alone or await queue.are_gone(place, ahead[:-1], waiter.beside):\n",
         "        if ahead:\n",
         at("lock", "a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through"),
     ),
@@ -89,8 +89,8 @@ DEFECTS = (
         "Lock",
         "every waiter watches the holder",
         "primitives/fair/turns.py",
-        "not until_over(ahead[-1], blocks, waiter, patience, beside=not alone)",
-        "not until_over(ahead[0], blocks, waiter, patience, beside=not alone)",
+        "not await until_over(ahead[-1], blocks, waiter, patience, beside=not alone)",
+        "not await until_over(ahead[0], blocks, waiter, patience, beside=not alone)",
         at("lock", "each_waiter_watches_exactly_the_one_before_it_and_one_wakes"),
     ),
     Defect(
@@ -216,36 +216,36 @@ DEFECTS = (
         "ReadWriteLock",
         "a downgrade is written without its fence",
         "primitives/fair/rwlock.py",
-        "self._store.commit([hold.place.fence], [Put(ticket.key, shared)])",
-        "self._store.commit([], [Put(ticket.key, shared)])",
+        "self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])",
+        "self._store.commit, [], [Put(ticket.key, shared)])",
         at("rwlock", "a_downgrade_of_a_ticket_that_is_gone_is_refused_and_writes_nothing"),
     ),
     Defect(
         "ReadWriteLock",
         "a downgrade is written before the writer calls itself a reader",
         "primitives/fair/rwlock.py",
-        "        self.hand_to_other(hold)  # first: once this is written others may read, before we hear that it was\n"
+        "        await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it\n"
         "        try:\n"
-        "            self._store.commit([hold.place.fence], [Put(ticket.key, shared)])\n",
+        "            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])\n",
         "        try:\n"
-        "            self._store.commit([hold.place.fence], [Put(ticket.key, shared)])\n"
-        "            self.hand_to_other(hold)\n",
+        "            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])\n"
+        "            await self.hand_to_other(hold)\n",
         ("schedules/test_rwlock.py::test_a_downgraded_writer_says_so_before_anybody_else_can_read",),
     ),
     Defect(
         "Semaphore",
         "the size is not checked in the transaction that takes a lease",
         "primitives/fair/semaphore.py",
-        "self._store.commit([At(size), place.fence], ",
-        "self._store.commit([place.fence], ",
+        "self._store.commit, [At(size), place.fence], ",
+        "self._store.commit, [place.fence], ",
         at("semaphore", "a_size_that_shrinks_between_look_and_write_gives_no_lease"),
     ),
     Defect(
         "Semaphore",
         "a lease is taken without the ticket's fence",
         "primitives/fair/semaphore.py",
-        "self._store.commit([At(size), place.fence], ",
-        "self._store.commit([At(size)], ",
+        "self._store.commit, [At(size), place.fence], ",
+        "self._store.commit, [At(size)], ",
         at("semaphore", "who_slept_until_its_ticket_was_gone_gets_no_lease"),
     ),
     Defect(

@@ -17,8 +17,8 @@ DEFECTS = (
         "Counter",
         "a change does not check what it read",
         "primitives/numbers/cell.py",
-        "self._store.commit([*checks, now.check], ",
-        "self._store.commit([*checks], ",
+        "self._store.commit, [*checks, now.check], ",
+        "self._store.commit, [*checks], ",
         at("counter", "a_change_of_another_between_read_and_write_is_not_lost"),
     ),
     Defect(
@@ -58,7 +58,8 @@ DEFECTS = (
         "an id is taken before its record is written",
         "primitives/numbers/cell.py",
         "[Put(self._key, now.changed(after, nonce)), *ops])\n",
-        "[Put(self._key, now.changed(after, nonce))])\n        _ = ops and self._store.commit([], list(ops))\n",
+        "[Put(self._key, now.changed(after, nonce))])\n"
+        "        _ = ops and await ask(self._store.commit, [], list(ops))\n",
         at("sequence", "a_record_that_is_there_already_is_a_conflict_and_takes_no_id"),
     ),
     Defect(
@@ -89,8 +90,8 @@ DEFECTS = (
         "RateLimiter",
         "two take the same permit",
         "primitives/numbers/rate_limiter.py",
-        "self._store.commit([At(entry)], [put, *ops])",
-        "self._store.commit([], [put, *ops])",
+        "self._store.commit, [At(entry)], [put, *ops])",
+        "self._store.commit, [], [put, *ops])",
         at("rate_limiter", "two_that_see_the_same_free_permit_do_not_both_get_it"),
     ),
     Defect(

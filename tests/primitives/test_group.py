@@ -19,6 +19,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group
 from latchwork.primitives.group.views import View, ViewLog
+from latchwork.store.steps import run
 
 TTL_S = 1.0
 
@@ -218,12 +219,12 @@ def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect, monkeyp
 
     def second(checks, ops):
         other.put("web/members/b", b"{}")
-        theirs._propose()
+        run(theirs._propose())
         return commit(checks, ops)
 
     other.put("web/members/a", b"{}")
     monkeypatch.setattr(store, "commit", second)
-    mine._propose()
+    run(mine._propose())
     log = ViewLog.of(other.get("web/views"))
     assert (log.number, sorted(log.bodies)) == (1, ["a", "b"])
     mine.close()
@@ -313,7 +314,7 @@ def test_a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind
 
     monkeypatch.setattr(store, "commit", closed_as_the_answer_is_lost)
     group.start()
-    group._thread.join(30.0)
+    group._background.thread.join(30.0)
     group.close()
     assert cuts
     assert store.session.remaining_s() > 0.0

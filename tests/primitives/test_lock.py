@@ -542,7 +542,13 @@ def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
 ):
     """One client stands for all 200: what it asks during one hand-over is what all of them ask."""
     asked, woken, follow = [], [], Waiter.follow
-    monkeypatch.setattr(Waiter, "follow", lambda *args, **how: (follow(*args, **how), woken.append(args))[0])
+
+    async def noted(*args, **how):
+        found = await follow(*args, **how)
+        woken.append(args)
+        return found
+
+    monkeypatch.setattr(Waiter, "follow", noted)
     first, waiting_store = Lock(store, "orders"), connect()
     first.acquire(5.0)
     locks = [Lock(waiting_store, "orders") for _ in range(200)]

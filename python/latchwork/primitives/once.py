@@ -35,6 +35,7 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_name, 
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
+from latchwork.store.steps import ask, called, driven, steps_of
 from latchwork.types import Absent, At, Create, Put
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Once:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
+    @driven
+    async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
         """Run the function if nobody has; otherwise wait for its outcome.
 
         What a function does after ``work`` has told it to stop may be half done: if it ends then, whether it returns or
@@ -121,50 +123,56 @@ class Once:
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
         patience = Patience(self._store.clock, timeout_s)
         while True:
-            with self._waits.begin(patience.left_s()) as (waiter, _):
-                entry = self._have_outcome(fn, waiter, patience)
+            async with self._waits.begin(patience.left_s()) as (waiter, _):
+                entry = await self._have_outcome(fn, waiter, patience)
                 if entry is not None:
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
             if patience.is_over:
-                raise WaitTimeout(f"{self._what} is still run by {self._runner()}; wait longer, or ask them")
+                raise WaitTimeout(f"{self._what} is still run by {await self._runner()}; wait longer, or ask them")
 
-    def _have_outcome(self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience) -> Entry | None:
+    async def _have_outcome(
+        self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
+    ) -> Entry | None:
         """The outcome, here or of others; None when time is over, or it was reset as soon as it was there."""
-        entry = waiter.keep_trying(self._outcome, patience)
+        entry = await waiter.keep_trying(self._outcome, patience)
         if entry is not None:
             return entry
-        place = self._await_turn(waiter, patience)
+        place = await self._await_turn(waiter, patience)
         try:
-            entry = waiter.keep_trying(self._outcome, patience)
-            return self._run(fn, place) if entry is None and place is not None else entry
+            entry = await waiter.keep_trying(self._outcome, patience)
+            return await self._run(fn, place) if entry is None and place is not None else entry
         finally:
             if place is not None:
-                self._queue.leave(place)
+                await self._queue.leave(place)
 
-    def outcome(self) -> bytes | None:
+    @driven
+    async def outcome(self) -> bytes | None:
         """The result, None while there is none. Runs nothing.
 
         Raises:
             OnceFailed: it failed.
         """
         self._waits.check()
-        entry = self._outcome()
+        entry = await self._outcome()
         return None if entry is None else _result(entry, self._what)
 
-    def runner(self) -> Ticket | None:
+    @driven
+    async def runner(self) -> Ticket | None:
         """Who runs it now, None if nobody does."""
-        return next(iter(self._queue.tickets()), None)
+        return next(iter(await self._queue.tickets()), None)
 
-    def waiters(self) -> list[Ticket]:
+    @driven
+    async def waiters(self) -> list[Ticket]:
         """Who would run it next, in order."""
-        return self._queue.tickets()[1:]
+        return (await self._queue.tickets())[1:]
 
-    def reset(self) -> None:
+    @driven
+    async def reset(self) -> None:
         """Forget the outcome: the next ``run`` runs it anew. Who waits now may get the old or the new outcome."""
         self._waits.check()
-        self._store.delete(self._starts_key)
-        self._store.delete(self._outcome_key)
+        await ask(self._store.delete, self._starts_key)
+        await ask(self._store.delete, self._outcome_key)
 
     def close(self) -> None:
         """Call off who waits through this object. From any thread; twice is fine."""
@@ -172,13 +180,12 @@ class Once:
 
     # Waiting
 
-    def _outcome(self) -> Entry | None:
-        return self._store.get(self._outcome_key)
+    async def _outcome(self) -> Entry | None:
+        entry: Entry | None = await ask(self._store.get, self._outcome_key)
+        return entry
 
-    def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
         """Our place once nobody is before us; None when there is an outcome first, or no more time."""
-        if patience.is_over and self._queue.tickets():
-            return None  # a single try: do not even queue
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
@@ -187,80 +194,72 @@ class Once:
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)
             try:
-                return take_turn(self._queue, turn, patience)
+                return await take_turn(self._queue, turn, patience)
             except (Unavailable, OutcomeUnknown):
                 if turn.is_off and not waiter.is_off:
                     return None  # we could not even queue, and need not any more
                 raise
 
-    def _runner(self) -> str:
+    async def _runner(self) -> str:
         try:
-            return str(self.runner() or "nobody now, though it was")
+            return str(await steps_of(self.runner)() or "nobody now, though it was")
         except LatchworkError:
             return "others"
 
     # Running
 
-    def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
+    async def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
         """Being the first in the queue, and seeing no outcome, make one."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
-            starts = waiter.keep_trying(lambda: self._count_start(place), patience)
+            starts = await waiter.keep_trying(lambda: self._count_start(place), patience)
         if starts > self._most:
-            return self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
+            return await self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
         while True:
-            entry = self._run_once(fn, place) or self._after_stop(place)
+            entry = await self._run_once(fn, place) or await self._after_stop(place)
             if entry is not None:
                 return entry
             self._waits.check()
 
-    def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
+    async def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
         """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
-        session = place.session
-        ownership = Ownership(
-            self._what,
-            place.fence,
-            ttl_s=session.ttl_s,
-            remaining_s=session.remaining_s,
-            error=LockLost,
-            clock=self._store.clock,
-        )
+        ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
         try:
-            with ownership.guard_work() as work:
-                value = self._called(fn, work)
+            value = await self._called(fn, ownership.guard_work())
         except _ToldToStop as stop:
             _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
         except Exception as error:
             failure = self._failure(type(error).__name__, str(error))
-            entry = self._record(place, failure)
+            entry = await self._record(place, failure)
             if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
                 return entry
             raise OnceFailed(f"{self._what} has failed here: {error!r}; reset it to have it run again") from error
         finally:
             ownership.end()
-        return self._record(place, self._body({"ok": True}, value))
+        return await self._record(place, self._body({"ok": True}, value))
 
-    def _after_stop(self, place: Place) -> Entry | None:
+    async def _after_stop(self, place: Place) -> Entry | None:
         """Wait until the session was renewed or has ended: None to run it again, or what others have recorded."""
         session, patience = place.session, Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
-                waiter.pause(left_s)
+                await waiter.pause(left_s)
             if left_s > 0.0:
                 return None
             try:
-                entry = waiter.keep_trying(self._outcome, patience)
+                entry = await waiter.keep_trying(self._outcome, patience)
             except SessionLost as error:
                 raise self._lost() from error
         if entry is None:
             raise self._lost()
         return entry
 
-    def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+    async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
         self._running.here = True
+        work.begin()
         try:
-            value: object = fn(work)
+            value: object = await called(fn, work)
         except Exception as error:
             if work.is_stopped:
                 raise _ToldToStop from error
@@ -269,6 +268,7 @@ class Once:
             raise
         finally:
             self._running.here = False
+            await work.finish()
         if work.is_stopped:
             raise _ToldToStop
         if value is None:
@@ -279,10 +279,10 @@ class Once:
             raise ValueTooLarge(f"the result of {self._what} has {len(value):,} bytes, at most {MAX_VALUE_BYTES:,} fit")
         return value
 
-    def _count_start(self, place: Place) -> int:
+    async def _count_start(self, place: Place) -> int:
         """Count this start once; which one it is."""
         while True:
-            entry = self._store.get(self._starts_key)
+            entry = await ask(self._store.get, self._starts_key)
             before = read_body(entry.value) if entry is not None else {}
             starts = before.get("starts", 0)
             if not isinstance(starts, int):
@@ -292,34 +292,36 @@ class Once:
             check = Absent(self._starts_key) if entry is None else At(entry)
             body = write_body({"starts": starts + 1, "nonce": place.nonce})
             try:
-                self._store.commit([place.fence, check], [Put(self._starts_key, body)])
+                await ask(self._store.commit, [place.fence, check], [Put(self._starts_key, body)])
             except Conflict as error:
-                self._refuse_lost(place, error)
+                await self._refuse_lost(place, error)
             else:
                 return starts + 1
 
-    def _record(self, place: Place, body: bytes) -> Entry:
+    async def _record(self, place: Place, body: bytes) -> Entry:
         """Record the outcome, if there is none yet; what is recorded."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             try:
-                return waiter.keep_trying(lambda: self._create(place, body), patience)
+                return await waiter.keep_trying(lambda: self._create(place, body), patience)
             except SessionLost as error:
                 raise self._lost() from error
 
-    def _create(self, place: Place, body: bytes) -> Entry:
+    async def _create(self, place: Place, body: bytes) -> Entry:
         while True:
             try:
-                done = self._store.commit([place.fence], [Create(self._outcome_key, body)])
+                done = await ask(self._store.commit, [place.fence], [Create(self._outcome_key, body)])
                 return done.entries[0]
             except Conflict as error:
-                there = self._outcome()  # ours, if an answer was lost; or of who ran it when we had lost our session
+                there = (
+                    await self._outcome()
+                )  # ours, if an answer was lost; or of who ran it when we had lost our session
                 if there is not None:
                     return there
-                self._refuse_lost(place, error)
+                await self._refuse_lost(place, error)
 
-    def _refuse_lost(self, place: Place, error: Conflict) -> None:
-        if place.session.remaining_s() <= 0.0 or self._store.get(place.ticket.key) is None:
+    async def _refuse_lost(self, place: Place, error: Conflict) -> None:
+        if place.session.remaining_s() <= 0.0 or await ask(self._store.get, place.ticket.key) is None:
             raise self._lost() from error
 
     def _lost(self) -> LockLost:

@@ -11,11 +11,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Slow callbacks of more listeners than this delay the others.
 POOL_SIZE = 16
@@ -53,6 +56,10 @@ class Dispatcher:
     def outlet(self) -> Outlet:
         """A new outlet; it goes on after ``close``, and after ``close_outlets`` in the threads that give it calls."""
         return Outlet(self._futures)
+
+    def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Make a call in a pool thread, not as a callback: nobody waits for it there."""
+        return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
         """Start nothing more in lanes; callbacks that run now go on to their end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from latchwork.store.steps import driven
 from latchwork.store.watch import Batch, Feed, Inbox
 from latchwork.types import Change, Entry
 
@@ -65,18 +66,18 @@ class Mirror(Feed, Mapping[str, Entry]):
         """Seconds since the state was last known to be current; infinite before the first state."""
         return max(0.0, self._clock.now() - self._tracker.as_of)
 
-    def ready(self, timeout_s: float | None = None) -> Mirror:
+    @driven
+    async def ready(self, timeout_s: float | None = None) -> Mirror:
         """Wait for the first state; the mirror itself.
 
         Raises:
             WaitTimeout: it did not come in time.
             Closed: the mirror or its store was closed.
         """
-        with self._changed:
-            self._await(lambda: self._tracker.ready, timeout_s, "the first state")
-        return self
+        return await self._await(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
 
-    def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
+    @driven
+    async def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
         """Wait until the predicate, asked after each change in this thread, is true.
 
         Raises:
@@ -90,8 +91,7 @@ class Mirror(Feed, Mapping[str, Entry]):
             if self._tracker.ready and predicate(self):
                 return
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
-            with self._changed:
-                self._await(lambda seen=seen: self._version != seen, left, "the awaited state")  # type: ignore[misc]
+            await self._await(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
 
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
         """Call ``fn`` with each batch of changes, in order, on the store's callback pool; the first is the state now.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, SessionLost
 from latchwork.store.dispatch import as_callback
+from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Session:
         self.id = backend.id
         self.ttl_s = backend.ttl_s
         self.token = backend.token
-        self.lost = threading.Event()
+        self.lost: Signal = Signal()
         self._backend = backend
         self._clock = clock
         self._on_end = on_end

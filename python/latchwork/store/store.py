@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.errors import LockLost, OwnershipLost, Unavailable
@@ -342,6 +343,13 @@ class Store:
         used = backend if self._limit is None else LimitedCalls(backend, self._limit)
         return Calls(used, self._scope, self._core.gate)
 
+    def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+        """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
+        if hasattr(Calls, method):
+            future: Future[Any] = getattr(self._calls_in_flight(), method)(*args, **options)
+            return future
+        return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # has no answer of its own
+
     def _ready(self, mirror: Mirror) -> Mirror:
         timeout_s = self._core.call_timeout_s
         try:
@@ -361,6 +369,10 @@ class Store:
         """The primary session, opened on first use, and anew on the next use after it was lost."""
         self._core.gate.check()
         return self._core.primary()
+
+    def primary_session(self) -> Session:
+        """The same as ``session``, as a call: for protocols."""
+        return self.session
 
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.backends.base import Broken, Delta, WatchEvent
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.feed import Tracker
+from latchwork.store.steps import Bell, driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Batch = tuple[Change, ...]
 
 
@@ -63,7 +64,7 @@ class Feed:
         self.prefix = prefix
         self._scope = scope
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = Bell()
         self._tracker = Tracker(keep_values=keep_values)
         self._error: LatchworkError | None = None
         self._beside: tuple[str, ...] | None = None
@@ -91,7 +92,7 @@ class Feed:
             if self._scope.prefix:
                 changes = [self._scope.change(change) for change in changes]
             self._deliver(changes)
-            self._changed.notify_all()
+            self._changed.ring()
         self._after(changes)
         if isinstance(event, Broken):
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
@@ -102,7 +103,7 @@ class Feed:
             if self._closed:
                 return
             self._closed = True
-            self._changed.notify_all()
+            self._changed.ring()
         if self._backend is not None:
             self._backend.close()
         self._on_close(self)
@@ -113,8 +114,8 @@ class Feed:
     def _after(self, changes: list[Change]) -> None:
         """Signal listeners; called without the lock."""
 
-    def _await(self, is_true: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        """Wait, with the lock held, until the condition is true.
+    async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
+        """Wait until the condition is true, then take what was waited for; both are called with the mutex held.
 
         Raises:
             WaitTimeout: it did not come true in time.
@@ -125,13 +126,17 @@ class Feed:
             msg = f"timeout_s must be None or a number of seconds, not {timeout_s!r}"
             raise ValueError(msg)
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
-        while not is_true():
-            self._refuse_ended()
+        while True:
+            with self._changed:
+                if is_true():
+                    return take()
+                self._refuse_ended()
+                rings = self._changed.rings
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
                 msg = f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s"
                 raise WaitTimeout(msg)
-            self._clock.wait_condition(self._changed, left)
+            await self._changed.rung(rings, self._clock, left)
 
     def _refuse_ended(self) -> None:
         if self._error is not None:
@@ -176,7 +181,8 @@ class Watch(Feed):
         """Of a leaf that has gone: the names beside it, all of one state without it, unsorted; None if not read."""
         return self._beside
 
-    def next(self, timeout_s: float | None = None) -> Batch:
+    @driven
+    async def next(self, timeout_s: float | None = None) -> Batch:
         """The next batch; waits for it.
 
         Args:
@@ -186,9 +192,7 @@ class Watch(Feed):
             Closed: the watch or its store was closed.
             PermissionDenied: the account may not read here any more.
         """
-        with self._changed:
-            self._await(lambda: self._inbox.filled, timeout_s, "a change")
-            return self._inbox.take()
+        return await self._await(lambda: self._inbox.filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
         """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.

@@ -14,7 +14,6 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +23,8 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Ticket, TicketQueue, is_ticket, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Home, Patience, check_bytes, check_name, check_node_id
-from latchwork.primitives.waiting.work import Work, run_guarded
+from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Put
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class Election:
     def __repr__(self) -> str:
         return f"<Election {self.name!r} {self.node_id!r}>"
 
-    def campaign(self, value: bytes = b"", *, timeout_s: float | None = None) -> Term:
+    @driven
+    async def campaign(self, value: bytes = b"", *, timeout_s: float | None = None) -> Term:
         """Queue, and wait to be elected.
 
         Args:
@@ -107,6 +108,9 @@ class Election:
             LatchworkError: this is a callback, which must not wait.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
+        return await self._campaign(value, timeout_s)
+
+    async def _campaign(self, value: bytes, timeout_s: float | None) -> Term:
         self._refuse_closed()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
@@ -114,13 +118,14 @@ class Election:
             self._refuse_closed()
             self._seats.add(seat)
         try:
-            seat.acquire(timeout_s)
+            await seat.have(timeout_s)
         except BaseException:
-            seat.close()
+            await seat.give_up()
             raise
         return Term(self, seat)
 
-    def run(
+    @driven
+    async def run(
         self,
         fn: Callable[[Term, Work], T],
         value: bytes = b"",
@@ -145,22 +150,26 @@ class Election:
             Exception: whatever ``fn`` raises.
         """
         while True:
-            term = self.campaign(value, timeout_s=timeout_s)
-            with closing(term):
+            term = await self._campaign(value, timeout_s)
+            try:
                 try:
                     work = term.guard_work(margin_s)
                 except NotLeader:
                     continue
-                for result in run_guarded(work, partial(fn, term)):
+                for result in await run_guarded(work, partial(fn, term)):
                     return result
+            finally:
+                await steps_of(term.close)()
 
-    def leader(self) -> Leader | None:
+    @driven
+    async def leader(self) -> Leader | None:
         """Who leads now as the store knows it, or None. Needs no campaign."""
-        return next(iter(self.candidates()), None)
+        return next(iter(await self._candidates()), None)
 
-    def candidates(self) -> list[Leader]:
+    @driven
+    async def candidates(self) -> list[Leader]:
         """All campaigns in the order in which they will lead, the leader first; may be empty."""
-        return [Leader.of(ticket) for ticket in self._queue.tickets()]
+        return await self._candidates()
 
     def observe(self) -> Observer:
         """Follow who leads, and with which value. Close it when done: it outlives this object. Needs no campaign.
@@ -171,7 +180,8 @@ class Election:
         self._refuse_closed()
         return Observer(self._store, self.name)
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
@@ -179,7 +189,10 @@ class Election:
             self._closed = True
             seats = list(self._seats)
         for seat in seats:
-            seat.close()
+            await seat.give_up()
+
+    async def _candidates(self) -> list[Leader]:
+        return [Leader.of(ticket) for ticket in await self._queue.tickets()]
 
     def _refuse_closed(self) -> None:
         self._home.check()
@@ -193,7 +206,7 @@ class Election:
             self._seats.discard(seat)
 
 
-class Term:
+class Term(GuardsWork):
     """One time of leading: from an election until it is resigned or lost. Get it from ``Election.campaign``.
 
     Safe to share between threads. ``with`` resigns at the end.
@@ -244,37 +257,33 @@ class Term:
         """Call ``fn()`` when the term is lost, not when it is resigned. Returns what ends that."""
         return self._seat.on_lost(fn)
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before the term can end: ``with term.guard_work() as work:``.
-
-        Args:
-            margin_s: how long before; None takes a tenth of the session's TTL.
-        Raises:
-            NotLeader: the term is over.
-        """
-        return self._seat.guard_work(margin_s)
-
-    def proclaim(self, value: bytes) -> None:
+    @driven
+    async def proclaim(self, value: bytes) -> None:
         """Announce another value without another election.
 
         Raises:
             NotLeader: the term is over; nothing was announced.
             Unavailable, OutcomeUnknown: as for any write; to announce it again does no harm.
         """
-        self._seat.proclaim(value)
+        await self._seat.proclaim(value)
 
-    def resign(self) -> None:
+    @driven
+    async def resign(self) -> None:
         """End the term; the next campaign is elected. Once it was resigned or closed, nothing happens.
 
         Raises:
             NotLeader: it had been lost, to the knowledge of the store if not to ours.
         """
         if not self._seat.is_over:
-            self._seat.release()
+            await self._seat.resign()
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """End the term, lost or not."""
-        self._seat.close()
+        await self._seat.give_up()
+
+    def _owned(self) -> Ownership:
+        return self._seat.owned()
 
 
 class Observer:
@@ -306,7 +315,8 @@ class Observer:
         except Closed:
             raise StopIteration from None
 
-    def next(self, timeout_s: float | None = None) -> Leader | None:
+    @driven
+    async def next(self, timeout_s: float | None = None) -> Leader | None:
         """The next leader or value.
 
         Args:
@@ -318,7 +328,7 @@ class Observer:
         """
         patience = Patience(self._clock, timeout_s)
         while True:
-            self._fold(self._watch.next(patience.left_s()))
+            self._fold(await steps_of(self._watch.next)(patience.left_s()))
             leader = self._tickets[min(self._tickets)] if self._tickets else None
             if self._first or leader != self._told:
                 self._first, self._told = False, leader
@@ -356,34 +366,38 @@ class _Seat(SessionLock):
         self._on_over = on_over
         self.is_over = False
 
-    def proclaim(self, value: bytes) -> None:
+    def owned(self) -> Ownership:
+        return self._owned()
+
+    async def have(self, timeout_s: float | None) -> None:
+        await self._acquire(timeout_s)
+
+    async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
         place = self._held().place
         body = {**read_body(place.ticket.value), **_value_body(value)}
         try:
-            self._store.commit([place.fence], [Put(place.ticket.key, write_body(body))])
+            await ask(self._store.commit, [place.fence], [Put(place.ticket.key, write_body(body))])
         except Conflict as error:
             raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
 
-    def release(self) -> None:
+    async def resign(self) -> None:
         self._home.check()
         self.is_over = True
         try:
-            super().release()
+            await self._release()
         finally:
             self._on_over(self)
 
-    def close(self) -> None:
+    async def give_up(self) -> None:
         self.is_over = True
         try:
-            super().close()
+            await self._close()
         finally:
             self._on_over(self)
 
-    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
-        if patience.is_over and self._queue.tickets():
-            return None  # a single try: do not even queue
-        return take_turn(self._queue, waiter, patience, body=_value_body(self._value))
+    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        return await take_turn(self._queue, waiter, patience, body=_value_body(self._value))
 
 
 def _value_body(value: bytes) -> dict[str, object]:

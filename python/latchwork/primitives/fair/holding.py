@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, SessionLost, WaitTimeout
-from latchwork.primitives.waiting.common import Home, Patience, listen, lost_by_fork, refuse_in_callback
-from latchwork.primitives.waiting.waiter import Waiter, open_session
-from latchwork.primitives.waiting.work import Ownership
+from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
+from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.steps import driven, run
 
 if TYPE_CHECKING:
     from latchwork.primitives.fair.tickets import Place, TicketQueue
-    from latchwork.primitives.waiting.work import Work
     from latchwork.store.session import Session
     from latchwork.store.store import Store
     from latchwork.types import Fence
@@ -44,15 +45,7 @@ class Hold:
         self.waiter = waiter
         self.depth = 1
         self.given_back = threading.Event()
-        session = place.session
-        self.ownership = Ownership(
-            owner.what,
-            place.fence,
-            ttl_s=session.ttl_s,
-            remaining_s=session.remaining_s,
-            error=owner.error,
-            clock=owner.clock,
-        )
+        self.ownership = Ownership.by_session(owner.what, place.fence, place.session, owner.clock, owner.error)
         self.unlisten: Callable[[], None] = lambda: None
 
     @property
@@ -65,7 +58,7 @@ class Hold:
         return self.ownership.remaining_s()
 
 
-class SessionLock(ABC):
+class SessionLock(GuardsWork):
     """The common part of the locks that live by a session. Safe to share between threads; see ``Lock``.
 
     Args:
@@ -94,23 +87,20 @@ class SessionLock(ABC):
         self.clock = store.clock
         self.what = what
         self._queue = queue
-        self._given = session
+        self._waits = Waits(store, what, session)
+        self._home = self._waits.home
         self._reentrant = reentrant
         self._several = several
-        self._home = Home(what)
         self._lock = threading.Lock()
         self._holds: list[Hold] = []
-        self._waiters: set[Waiter] = set()
         self._mine = threading.local()
         self._listeners: dict[object, Callable[[], None]] = {}
-        self._closed = False
-        self._closing = threading.Event()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Fence:
-        hold = self._acquire(None)
+        hold = run(self._acquire(None))
         entered = self._mine.__dict__.setdefault("entered", [])
         entered.append(hold)
         return hold.place.fence
@@ -121,13 +111,14 @@ class SessionLock(ABC):
         if hold.given_back.is_set():
             return  # released inside the block, or closed
         try:
-            hold.owner.end(hold)
+            run(hold.owner.end(hold))
         except (OwnershipLost, ForkedProcess) as error:
             if exc_type is None:
                 raise
             _log.warning("%s is not released, and its work failed: %s", self.what, error)
 
-    def acquire(self, timeout_s: float | None = None) -> Fence:
+    @driven
+    async def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for it and return proof of ownership.
 
         Holding it does not stop a paused process from writing late: pass the fence to every write that matters.
@@ -148,9 +139,10 @@ class SessionLock(ABC):
         Source:
             docs/design/0008.
         """
-        return self._acquire(timeout_s).place.fence
+        return (await self._acquire(timeout_s)).place.fence
 
-    def release(self) -> None:
+    @driven
+    async def release(self) -> None:
         """Give back what this thread holds; from a thread that holds nothing, what the object holds if that is one.
 
         The next can have it at once. When the server cannot be reached that goes on in the background, and the session
@@ -160,21 +152,12 @@ class SessionLock(ABC):
             LockLost: it had run out, was ended by somebody else, or is not held.
             LatchworkError: this thread holds nothing, and several others do.
         """
-        self._home.check()
-        self.end(self._to_release())
+        await self._release()
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        if self._home.is_foreign:
-            return
-        with self._lock:
-            self._closed = True
-            self._closing.set()
-            holds, waiters = list(self._holds), list(self._waiters)
-        for waiter in waiters:
-            waiter.call_off()
-        for hold in holds:
-            self._give_back(hold)
+        await self._close()
 
     @property
     def fence(self) -> Fence:
@@ -205,51 +188,45 @@ class SessionLock(ABC):
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time a hold is lost: stop what it protected. Not on release. Returns what ends that."""
-        self._refuse_unusable()
+        self._waits.check()
         return listen(self._listeners, fn)
-
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
-
-        Args:
-            margin_s: how long before; None takes a tenth of the session's TTL.
-        Raises:
-            LockLost: it is not held.
-        """
-        return self._held().ownership.guard_work(margin_s)
 
     # For those who say what it is.
 
     @abstractmethod
-    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         """Have it, or None when the time is over or the waiter was called off; then nothing is left behind."""
 
-    def _before(self) -> None:  # noqa: B027 - most have nothing to refuse
+    def _before(self) -> None:
         """Refuse an acquisition that makes no sense."""
 
     # Having it
 
-    def _acquire(self, timeout_s: float | None) -> Hold:
+    async def _acquire(self, timeout_s: float | None) -> Hold:
         self._home.check()
-        patience = Patience(self.clock, timeout_s)
         again = self._again()
         if again is not None:
             return again
-        refuse_in_callback(self.what, timeout_s)
         self._before()
-        session = open_session(self._store, self._given, self.what, patience, self._closing)
-        waiter = Waiter(self._store, session)
-        hold: Hold | None = None
-        try:
-            place = self._wait_with(waiter, patience)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            place = await self._take(waiter, patience)
             if place is None:
-                self._refuse_closed(session, None)
-                raise WaitTimeout(self._timed_out(timeout_s))
-            hold = self._had(place, waiter)
-        finally:
-            if hold is None:
-                waiter.close()
-        return hold
+                self._waits.refuse_closed(waiter)
+                raise WaitTimeout(await self._timed_out(timeout_s))
+            return await self._had(place, waiter)
+
+    async def _release(self) -> None:
+        self._home.check()
+        await self.end(self._to_release())
+
+    async def _close(self) -> None:
+        if self._home.is_foreign:
+            return
+        self._waits.close()
+        with self._lock:
+            holds = list(self._holds)
+        for hold in holds:
+            await self._give_back(hold)
 
     def _again(self) -> Hold | None:
         """This thread's hold once more, if it has one and may."""
@@ -265,50 +242,27 @@ class SessionLock(ABC):
             raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
         return None
 
-    def _wait_with(self, waiter: Waiter, patience: Patience) -> Place | None:
-        with self._lock:
-            self._waiters.add(waiter)
-        try:
-            self._refuse_closed(waiter.session, None)
-            return self._take(waiter, patience)
-        except SessionLost as error:
-            self._refuse_closed(waiter.session, error)
-            raise
-        finally:
-            with self._lock:
-                self._waiters.discard(waiter)
-
-    def _refuse_unusable(self) -> None:
-        self._home.check()
-        if self._closed:
-            raise Closed(f"{self.what} was closed; make another one")
-
-    def _refuse_closed(self, session: Session, cause: BaseException | None) -> None:
-        if self._closed:
-            raise Closed(f"{self.what} was closed; make another one") from cause
-        if session.state == "closed":
-            raise Closed(f"the session of {self.what} was closed; use another one") from cause
-
-    def _timed_out(self, timeout_s: float | None) -> str:
-        holders = self._holders_in_words()
+    async def _timed_out(self, timeout_s: float | None) -> str:
+        holders = await self._holders_in_words()
         return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
-    def _holders_in_words(self) -> str:
+    async def _holders_in_words(self) -> str:
         try:
-            first = next(iter(self._queue.tickets()), None)
+            first = next(iter(await self._queue.tickets()), None)
         except LatchworkError:
             return "others"
         return str(first) if first is not None else "nobody now, though it was"
 
-    def _had(self, place: Place, waiter: Waiter) -> Hold:
+    async def _had(self, place: Place, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
         with self._lock:
-            surplus = self._closed
+            surplus = self._waits.is_closed
             if not surplus:
                 self._holds.append(hold)
         if surplus:
-            self._queue.leave(place)
+            await self._queue.leave(place)
             raise Closed(f"{self.what} was closed while it was being acquired; make another one")
+        waiter.is_kept = True
         self._push(hold)
         hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
         if hold.given_back.is_set():  # closed meanwhile, which could not take the listener back
@@ -318,7 +272,7 @@ class SessionLock(ABC):
 
     # Ending it
 
-    def end(self, hold: Hold) -> None:
+    async def end(self, hold: Hold) -> None:
         """Release a hold once.
 
         Raises:
@@ -330,11 +284,11 @@ class SessionLock(ABC):
             hold.depth -= 1
             return
         was_held = hold.is_held
-        was_there = self._give_back(hold)
+        was_there = await self._give_back(hold)
         if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
-    def _give_back(self, hold: Hold) -> bool:
+    async def _give_back(self, hold: Hold) -> bool:
         """End it here and on the server; False if it was gone from there."""
         with self._lock:
             if hold.given_back.is_set():
@@ -345,7 +299,7 @@ class SessionLock(ABC):
                 self._holds.remove(hold)
         hold.unlisten()
         hold.ownership.end()
-        was_there = self._queue.leave(hold.place)
+        was_there = await self._queue.leave(hold.place)
         hold.waiter.close()  # last: the next one waits for the line above
         return was_there
 
@@ -384,6 +338,9 @@ class SessionLock(ABC):
             with self._lock:
                 hold = self._holds[-1] if self._holds else None
         return hold
+
+    def _owned(self) -> Ownership:
+        return self._held().ownership
 
     def _held(self) -> Hold:
         hold = self._current()

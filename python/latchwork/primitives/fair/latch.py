@@ -10,28 +10,19 @@ docs/design/0006 and 0008 have the states, and which fence closes which race.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
+from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, Ticket, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
-from latchwork.primitives.waiting.common import (
-    Announcer,
-    Backoff,
-    Home,
-    Patience,
-    check_name,
-    check_node_id,
-    listen,
-    refuse_in_callback,
-)
+from latchwork.primitives.waiting.common import Backoff, Patience, check_name, check_node_id, listen
+from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.work import Ownership, Work, run_guarded
-from latchwork.store.dispatch import Dispatcher
+from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.store.steps import Background, ask, driven
 
 if TYPE_CHECKING:
     from latchwork.primitives.fair.tickets import Place
@@ -67,7 +58,7 @@ class Candidate:
     session_id: str | None
 
 
-class LeaderLatch:
+class LeaderLatch(GuardsWork, Participant):
     """A candidate for leadership: ``with`` joins the queue without waiting, and leaves it at the end.
 
     Construction does no I/O. Safe to share between threads. After its session is lost it joins again by itself, at the
@@ -86,24 +77,13 @@ class LeaderLatch:
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
         self.name = check_name(name, "latch")
         self.node_id = check_node_id(node_id, "latch")
-        self._what = f"latch {name!r}"
-        self._home = Home(self._what)
-        self._queue = TicketQueue(store, name, self._what, node_id)
-        self._store = store
-        self._given = session
-        self._changed = threading.Condition()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        what = f"latch {name!r}"
+        super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}")
+        self._queue = TicketQueue(store, name, what, node_id)
         self._state: LatchState = "new"
         self._place: Place | None = None
-        self._waiter: Waiter | None = None
         self._session: Session | None = None
         self._led: Ownership | None = None
-        self._error: LatchworkError | None = None
-        self._leaving = False
-        self._closed = False
-        self._dispatcher = Dispatcher(f"latch-{node_id}", size=1)
-        self._announcer = Announcer(self._dispatcher, self._what)
         self._elected_listeners: dict[object, Callable[[], None]] = {}
         self._revoked_listeners: dict[object, Callable[[], None]] = {}
 
@@ -119,77 +99,82 @@ class LeaderLatch:
 
     # Life
 
-    def start(self) -> None:
+    @driven
+    async def start(self) -> None:
         """Join the queue, in a thread of its own; does not wait for it. Twice is fine, and so is after ``leave``.
 
         Raises:
             Closed: the latch was closed.
             LatchworkError: this is a listener of the latch, which is leaving and waits for it to end.
         """
+        await self._start()
+
+    async def _start(self) -> None:
         self._home.check()
-        while (leaving := self._join_thread()) is not None:
+        while (leaving := self._begin_or_leaving()) is not None:
             if self._announcer.is_mine:
                 raise LatchworkError(f"{self._what} is leaving and waits for this listener; start it in another thread")
-            self._join_of(leaving)
+            await self._ended(leaving)
 
-    def _join_thread(self) -> threading.Thread | None:
-        """Start the thread, unless it runs; one that is still leaving is returned instead."""
+    def _begin_or_leaving(self) -> Background | None:
+        """Begin, unless that was done; what is still leaving is returned instead."""
         with self._changed:
             self._refuse_closed()
-            if self._thread is not None:
-                return self._thread if self._leaving else None
+            if self._background is not None:
+                return self._background if self._leaving else None
             self._leaving = False
             self._wake.clear()
             self._error = None
             self._state = "joining"
-            self._thread = threading.Thread(target=self._run, name=f"latchwork-latch-{self.node_id}", daemon=True)
-            self._thread.start()
+            self._begin()
             return None
 
-    def leave(self) -> None:
+    @driven
+    async def leave(self) -> None:
         """Leave the queue like ``close``, but ``start`` may join it again, at its end."""
-        self._end(for_good=False)
+        await self._end(for_good=False)
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, then the next candidate leads.
 
         Returns once our ticket is gone, or will be because its session is. Listeners that take longer than 5 seconds
         are not waited for. From any thread; twice is fine.
         """
-        self._end(for_good=True)
+        await self._end(for_good=True)
 
-    def _end(self, *, for_good: bool) -> None:
+    async def _end(self, *, for_good: bool) -> None:
         if self._home.is_foreign:
             return
         with self._changed:
             self._closed = self._closed or for_good
             self._leaving = True
-            thread, waiter = self._thread, self._waiter
-            if thread is None and self._closed:
+            background, waiter = self._background, self._waiter
+            if background is None and self._closed:
                 self._state = "ended"
         self._revoke("it leaves")
         try:
-            if self._announcer.settle(self._store.clock, 0.0):
-                self._hand_over()
+            if await self._announcer.settle(self._store.clock, 0.0):
+                await self._hand_over()
         finally:
             self._wake.set()
             if waiter is not None:
                 waiter.call_off()
-        if thread is not None and thread is not threading.current_thread() and not self._announcer.is_mine:
-            self._join_of(thread)
-            self._leave()  # if our thread ended while handing over failed
-        if for_good and (thread is None or not thread.is_alive()):  # else it does so at its end
+        if background is not None and not background.is_mine and not self._announcer.is_mine:
+            await self._ended(background)
+            await self._leave()  # if our thread ended while handing over failed
+        if for_good and (background is None or not background.thread.is_alive()):  # else it does so at its end
             self._dispatcher.close()
 
-    def _hand_over(self) -> None:
-        """Delete our ticket in the thread that leaves, when no listener has to end before; trouble is our thread's."""
+    async def _hand_over(self) -> None:
+        """Delete our ticket before our thread does, when no listener has to end before; trouble is our thread's."""
         with self._changed:
             place, self._place = self._place, None
         if place is None:
             return
         left = False
         try:
-            self._store.delete(place.ticket.key)
+            await ask(self._store.delete, place.ticket.key)
             left = True
         except LatchworkError as error:
             _log.debug("%s: node %r could not leave at once: %s", self._what, self.node_id, error)
@@ -198,11 +183,11 @@ class LeaderLatch:
                 with self._changed:
                     self._place = place
 
-    def _join_of(self, thread: threading.Thread) -> None:
-        thread.join()
+    async def _ended(self, background: Background) -> None:
+        await background
         with self._changed:
-            if self._thread is thread:
-                self._thread = None
+            if self._background is background:
+                self._background = None
 
     # Being leader
 
@@ -218,24 +203,15 @@ class LeaderLatch:
         Raises:
             NotLeader: we do not lead now.
         """
-        return self._term().fence
+        return self._owned().fence
 
     def remaining_s(self) -> float:
         """Seconds we lead for certain if no further renewal of the session succeeds; 0 when we do not lead."""
         led = self._led
         return led.remaining_s() if led is not None else 0.0
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before we cease to lead: ``with latch.guard_work() as work:``.
-
-        Args:
-            margin_s: how long before; None takes a tenth of the session's TTL.
-        Raises:
-            NotLeader: we do not lead now.
-        """
-        return self._term().guard_work(margin_s)
-
-    def wait(self, timeout_s: float | None = None) -> Fence:
+    @driven
+    async def wait(self, timeout_s: float | None = None) -> Fence:
         """Wait until we lead.
 
         Args:
@@ -249,21 +225,25 @@ class LeaderLatch:
             PermissionDenied: the account may not write here.
             LatchworkError: this is a callback, and we do not lead.
         """
-        self._home.check()
-        clock = self._store.clock
-        patience = Patience(clock, timeout_s)
-        with self._changed:
-            while True:
-                led = self._led
-                if led is not None and led.remaining_s() > 0.0:
-                    return led.fence
-                self._refuse_ended()
-                refuse_in_callback(self._what, timeout_s)
-                if patience.is_over:
-                    raise WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s:.3g} s")
-                clock.wait_condition(self._changed, patience.left_s())
+        return await self._wait(timeout_s)
 
-    def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
+    async def _wait(self, timeout_s: float | None) -> Fence:
+        return await self._until(
+            self._look,
+            timeout_s,
+            self._what,
+            lambda: WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s"),
+        )
+
+    def _look(self) -> Fence | None:
+        led = self._led
+        if led is not None and led.remaining_s() > 0.0:
+            return led.fence
+        self._refuse_ended()
+        return None
+
+    @driven
+    async def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
         """Run ``fn(work)`` in this thread while we lead, and tell it to stop before we cease to.
 
         When it was told to stop, and has ended, it is run again once we lead again: it may run several times, on
@@ -280,21 +260,22 @@ class LeaderLatch:
             Exception: whatever ``fn`` raises.
         """
         while True:
-            self.wait(timeout_s)
+            await self._wait(timeout_s)
             try:
                 work = self.guard_work(margin_s)
             except NotLeader:
                 continue
             if work.is_stopped:  # less than the margin is left: it waits for the renewal, or for the end of it
-                self._await_change(self.remaining_s())
+                await self._await_change(self.remaining_s())
                 continue
-            for result in run_guarded(work, fn):
+            for result in await run_guarded(work, fn):
                 return result
 
-    def _await_change(self, most_s: float) -> None:
+    async def _await_change(self, most_s: float) -> None:
         with self._changed:
-            if self._led is not None:
-                self._store.clock.wait_condition(self._changed, most_s)
+            leads, rings = self._led is not None, self._changed.rings
+        if leads:
+            await self._changed.rung(rings, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we become leader, in a callback thread; at once if we lead already.
@@ -321,63 +302,58 @@ class LeaderLatch:
         """``new``, ``joining``, ``waiting``, ``leading`` or ``ended``, as this candidate last knew."""
         return self._state
 
-    def candidates(self) -> list[Candidate]:
+    @driven
+    async def candidates(self) -> list[Candidate]:
         """All candidates in the order in which they will lead, the leader first; may be empty. Needs no joining."""
-        return [_candidate(ticket) for ticket in self._queue.tickets()]
+        return await self._candidates()
 
-    def leader(self) -> Candidate | None:
+    @driven
+    async def leader(self) -> Candidate | None:
         """Who leads now as the store knows it, or None. Needs no joining."""
-        return next(iter(self.candidates()), None)
+        return next(iter(await self._candidates()), None)
+
+    async def _candidates(self) -> list[Candidate]:
+        return [_candidate(ticket) for ticket in await self._queue.tickets()]
 
     # The queue, inside
 
-    def _run(self) -> None:
-        backoff = Backoff()
-        while not self._leaving:
-            try:
-                self._stay(backoff)
-            except LatchworkError as error:
-                if isinstance(error, OwnershipLost):
-                    self._lose_place()
-                if self._place is None or self._is_final(error):  # else it is only trouble on the way to the server
-                    self._revoke(str(error))
-                if self._is_final(error):
-                    self._fail(error)
-                    break
-                _log.info("%s: node %r tries again: %s", self._what, self.node_id, error)
-            except Exception:  # a candidate must not vanish silently, whatever went wrong once
-                _log.exception("%s: node %r failed unexpectedly and tries again", self._what, self.node_id)
-            self._pause(backoff.next_s())
+    def _trouble(self, error: LatchworkError) -> None:
+        if isinstance(error, OwnershipLost):
+            self._lose_place()
+        if self._place is None or self._is_final(error):  # else it is only trouble on the way to the server
+            self._revoke(str(error))
+
+    async def _depart(self) -> None:
         self._revoke("it leaves")
-        self._announcer.settle(self._store.clock, _REVOKE_TIMEOUT_S)
-        self._leave()
+        await self._announcer.settle(self._store.clock, _REVOKE_TIMEOUT_S)
+        await self._leave()
         with self._changed:
             self._state = "ended" if self._closed or self._error is not None else "new"
-            self._changed.notify_all()
+            self._changed.ring()
             closed = self._closed
         if closed:
             self._dispatcher.close()
 
-    def _stay(self, backoff: Backoff) -> None:
+    async def _stay(self, backoff: Backoff) -> None:
         """Have a place until it is lost or given up; always look at the queue as it is now."""
-        session = self._given if self._given is not None else self._store.session
+        session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
             forever = Patience(self._store.clock, None)
-            place = self._have_place(session)
+            place = await self._have_place(session)
             cancel = session.on_end(lambda: self._notice_end(session))
             try:
                 while not self._leaving:
-                    if await_turn(self._queue, place, waiter, forever):
+                    if await await_turn(self._queue, place, waiter, forever):
                         backoff.reset()
                         self._lead(place)
-                        self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
-                        if until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:
+                        await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
+                        if await until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:
                             raise self._queue.gone(place)
             finally:
                 cancel()
 
-    def _have_place(self, session: Session) -> Place:
+    async def _have_place(self, session: Session) -> Place:
         """Our place in the queue: the one we have, or a new one at its end."""
         place = self._place
         if place is not None and place.session is session:
@@ -385,7 +361,7 @@ class LeaderLatch:
         self._lose_place()
         self._enter("joining")
         self._session = session
-        self._place = place = self._queue.join(session)
+        self._place = place = await self._queue.join(session)
         self._enter("waiting")
         _log.info("%s: node %r queues with ticket %s", self._what, self.node_id, place.ticket.key)
         return place
@@ -396,16 +372,16 @@ class LeaderLatch:
         if place is not None:
             self._queue.disown(place.nonce)
 
-    def _leave(self) -> None:
+    async def _leave(self) -> None:
         """Delete every ticket of ours; trouble ends at the latest when our session does."""
         with self._changed:
             place, self._place = self._place, None
         if self._session is not None:
-            self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
+            await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
 
     # What we are, inside
 
-    def _term(self) -> Ownership:
+    def _owned(self) -> Ownership:
         led = self._led
         if led is None or led.remaining_s() <= 0.0:
             raise NotLeader(
@@ -419,17 +395,10 @@ class LeaderLatch:
             led = self._led
             if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is place.fence):
                 return
-            self._led = Ownership(
-                self._what,
-                place.fence,
-                ttl_s=session.ttl_s,
-                remaining_s=session.remaining_s,
-                error=NotLeader,
-                clock=self._store.clock,
-            )
+            self._led = Ownership.by_session(self._what, place.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
             self._announcer.post(*self._elected_listeners.values())
-            self._changed.notify_all()
+            self._changed.ring()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
 
     def _notice_end(self, session: Session) -> None:
@@ -444,41 +413,18 @@ class LeaderLatch:
             if led is None:
                 return
             self._announcer.post(*self._revoked_listeners.values())
-            self._changed.notify_all()
+            self._changed.ring()
         led.end()
         _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
 
     def _enter(self, state: LatchState) -> None:
         with self._changed:
             self._state = state
-            self._changed.notify_all()
+            self._changed.ring()
 
     def _is_final(self, error: LatchworkError) -> bool:
         given = self._given
         return isinstance(error, FATAL) or (given is not None and given.remaining_s() <= 0.0)
-
-    def _fail(self, error: LatchworkError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-        if not self._leaving:
-            _log.warning("%s: node %r is no candidate any more: %s", self._what, self.node_id, error)
-
-    def _refuse_closed(self) -> None:
-        self._home.check()
-        if self._closed:
-            raise Closed(f"{self._what} was closed; make another one")
-
-    def _refuse_ended(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._leaving or self._thread is None:
-            raise Closed(f"{self._what} is not in the queue; start it before waiting, and do not close it")
-
-    def _pause(self, seconds: float) -> None:
-        if not self._leaving:
-            self._store.clock.wait(self._wake, seconds)
-            self._wake.clear()
 
 
 def _candidate(ticket: Ticket) -> Candidate:

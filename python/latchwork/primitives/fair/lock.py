@@ -13,6 +13,7 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import check_name
+from latchwork.store.steps import driven
 
 if TYPE_CHECKING:
     from latchwork.primitives.fair.tickets import Place
@@ -44,15 +45,15 @@ class Lock(SessionLock):
         what = f"lock {name!r}"
         super().__init__(store, what, TicketQueue(store, name, what, label), session=session, reentrant=reentrant)
 
-    def holder(self) -> Ticket | None:
+    @driven
+    async def holder(self) -> Ticket | None:
         """Who holds it as the store knows it, or None. Takes nothing."""
-        return next(iter(self._queue.tickets()), None)
+        return next(iter(await self._queue.tickets()), None)
 
-    def waiters(self) -> list[Ticket]:
+    @driven
+    async def waiters(self) -> list[Ticket]:
         """Who waits, in the order in which they will have it; may be empty."""
-        return self._queue.tickets()[1:]
+        return (await self._queue.tickets())[1:]
 
-    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
-        if patience.is_over and self._queue.tickets():
-            return None  # a single try: do not even queue
-        return take_turn(self._queue, waiter, patience)
+    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        return await take_turn(self._queue, waiter, patience)

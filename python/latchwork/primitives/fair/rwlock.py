@@ -16,6 +16,7 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Blocks, Ticket, TicketQueue, everyone, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import check_name
+from latchwork.store.steps import ask, driven
 from latchwork.types import Put
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class ReadWriteLock:
             f"<ReadWriteLock {self.name!r} read {self.read.remaining_s():.2f}s write {self.write.remaining_s():.2f}s>"
         )
 
-    def downgrade(self) -> Fence:
+    @driven
+    async def downgrade(self) -> Fence:
         """Go on reading without letting another writer in between: this thread's hold becomes a reader's.
 
         It keeps its fence. Release it with ``read.release()``, or by the end of the ``with`` that acquired it.
@@ -89,22 +91,25 @@ class ReadWriteLock:
             Closed: it was closed meanwhile, and is not held any more.
             Unavailable: the server was not reached; it is still held for writing.
         """
-        return self.write.downgrade()
+        return await self.write.downgrade()
 
-    def holders(self) -> list[Ticket]:
+    @driven
+    async def holders(self) -> list[Ticket]:
         """Who holds it as the store knows it: one writer, or any number of readers. Takes nothing."""
-        tickets = self._queue.tickets()
+        tickets = await self._queue.tickets()
         return tickets[: held_count(tickets)]
 
-    def waiters(self) -> list[Ticket]:
+    @driven
+    async def waiters(self) -> list[Ticket]:
         """Who waits, in the order of arrival; may be empty."""
-        tickets = self._queue.tickets()
+        tickets = await self._queue.tickets()
         return tickets[held_count(tickets) :]
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        self.read.close()
-        self.write.close()
+        await self.read.give_up()
+        await self.write.give_up()
 
 
 class Side(SessionLock):
@@ -119,7 +124,7 @@ class Side(SessionLock):
         self._mode = mode
         self._blocks: Blocks = everyone if mode == "write" else lambda ticket: not reads(ticket)
 
-    def downgrade(self) -> Fence:
+    async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""
         self._home.check()
         hold = self._of_thread()
@@ -129,36 +134,36 @@ class Side(SessionLock):
             raise LatchworkError(f"{self.what} is held {hold.depth} times by this thread; release all but one of them")
         ticket = hold.place.ticket
         shared = write_body({**read_body(ticket.value), "mode": "read"})
-        self.hand_to_other(hold)  # first: once this is written others may read, before we hear that it was
+        await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
         try:
-            self._store.commit([hold.place.fence], [Put(ticket.key, shared)])
+            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
         except BaseException as error:
-            self.other.hand_to_other(hold)
+            await self.other.hand_to_other(hold)
             if isinstance(error, Conflict):
                 raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
             raise
         return hold.place.fence
 
-    def hand_to_other(self, hold: Hold) -> None:
+    async def hand_to_other(self, hold: Hold) -> None:
         """Have the other side hold what this one held, in this thread."""
         with self._lock:
             if hold.given_back.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")
             self._holds.remove(hold)
             self._mine.stack = [each for each in self._mine.stack if each is not hold]
-        self.other.adopt(hold)
+        await self.other.adopt(hold)
 
-    def adopt(self, hold: Hold) -> None:
+    async def adopt(self, hold: Hold) -> None:
         """Hold what the other side held, in this thread."""
         hold.owner = self
         with self._lock:
-            surplus = self._closed
+            surplus = self._waits.is_closed
             self._holds.append(hold)
         self._push(hold)
         if surplus:
-            self._give_back(hold)
+            await self._give_back(hold)
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _before(self) -> None:
@@ -176,7 +181,9 @@ class Side(SessionLock):
         """What this thread holds of this side."""
         return self._of_thread()
 
-    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
-        if patience.is_over and any(self._blocks(ticket) for ticket in self._queue.tickets()):
-            return None  # a single try: do not even queue
-        return take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})
+    async def give_up(self) -> None:
+        """See ``close``."""
+        await self._close()
+
+    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})

@@ -19,6 +19,7 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.store.steps import ask, driven
 from latchwork.types import At, Create, Delete, Exists
 
 if TYPE_CHECKING:
@@ -65,52 +66,54 @@ class Semaphore(SessionLock):
         queue = TicketQueue(store, f"{name}/queue", what, label)
         super().__init__(store, what, queue, session=session, several=True)
 
-    def size(self) -> int | None:
+    @driven
+    async def size(self) -> int | None:
         """How many leases there are, None before the first use."""
-        entry = self._store.get(self._size_key)
+        entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 
-    def resize(self, leases: int) -> None:
+    @driven
+    async def resize(self, leases: int) -> None:
         """Change how many leases there are, for everybody and at once.
 
         Nobody loses a lease: when there are more holders than that, no lease is given until enough were released.
         """
-        self._refuse_unusable()
-        self._store.put(self._size_key, write_body({"leases": _check_size(leases)}))
+        self._waits.check()
+        await ask(self._store.put, self._size_key, write_body({"leases": _check_size(leases)}))
         self._agreed = True
 
-    def holders(self) -> list[Ticket]:
+    @driven
+    async def holders(self) -> list[Ticket]:
         """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
-        return [Ticket.of(entry) for entry in self._store.list(self._leases) if is_ticket(entry.key)]
+        return await self._holders()
 
-    def waiters(self) -> list[Ticket]:
+    @driven
+    async def waiters(self) -> list[Ticket]:
         """Who waits, in the order in which they will have leases; may be empty."""
-        return self._queue.tickets()
+        return await self._queue.tickets()
 
     # Having a lease
 
-    def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
-        waiter.keep_trying(self._agree, patience)
-        if patience.is_over and self._queue.tickets():
-            return None  # a single try: do not even queue
-        place = take_turn(self._queue, waiter, patience)
+    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+        await waiter.keep_trying(self._agree, patience)
+        place = await take_turn(self._queue, waiter, patience)
         if place is None:
             return None
         lease: Place | None = None
         try:
-            lease = self._await_lease(place, waiter, patience)
+            lease = await self._await_lease(place, waiter, patience)
         finally:
             if lease is None:
-                self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
+                await self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
         return lease
 
-    def _agree(self) -> None:
+    async def _agree(self) -> None:
         """Store the size, or see that it is what we were told; once."""
         if self._agreed:
             return
-        entry = self._store.get(self._size_key)
+        entry = await ask(self._store.get, self._size_key)
         if entry is None:
-            entry = self._create_size()
+            entry = await self._create_size()
         stored = _read_size(entry)
         if self._wanted not in {None, stored}:
             raise LatchworkError(
@@ -118,57 +121,58 @@ class Semaphore(SessionLock):
             )
         self._agreed = True
 
-    def _create_size(self) -> Entry:
+    async def _create_size(self) -> Entry:
         if self._wanted is None:
             raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
         try:
-            return self._store.create(self._size_key, write_body({"leases": self._wanted}))
+            created: Entry = await ask(self._store.create, self._size_key, write_body({"leases": self._wanted}))
+            return created
         except KeyExists:
-            found = self._store.get(self._size_key)
+            found = await ask(self._store.get, self._size_key)
             if found is None:
                 raise
             return found
 
-    def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
         """Being the first in the queue, wait for a lease and take it; None when time is over or called off."""
         while True:
-            lease = waiter.keep_trying(lambda: self._try_lease(place), patience)
+            lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
             if lease is not None:
                 return lease
-            if patience.is_over or not waiter.follow(self._leases, self._has_room(), patience):
+            if patience.is_over or not await waiter.follow(self._leases, self._has_room(), patience):
                 self._queue.refuse_lost(place)
                 return None
 
-    def _try_lease(self, place: Place) -> Place | None:
+    async def _try_lease(self, place: Place) -> Place | None:
         """Take a lease if one is free.
 
         Nobody else adds any while our ticket is there, so the leases that are seen can only become fewer.
         """
         while True:
             self._queue.refuse_lost(place)
-            entries = {entry.key: entry for entry in self._store.list(self._leases)}
+            entries = {entry.key: entry for entry in await ask(self._store.list, self._leases)}
             ours = entries.get(self._lease_key(place))
             if ours is not None:  # an earlier try got through, its answer did not
                 return self._lease(ours, place.session)
             size = entries.get(self._size_key)
             if size is None:  # somebody deleted it
                 self._agreed = False
-                self._agree()
+                await self._agree()
                 continue
             if sum(map(is_ticket, entries)) >= _read_size(size):
                 return None
             try:
-                return self._lease(self._move(place, size), place.session)
+                return self._lease(await self._move(place, size), place.session)
             except Conflict as error:  # resized meanwhile, or our ticket is gone
-                self._refuse_gone(place, error)
+                await self._refuse_gone(place, error)
 
-    def _move(self, place: Place, size: Entry) -> Entry:
+    async def _move(self, place: Place, size: Entry) -> Entry:
         lease = Create(self._lease_key(place), place.ticket.value, place.session)
-        done = self._store.commit([At(size), place.fence], [Delete(place.ticket.key), lease])
+        done = await ask(self._store.commit, [At(size), place.fence], [Delete(place.ticket.key), lease])
         return done.entries[0]
 
-    def _refuse_gone(self, place: Place, error: Conflict) -> None:
-        ticket, lease = self._store.get_many([place.ticket.key, self._lease_key(place)])
+    async def _refuse_gone(self, place: Place, error: Conflict) -> None:
+        ticket, lease = await ask(self._store.get_many, [place.ticket.key, self._lease_key(place)])
         if ticket is None and lease is None:
             self._queue.refuse_lost(place)
             raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
@@ -182,9 +186,13 @@ class Semaphore(SessionLock):
     def _lease_key(self, place: Place) -> str:
         return f"{self._leases}/{place.ticket.key.rpartition('/')[2]}"
 
-    def _holders_in_words(self) -> str:
+    async def _holders(self) -> list[Ticket]:
+        entries = await ask(self._store.list, self._leases)
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
+
+    async def _holders_in_words(self) -> str:
         try:
-            holders = self.holders()
+            holders = await self._holders()
         except LatchworkError:
             return "others"
         more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 from latchwork.errors import (
     Closed,
@@ -32,6 +32,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives.waiting.common import Backoff, Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.steps import Background, Pause, Steps, ask
 from latchwork.types import Exists, Fence
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 
 #: These do not go away by trying again.
 FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
@@ -144,9 +143,9 @@ class TicketQueue:
         self._lock = threading.Lock()
         self._strays: set[str] = set()
 
-    def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
+    async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """All tickets, the first in the queue first; may be empty."""
-        entries = self.store.list(self._name, stale_ok=stale_ok)
+        entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
     def _body(self, more: Mapping[str, object]) -> dict[str, object]:
@@ -154,7 +153,7 @@ class TicketQueue:
         about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
         return {"label": self._label, **about, **more}
 
-    def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
+    async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
 
         A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
@@ -169,7 +168,7 @@ class TicketQueue:
         body = self._body(more or {})
         nonce = str(body["nonce"])
         try:
-            ticket = self._create(write_body(body), nonce, session)
+            ticket = await self._create(write_body(body), nonce, session)
         except LatchworkError:
             raise
         except BaseException:  # an interrupt while the ticket was being created
@@ -178,7 +177,7 @@ class TicketQueue:
             raise
         return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
 
-    def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
+    async def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
 
         A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
@@ -190,33 +189,33 @@ class TicketQueue:
         """
         self.refuse_lost(place)
         if blocks is everyone and not self._strays:  # then names are enough
-            return [key for key in self._keys_with_ours(place) if key < place.ticket.key]
-        tickets = self._with_ours(place)
+            return [key for key in await self._keys_with_ours(place) if key < place.ticket.key]
+        tickets = await self._with_ours(place)
         strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
         for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
-            self.store.delete(key)
+            await ask(self.store.delete, key)
         ahead = [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
         return [ticket.key for ticket in ahead if blocks(ticket)]
 
-    def _keys(self, *, stale_ok: bool) -> list[str]:
-        names = self.store.children(self._name, stale_ok=stale_ok)
+    async def _keys(self, *, stale_ok: bool) -> list[str]:
+        names = await ask(self.store.children, self._name, stale_ok=stale_ok)
         return [f"{self._name}/{name}" for name in names if is_ticket(name)]
 
-    def _keys_with_ours(self, place: Place) -> list[str]:
+    async def _keys_with_ours(self, place: Place) -> list[str]:
         for stale_ok in (True, False):
-            keys = self._keys(stale_ok=stale_ok)
+            keys = await self._keys(stale_ok=stale_ok)
             if place.ticket.key in keys:
                 return keys
         raise self.gone(place)
 
-    def _with_ours(self, place: Place) -> list[Ticket]:
+    async def _with_ours(self, place: Place) -> list[Ticket]:
         for stale_ok in (True, False):
-            tickets = self.tickets(stale_ok=stale_ok)
+            tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == place.ticket.key for ticket in tickets):
                 return tickets
         raise self.gone(place)
 
-    def are_gone(self, place: Place, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
+    async def are_gone(self, place: Place, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
         """Whether tickets that were seen ahead of ours are gone, by a state of the queue that has ours, as above.
 
         Args:
@@ -225,9 +224,9 @@ class TicketQueue:
             names: of the tickets, when they were read already; None: costs one request.
         """
         if names is None and len(ahead) > _MANY:
-            first = self.store.list(self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
+            first = await ask(self.store.list, self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
             return bool(first) and first[0].key == place.ticket.key
-        left = set(self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
+        left = set(await self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
 
     def gone(self, place: Place) -> LockLost:
@@ -253,11 +252,11 @@ class TicketQueue:
         with self._lock:
             self._strays.add(nonce)
 
-    def leave(self, place: Place) -> bool:
+    async def leave(self, place: Place) -> bool:
         """Give our place up; see ``discard``."""
-        return self.discard(place.session, (place.ticket.key,))
+        return await self.discard(place.session, (place.ticket.key,))
 
-    def discard(self, session: Session, keys: Iterable[str]) -> bool:
+    async def discard(self, session: Session, keys: Iterable[str]) -> bool:
         """Delete keys of a session: now, or in the background until it works or the session has ended.
 
         Returns:
@@ -267,7 +266,7 @@ class TicketQueue:
         if session.remaining_s() <= 0.0:
             return True
         try:
-            return self._delete(keys)
+            return await self._delete(keys)
         except FATAL as error:
             self._tell_left(keys, error)
         except LatchworkError as error:
@@ -278,29 +277,32 @@ class TicketQueue:
             raise
         return True
 
-    def clear(self, session: Session, keys: tuple[str, ...]) -> None:
+    async def clear(self, session: Session, keys: tuple[str, ...]) -> None:
         """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
         backoff = Backoff()
         while session.remaining_s() > 0.0:
             try:
-                self._delete(keys)
+                await self._delete(keys)
             except FATAL as error:
                 self._tell_left(keys, error)
                 return
             except LatchworkError as error:
                 _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
-                self.store.clock.wait(session.lost, backoff.next_s())
+                await Pause(self.store.clock, session.lost, backoff.next_s())
             else:
                 return
 
-    def _create(self, value: bytes, nonce: str, session: Session) -> Entry:
+    async def _create(self, value: bytes, nonce: str, session: Session) -> Entry:
         try:
-            return self.store.create(f"{self._name}/{_STEM}", value, session=session, sequential=True)
+            created: Entry = await ask(
+                self.store.create, f"{self._name}/{_STEM}", value, session=session, sequential=True
+            )
+            return created
         except OutcomeUnknown:
             self.disown(nonce)
             found = None
             try:
-                found = self._find(nonce)
+                found = await self._find(nonce)
             finally:
                 if found is None:
                     self._hunt_later(session, nonce)
@@ -310,19 +312,20 @@ class TicketQueue:
                 self._strays.discard(nonce)
             return found
 
-    def _find(self, nonce: str) -> Entry | None:
-        return next((entry for entry in self.store.list(self._name) if Ticket.of(entry).nonce == nonce), None)
+    async def _find(self, nonce: str) -> Entry | None:
+        entries = await ask(self.store.list, self._name)
+        return next((entry for entry in entries if Ticket.of(entry).nonce == nonce), None)
 
-    def _delete(self, keys: tuple[str, ...]) -> bool:
+    async def _delete(self, keys: tuple[str, ...]) -> bool:
         """Delete these keys, and tickets that are disowned; whether each of the keys was there."""
-        were_there = [self.store.delete(key) for key in keys]
+        were_there = [await ask(self.store.delete, key) for key in keys]
         if self._strays:
-            for ticket in self.tickets():
+            for ticket in await self.tickets():
                 if ticket.nonce in self._strays:
-                    self.store.delete(ticket.key)
+                    await ask(self.store.delete, ticket.key)
         return all(were_there)
 
-    def _hunt(self, session: Session, nonce: str) -> None:
+    async def _hunt(self, session: Session, nonce: str) -> None:
         """Follow the queue until a ticket that may yet come does, and delete it, for a while, while its session lives.
 
         Once we have looked, a write of ours can hardly land any more; but a ticket with nobody behind it would hold up
@@ -340,27 +343,26 @@ class TicketQueue:
         with closing(Waiter(self.store, session)) as waiter:
             while not (patience.is_over or waiter.is_off):
                 try:
-                    if waiter.follow(self._name, look, patience):
+                    if await waiter.follow(self._name, look, patience):
                         _log.warning("%s: ticket %s of ours landed late and is removed", self.what, seen[0])
-                        self.discard(session, seen)
+                        await self.discard(session, seen)
                         return
                 except FATAL as error:
                     self._tell_left((), error)
                     return
                 except LatchworkError as error:
                     _log.info("%s: looking for a late ticket: %s", self.what, error)
-                    waiter.pause(backoff.next_s())
+                    await waiter.pause(backoff.next_s())
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        self._in_background(self.clear, session, keys)
+        self._in_background(self.clear(session, keys))
 
     def _hunt_later(self, session: Session, nonce: str) -> None:
-        self._in_background(self._hunt, session, nonce)
+        self._in_background(self._hunt(session, nonce))
 
-    def _in_background(self, work: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
-        """In a thread that ends with the session, at the latest."""
-        name = f"latchwork-leaving-{self._name}"
-        threading.Thread(target=work, args=args, kwargs=options, name=name, daemon=True).start()
+    def _in_background(self, steps: Steps[None]) -> None:
+        """Drive what ends with the session, at the latest."""
+        Background(steps, f"latchwork-leaving-{self._name}")
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)

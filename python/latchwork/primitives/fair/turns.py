@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from latchwork.store.watch import Batch
 
 
-def take_turn(
+async def take_turn(
     queue: TicketQueue,
     waiter: Waiter,
     patience: Patience,
@@ -35,17 +35,21 @@ def take_turn(
         LockLost: somebody deleted our ticket while we waited.
         Unavailable, OutcomeUnknown: the server could not be reached before the time was over.
     """
-    place = waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
+    if patience.is_over and any(map(blocks, await queue.tickets())):
+        return None  # a single try: do not even queue
+    place = await waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
     has_turn = False
     try:
-        has_turn = waiter.keep_trying(lambda: await_turn(queue, place, waiter, patience, blocks), patience)
+        has_turn = await waiter.keep_trying(lambda: await_turn(queue, place, waiter, patience, blocks), patience)
     finally:
         if not has_turn:
-            queue.leave(place)
+            await queue.leave(place)
     return place if has_turn else None
 
 
-def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks = everyone) -> bool:
+async def await_turn(
+    queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks = everyone
+) -> bool:
     """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
 
     Raises:
@@ -53,26 +57,26 @@ def await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patie
             what we saw is old.
         LockLost: our ticket is gone.
     """
-    has_turn = _await_turn(queue, place, waiter, patience, blocks)
+    has_turn = await _await_turn(queue, place, waiter, patience, blocks)
     queue.refuse_lost(place)
     return has_turn
 
 
-def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
+async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:
-        ahead = [key for key in queue.ahead(place, blocks) if key not in over]
+        ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
         if not ahead:
             return True
         alone = len(ahead) == 1
-        if patience.is_over or not until_over(ahead[-1], blocks, waiter, patience, beside=not alone):
+        if patience.is_over or not await until_over(ahead[-1], blocks, waiter, patience, beside=not alone):
             return False
         over.add(ahead[-1])
-        if alone or queue.are_gone(place, ahead[:-1], waiter.beside):
+        if alone or await queue.are_gone(place, ahead[:-1], waiter.beside):
             return True
 
 
-def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
+async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
     """Wait until a ticket is gone or blocks no more; False when time is over or called off.
 
     With ``beside`` the waiter may have the names of the other tickets then.
@@ -82,4 +86,4 @@ def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, 
         entry = batch[-1].entry if batch else None
         return entry is None or not blocks(Ticket.of(entry))
 
-    return waiter.follow(key, is_over, patience, leaf=True, beside=beside)
+    return await waiter.follow(key, is_over, patience, leaf=True, beside=beside)

@@ -12,7 +12,6 @@ docs/design/0011 has the races.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -30,19 +29,11 @@ from latchwork.errors import (
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.primitives.group.membership import Membership
 from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
-from latchwork.primitives.waiting.common import (
-    Announcer,
-    Backoff,
-    Home,
-    Identity,
-    Patience,
-    check_name,
-    listen,
-    refuse_in_callback,
-)
+from latchwork.primitives.waiting.common import Backoff, Identity, check_name, listen
+from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.store.dispatch import Dispatcher
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Absent, At, Put
 
 if TYPE_CHECKING:
@@ -59,7 +50,7 @@ _SETTLE_S = 5.0
 _LAG_S = 0.25
 
 
-class Group:
+class Group(Participant):
     """A member of a group: ``with Group(store, "web", member_id="n1", weight=2.0) as group:`` joins without waiting.
 
     Without a member id it only looks on. After its session is lost it joins again by itself, as a new incarnation, with
@@ -89,29 +80,20 @@ class Group:
     ) -> None:
         self.name = check_name(name, "group")
         self.member_id = member_id if member_id is None else check_member(member_id, "member")
-        self._what = f"group {name!r}"
-        self._store = store
-        self._given = session
-        self._home = Home(self._what)
-        identity = Identity()
+        what = f"group {name!r}"
+        who = f"member {member_id!r}" if member_id is not None else "an onlooker"
+        super().__init__(store, what, who, session, name=f"group-{member_id or 'onlooker'}")
         self._members_key = f"{name}/members"
         self._views_key = f"{name}/views"
         self._membership: Membership | None = None
         if member_id is not None:
+            identity = Identity()
             me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
-            self._membership = Membership(store, self._members_key, self._what, me)
-        self._changed = threading.Condition()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+            self._membership = Membership(store, self._members_key, what, me)
         self._watch: Watch | None = None
-        self._waiter: Waiter | None = None
         self._view = View()
         self._seen = False
         self._life = 0
-        self._error: LatchworkError | None = None
-        self._leaving = False
-        self._dispatcher = Dispatcher(f"group-{name}", size=1)
-        self._announcer = Announcer(self._dispatcher, self._what)
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
@@ -135,12 +117,11 @@ class Group:
         self._home.check()  # first: a child of a fork may find the lock held for ever
         with self._changed:
             self._refuse_closed()
-            if self._thread is None:
-                name = f"latchwork-group-{self.member_id or 'onlooker'}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+            if self._background is None:
+                self._begin()
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Leave: the others see a view without us soon. From any thread; twice is fine.
 
         If the server cannot be reached, that goes on in the background, and our session ends it at the latest.
@@ -149,20 +130,21 @@ class Group:
         if self._home.is_foreign:
             return
         with self._changed:
-            self._leaving = True
-            thread, watch, waiter = self._thread, self._watch, self._waiter
-            self._changed.notify_all()
+            self._leaving = self._closed = True
+            background, watch, waiter = self._background, self._watch, self._waiter
+            self._changed.ring()
         self._wake.set()
         if waiter is not None:
             waiter.call_off()
         if watch is not None:
             watch.close()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        self._announcer.settle(self._store.clock, _SETTLE_S)
+        if background is not None and not background.is_mine:
+            await background
+        await self._announcer.settle(self._store.clock, _SETTLE_S)
         self._dispatcher.close()
 
-    def wait(self, timeout_s: float | None = None) -> View:
+    @driven
+    async def wait(self, timeout_s: float | None = None) -> View:
         """Wait until we are in a view, or, looking on, until there is one.
 
         Args:
@@ -175,30 +157,30 @@ class Group:
             PermissionDenied: the account may not write here.
             LatchworkError: this is a callback.
         """
-        return self.wait_until(self._is_in, timeout_s)
+        return await self._wait(self._is_in, timeout_s)
 
-    def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
+    @driven
+    async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
         """Wait for a view that satisfies; it is asked with every new view, in this thread, and must not block.
 
         Views that pass while it is not asked are not asked about. Arguments and errors as for ``wait``.
         """
-        self._home.check()
-        patience = Patience(self._store.clock, timeout_s)
-        while True:
+        return await self._wait(is_true, timeout_s)
+
+    async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
+        def look() -> View | None:
             with self._changed:
                 view, seen = self._view, self._seen
                 self._refuse_ended()
-            if seen and is_true(view):
-                return view
-            refuse_in_callback(f"a view of {self._what}", timeout_s)
-            with self._changed:
-                while (view, seen) == (self._view, self._seen):
-                    self._refuse_ended()
-                    if patience.is_over:
-                        raise WaitTimeout(f"{self._what}: the view waited for did not come; it is at {view.ids}")
-                    self._store.clock.wait_condition(self._changed, patience.left_s())
+            return view if seen and is_true(view) else None
 
-    def update(
+        def late() -> WaitTimeout:
+            return WaitTimeout(f"{self._what}: the view waited for did not come; it is at {self._view.ids}")
+
+        return await self._until(look, timeout_s, f"a view of {self._what}", late)
+
+    @driven
+    async def update(
         self, *, weight: float | None = None, labels: Mapping[str, str] | None = None, address: str | None = None
     ) -> None:
         """Change our attributes without rejoining: the others see a view with them soon. None leaves one as it is.
@@ -212,7 +194,7 @@ class Group:
         self._refuse_closed()
         if self._membership is None:
             raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
-        self._membership.update(weight, labels, address)
+        await self._membership.update(weight, labels, address)
 
     # Looking around
 
@@ -221,10 +203,11 @@ class Group:
         """The newest view that we have seen. Does no I/O."""
         return self._view
 
-    def members(self) -> list[GroupMember]:
+    @driven
+    async def members(self) -> list[GroupMember]:
         """The members of the newest view, sorted by id, from the store. Needs no joining."""
         self._home.check()
-        return list(ViewLog.of(self._store.get(self._views_key)).view().members)
+        return list(ViewLog.of(await ask(self._store.get, self._views_key)).view().members)
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
         """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
@@ -239,25 +222,9 @@ class Group:
 
     # Inside
 
-    def _run(self) -> None:
-        backoff = Backoff()
-        while not self._leaving:
-            try:
-                self._stay(backoff)
-            except LatchworkError as error:
-                if self._is_final(error):
-                    self._fail(error)
-                    break
-                _log.info("%s: member %r tries again: %s", self._what, self.member_id, error)
-            except Exception:  # a member must not vanish silently, whatever went wrong once
-                _log.exception("%s: member %r failed unexpectedly and tries again", self._what, self.member_id)
-            if not self._leaving:
-                self._store.clock.wait(self._wake, backoff.next_s())
-        self._leave()
-
-    def _stay(self, backoff: Backoff) -> None:
+    async def _stay(self, backoff: Backoff) -> None:
         """Be a member, and follow the views, until the session ends or we leave."""
-        session = self._given if self._given is not None else self._store.session
+        session = await self._session_for_use()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter, self._store.watch(self.name) as watch:
             cancel = session.on_end(watch.close)
@@ -265,9 +232,9 @@ class Group:
                 self._watch, self._waiter = watch, waiter
             try:
                 if self._membership is not None and not self._leaving:
-                    self._membership.enter(waiter)
+                    await self._membership.enter(waiter)
                 backoff.reset()
-                self._follow(watch)
+                await self._follow(watch)
             except Closed:
                 if not self._leaving:
                     session.ensure_usable()
@@ -275,15 +242,15 @@ class Group:
             finally:
                 cancel()
 
-    def _follow(self, watch: Watch) -> None:
+    async def _follow(self, watch: Watch) -> None:
         seen = Seen(self._members_key, self._views_key)
         pause_s: float | None = None
         since: float | None = None
         while not self._leaving:
             with suppress(WaitTimeout):
-                seen.fold(watch.next(pause_s))
+                seen.fold(await steps_of(watch.next)(pause_s))
             self._tell(seen)
-            self._refuse_deleted(seen)
+            await self._refuse_deleted(seen)
             now = self._store.clock.now()
             if seen.log.next(seen.live()) is None:
                 pause_s = since = None
@@ -291,25 +258,29 @@ class Group:
             since = now if since is None else since
             due = since + delay_s(seen.rank(self.member_id))
             if now >= due:
-                self._propose()
+                await self._propose()
                 since, due = now, now + _LAG_S
             pause_s = max(0.0, due - now)
 
-    def _refuse_deleted(self, seen: Seen) -> None:
+    async def _refuse_deleted(self, seen: Seen) -> None:
         """Somebody may have deleted us; but what we follow may only be behind."""
-        if self._membership is not None and self.member_id not in seen.entries and not self._membership.is_there():
+        if (
+            self._membership is not None
+            and self.member_id not in seen.entries
+            and not await self._membership.is_there()
+        ):
             raise SessionLost(f"member {self.member_id!r} of {self._what} was deleted; it joins again")
 
-    def _propose(self) -> None:
+    async def _propose(self) -> None:
         """Write the next view, if the members are not those of the newest one."""
-        entry = self._store.get(self._views_key)
-        live = {_id_of(each): read_body(each.value) for each in self._store.list(self._members_key)}
+        entry = await ask(self._store.get, self._views_key)
+        live = {_id_of(each): read_body(each.value) for each in await ask(self._store.list, self._members_key)}
         log = ViewLog.of(entry).next(live)
         if log is None:
             return
         check = Absent(self._views_key) if entry is None else At(entry)
         try:
-            self._store.commit([check], [Put(self._views_key, log.to_bytes())])
+            await ask(self._store.commit, [check], [Put(self._views_key, log.to_bytes())])
         except Conflict:
             return  # somebody else was faster, which the watch will tell
         _log.info("%s: view %d has %d members", self._what, log.number, len(live))
@@ -329,13 +300,13 @@ class Group:
             self._view = changes[-1].view
             listeners = list(self._listeners.values())
             self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
-            self._changed.notify_all()
+            self._changed.ring()
 
-    def _leave(self) -> None:
-        if self._membership is None or not self._membership.leave():
+    async def _depart(self) -> None:
+        if self._membership is None or not await self._membership.leave():
             return
         try:
-            self._propose()
+            await self._propose()
         except LatchworkError as error:
             _log.info("%s: the view without %r is left to others: %s", self._what, self.member_id, error)
 
@@ -360,23 +331,6 @@ class Group:
         except LatchworkError:
             return True
         return True
-
-    def _fail(self, error: LatchworkError) -> None:
-        _log.warning("%s: member %r is out for good: %s", self._what, self.member_id, error)
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def _refuse_closed(self) -> None:
-        self._home.check()
-        if self._leaving:
-            raise Closed(f"{self._what} was closed; make another one")
-
-    def _refuse_ended(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._leaving or self._thread is None:
-            raise Closed(f"{self._what} was closed or never started; start it, or make another one")
 
 
 def _id_of(entry: Entry) -> str:

@@ -16,6 +16,7 @@ from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
 from latchwork.primitives.group.views import GroupMember, check_member_body
 from latchwork.primitives.waiting.common import Backoff, Patience
+from latchwork.store.steps import Background, Pause, ask
 from latchwork.types import Absent, At, Put
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Membership:
         """Who we are now."""
         return self._me
 
-    def enter(self, waiter: Waiter) -> None:
+    async def enter(self, waiter: Waiter) -> None:
         """Be there with the waiter's session: created anew, or taken along from our last session.
 
         Raises:
@@ -66,15 +67,15 @@ class Membership:
         session = waiter.session
         patience = Patience(self._store.clock, session.ttl_s * _PATIENCE_TTLS + 1.0)
         while not waiter.is_off:
-            entry = self._store.get(self.key)
+            entry = await ask(self._store.get, self.key)
             if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:
-                self._await_gone(entry, waiter, patience)
-            elif (entry is not None and entry.owner == session.id) or self._create(entry, session):
+                await self._await_gone(entry, waiter, patience)
+            elif (entry is not None and entry.owner == session.id) or await self._create(entry, session):
                 self._session = self._bound = session
-                self.rewrite()  # attributes may have changed meanwhile
+                await self.rewrite()  # attributes may have changed meanwhile
                 return
 
-    def update(self, weight: float | None, labels: Mapping[str, str] | None, address: str | None) -> None:
+    async def update(self, weight: float | None, labels: Mapping[str, str] | None, address: str | None) -> None:
         """Change our attributes, and store them if we are there. None leaves one as it is."""
         with self._lock:
             me = self._me
@@ -86,9 +87,9 @@ class Membership:
                     address=me.address if address is None else address,
                 )
             )
-        self.rewrite()
+        await self.rewrite()
 
-    def rewrite(self) -> None:
+    async def rewrite(self) -> None:
         """Store our attributes as they are now, if we have entered.
 
         Raises:
@@ -96,24 +97,24 @@ class Membership:
         """
         session = self._session
         while session is not None:
-            entry = self._store.get(self.key)
+            entry = await ask(self._store.get, self.key)
             if entry is None or entry.owner != session.id:
                 raise SessionLost(f"member {self._me.id!r} of {self._what} is gone; it joins again by itself")
             body = self._me.to_body()
             if read_body(entry.value) == body:
                 return
             try:
-                self._store.commit([At(entry), session.fence], [Put(self.key, write_body(body))])
+                await ask(self._store.commit, [At(entry), session.fence], [Put(self.key, write_body(body))])
             except Conflict:
                 continue
 
-    def is_there(self) -> bool:
+    async def is_there(self) -> bool:
         """Whether the store has us, linearizable; False before we have entered."""
         session = self._session
-        entry = self._store.get(self.key) if session is not None else None
+        entry = await ask(self._store.get, self.key) if session is not None else None
         return entry is not None and session is not None and entry.owner == session.id
 
-    def leave(self) -> bool:
+    async def leave(self) -> bool:
         """Delete our key: now, or in the background until it works or the session has ended.
 
         A key of our id that another session has by now is not ours. False if there never was one.
@@ -121,17 +122,16 @@ class Membership:
         session, self._session, self._bound = self._bound, None, None
         if session is None:
             return False
-        if session.remaining_s() > 0.0 and not self._drop(session):
-            name = f"latchwork-leaving-{self.key}"
-            threading.Thread(target=self._drop_later, args=(session,), name=name, daemon=True).start()
+        if session.remaining_s() > 0.0 and not await self._drop(session):
+            Background(self._drop_later(session), f"latchwork-leaving-{self.key}")
         return True
 
-    def _drop(self, session: Session) -> bool:
+    async def _drop(self, session: Session) -> bool:
         """Delete our key if it is there by this session; False when that has to be tried again."""
         try:
-            entry = self._store.get(self.key)
+            entry = await ask(self._store.get, self.key)
             if entry is not None and entry.owner == session.id:
-                self._store.delete(self.key, version=entry.version)
+                await ask(self._store.delete, self.key, version=entry.version)
         except FATAL as error:
             _log.warning("%s: member %r stays until its session ends: %s", self._what, self._me.id, error)
         except LatchworkError as error:
@@ -139,28 +139,30 @@ class Membership:
             return False
         return True
 
-    def _drop_later(self, session: Session) -> None:
+    async def _drop_later(self, session: Session) -> None:
         backoff = Backoff()
-        while session.remaining_s() > 0.0 and not self._drop(session):
-            self._store.clock.wait(session.lost, backoff.next_s())
+        while session.remaining_s() > 0.0 and not await self._drop(session):
+            await Pause(self._store.clock, session.lost, backoff.next_s())
 
-    def _create(self, entry: Entry | None, session: Session) -> bool:
+    async def _create(self, entry: Entry | None, session: Session) -> bool:
         with self._lock:
             self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12])
             self._incarnations.add(self._me.incarnation)
             body = write_body(self._me.to_body())
         self._bound = session
         try:
-            self._store.commit([Absent(self.key) if entry is None else At(entry)], [Put(self.key, body, session)])
+            await ask(
+                self._store.commit, [Absent(self.key) if entry is None else At(entry)], [Put(self.key, body, session)]
+            )
         except Conflict:
             return False
         return True
 
-    def _await_gone(self, entry: Entry, waiter: Waiter, patience: Patience) -> None:
+    async def _await_gone(self, entry: Entry, waiter: Waiter, patience: Patience) -> None:
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
-        if not waiter.follow(self.key, is_gone, patience) and not waiter.is_off:
+        if not await waiter.follow(self.key, is_gone, patience) and not waiter.is_off:
             other = GroupMember.of(self._me.id, read_body(entry.value))
             raise NodeIdInUse(
                 f"member {other.id!r} of {self._what} is in use by pid {other.pid} on {other.host}; use another id"

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.store.steps import driven
 
 if TYPE_CHECKING:
     from latchwork.primitives.meeting.phases import Board
@@ -56,7 +57,8 @@ class Barrier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def wait(self, timeout_s: float | None = None, *, generation: int | None = None) -> int:
+    @driven
+    async def wait(self, timeout_s: float | None = None, *, generation: int | None = None) -> int:
         """Arrive, and wait until all have.
 
         Args:
@@ -82,19 +84,22 @@ class Barrier:
             end = board.how_ended(last)
             return last if end is not None and not end.broken else board.phase
 
-        return self._meeting.meet(choose, timeout_s)
+        return await self._meeting.meet(choose, timeout_s)
 
-    def abort(self, why: str = "") -> None:
+    @driven
+    async def abort(self, why: str = "") -> None:
         """Break the open generation: everybody who waits gets ``BarrierBroken``, and the next one is open."""
-        self._meeting.abort(why)
+        await self._meeting.abort(why)
 
-    def generation(self) -> int:
+    @driven
+    async def generation(self) -> int:
         """The open generation."""
-        return self._meeting.board().phase
+        return (await self._meeting.board()).phase
 
-    def arrived(self) -> list[str]:
+    @driven
+    async def arrived(self) -> list[str]:
         """The members that have arrived at the open generation, sorted; may be empty."""
-        return self._meeting.arrived()
+        return await self._meeting.arrived()
 
     def close(self) -> None:
         """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""

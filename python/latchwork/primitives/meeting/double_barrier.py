@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.store.steps import driven
 
 if TYPE_CHECKING:
     from latchwork.primitives.meeting.phases import Board
@@ -72,7 +73,8 @@ class DoubleBarrier:
         except LatchworkError as error:  # the failure of the work is what the caller has to see
             _log.warning("%s could not be aborted, others wait until their time is over: %s", self, error)
 
-    def enter(self, timeout_s: float | None = None) -> int:
+    @driven
+    async def enter(self, timeout_s: float | None = None) -> int:
         """Wait until all have entered. Arguments and errors as for ``Barrier.wait``.
 
         While a round is on whose part we are not any more, it is waited for.
@@ -80,11 +82,12 @@ class DoubleBarrier:
         Returns:
             The round: 0 for the first.
         """
-        phase = self._meeting.meet(self._to_enter, timeout_s)
+        phase = await self._meeting.meet(self._to_enter, timeout_s)
         self._round = phase // 2
         return self._round
 
-    def leave(self, timeout_s: float | None = None) -> int:
+    @driven
+    async def leave(self, timeout_s: float | None = None) -> int:
         """Wait until all have left. Arguments and errors as for ``Barrier.wait``.
 
         Returns:
@@ -92,25 +95,28 @@ class DoubleBarrier:
         Raises:
             LatchworkError: we have not entered.
         """
-        phase = self._meeting.meet(self._to_leave, timeout_s)
+        phase = await self._meeting.meet(self._to_leave, timeout_s)
         self._round = None
         return phase // 2
 
-    def abort(self, why: str = "") -> None:
+    @driven
+    async def abort(self, why: str = "") -> None:
         """End the round: everybody who waits gets ``BarrierBroken``, and the next round is open."""
-        self._meeting.abort(why)
+        await self._meeting.abort(why)
         self._round = None
 
-    def round(self) -> int:
+    @driven
+    async def round(self) -> int:
         """The open round."""
-        return self._meeting.board().phase // 2
+        return (await self._meeting.board()).phase // 2
 
-    def members(self) -> list[str]:
+    @driven
+    async def members(self) -> list[str]:
         """Who is inside, sorted; before all have entered, who has arrived."""
-        board = self._meeting.board()
+        board = await self._meeting.board()
         if board.phase % 2 == 0:
-            return self._meeting.arrived()
-        return sorted(set(board.regulars) - set(self._meeting.arrived()))
+            return await self._meeting.arrived()
+        return sorted(set(board.regulars) - set(await self._meeting.arrived()))
 
     def close(self) -> None:
         """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""

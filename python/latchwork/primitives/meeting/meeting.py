@@ -21,6 +21,7 @@ from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, Lat
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.store.steps import ask
 from latchwork.types import At, Put
 
 if TYPE_CHECKING:
@@ -75,46 +76,46 @@ class Meeting:
         self._mine = f"{self._arrivals}/{member_id}"
         self._heard = -1
 
-    def board(self) -> Board:
+    async def board(self) -> Board:
         """The state now; of a barrier that nobody has used, the one it will begin with."""
         self.waits.check()
-        entry = self._store.get(self._board_key)
+        entry = await ask(self._store.get, self._board_key)
         return self._fresh if entry is None else Board.of(entry)
 
-    def arrived(self) -> list[str]:
+    async def arrived(self) -> list[str]:
         """Who has arrived at the open phase, sorted."""
-        phase = self.board().phase
-        return sorted(arrived_at(self._store.list(self._arrivals), phase))
+        phase = (await self.board()).phase
+        return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
-    def meet(self, choose: Choice, timeout_s: float | None) -> int:
+    async def meet(self, choose: Choice, timeout_s: float | None) -> int:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
             BarrierBroken: it ended without everybody, for lack of time here or elsewhere.
         """
-        with self.waits.begin(timeout_s) as (waiter, patience):
+        async with self.waits.begin(timeout_s) as (waiter, patience):
             while True:
-                arrival = waiter.keep_trying(lambda: self._arrive(choose), patience)
+                arrival = await waiter.keep_trying(lambda: self._arrive(choose), patience)
                 if arrival.phase is not None:
-                    return self._await_end(arrival.phase, arrival, waiter, patience)
-                self._await_change(arrival.board.phase, waiter, patience)
+                    return await self._await_end(arrival.phase, arrival, waiter, patience)
+                await self._await_change(arrival.board.phase, waiter, patience)
 
-    def abort(self, why: str) -> None:
+    async def abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
         self.waits.check()
         check_text(why, "the reason")
-        phase = self._board()[1].phase
-        self._break(phase, why or f"{self.member_id!r} broke it")
+        phase = (await self._board())[1].phase
+        await self._break(phase, why or f"{self.member_id!r} broke it")
 
     # Arriving
 
-    def _board(self) -> tuple[Entry, Board]:
-        entry = self._store.get(self._board_key)
+    async def _board(self) -> tuple[Entry, Board]:
+        entry = await ask(self._store.get, self._board_key)
         if entry is None:
             try:
-                entry = self._store.create(self._board_key, self._fresh.to_bytes())
+                entry = await ask(self._store.create, self._board_key, self._fresh.to_bytes())
             except KeyExists:
-                return self._board()
+                return await self._board()
         return entry, self._read(entry)
 
     def _read(self, entry: Entry) -> Board:
@@ -124,11 +125,11 @@ class Meeting:
             raise LatchworkError(f"{self.what} expects {expects}; make it with the same parties, or use another name")
         return board
 
-    def _arrive(self, choose: Choice) -> _Arrival:
+    async def _arrive(self, choose: Choice) -> _Arrival:
         """Be counted once at the phase that is meant."""
         while True:
-            entry, mine = self._store.get_many([self._board_key, self._mine])
-            entry, board = self._board() if entry is None else (entry, self._read(entry))
+            entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
+            entry, board = await self._board() if entry is None else (entry, self._read(entry))
             last = read_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._heard else -1)
             if phase is None or phase < board.phase or last == phase:
@@ -137,7 +138,7 @@ class Meeting:
                 raise ValueError(f"{self.what}: that is to come; open is {board.phase // self._cycle}")
             about = {"host": self._identity.host, "pid": self._identity.pid}
             try:
-                done = self._store.commit([At(entry)], [Put(self._mine, write_arrival(phase, about))])
+                done = await ask(self._store.commit, [At(entry)], [Put(self._mine, write_arrival(phase, about))])
             except Conflict:
                 continue
             _log.debug("%s: %r has arrived at phase %d", self.what, self.member_id, phase)
@@ -145,51 +146,53 @@ class Meeting:
 
     # Waiting
 
-    def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
+    async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
-        if not waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
+        if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
             self.waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self.what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
-    def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
+    async def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
         known = [(arrival.entry, arrival.board)]  # as it was before we arrived: still so, or the commit is refused
-        board = waiter.keep_trying(lambda: self._open(phase, known), patience)
+        board = await waiter.keep_trying(lambda: self._open(phase, known), patience)
         if board is None:  # who is not the last to come has to wait
-            board = self._follow(phase, waiter, patience)
-        return self._told(phase, board, arrival.mine)
+            board = await self._follow(phase, waiter, patience)
+        return await self._told(phase, board, arrival.mine)
 
-    def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
+    async def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
-        while waiter.follow(self.name, seen := self._seen(phase), patience):
+        while await waiter.follow(self.name, seen := self._seen(phase), patience):
             if seen.board is not None:
                 return seen.board
             if not seen.is_last(self._mine):
                 pause = Patience(self._store.clock, patience.left_s(random.uniform(*_STAND_IN_S)))
-                waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)
-            board = waiter.keep_trying(lambda: self._open(phase), patience)
+                await waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)
+            board = await waiter.keep_trying(lambda: self._open(phase), patience)
             if board is not None:
                 return board
         self.waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time"
-        return waiter.keep_trying(lambda: self._break(phase, late), patience)
+        return await waiter.keep_trying(lambda: self._break(phase, late), patience)
 
     def _seen(self, phase: int) -> _Seen:
         return _Seen(self._board_key, self._arrivals, self._fresh.parties, phase)
 
-    def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
+    async def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
         """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
-        return self._end(phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known)
+        return await self._end(
+            phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known
+        )
 
-    def _break(self, phase: int, why: str) -> Board:
+    async def _break(self, phase: int, why: str) -> Board:
         """End the phase as broken, or as passed if everybody is here after all; the board after that."""
-        board = self._end(
+        board = await self._end(
             phase,
             lambda board, here: board.passed(here) if board.is_complete(here) else board.broken(why, here, self._cycle),
         )
         assert board is not None
         return board
 
-    def _end(
+    async def _end(
         self,
         phase: int,
         decide: Callable[[Board, set[str]], Board | None],
@@ -197,22 +200,22 @@ class Meeting:
     ) -> Board | None:
         boards = iter(known)
         while True:
-            entry, board = next(boards, None) or self._board()
+            entry, board = next(boards, None) or await self._board()
             if board.phase != phase:
                 return board
-            after = decide(board, arrived_at(self._store.list(self._arrivals), phase))
+            after = decide(board, arrived_at(await ask(self._store.list, self._arrivals), phase))
             if after is None:
                 return None
             with contextlib.suppress(Conflict):
-                self._store.commit([At(entry)], [Put(self._board_key, after.to_bytes())])
+                await ask(self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])
                 return after
 
     # Being told
 
-    def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
+    async def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
         end = board.how_ended(phase)
         self._heard = max(self._heard, phase)
-        self._forget(mine)
+        await self._forget(mine)
         if end is None:
             raise LatchworkError(f"{self.what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -225,13 +228,13 @@ class Meeting:
             end.arrived,
         )
 
-    def _forget(self, mine: Entry | None) -> None:
+    async def _forget(self, mine: Entry | None) -> None:
         """Our arrival has done its work. If it stays, our next life takes it that we were not told."""
         if mine is None:
             return
         try:
             with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
-                self._store.delete(self._mine, version=mine.version)
+                await ask(self._store.delete, self._mine, version=mine.version)
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self.what, self.member_id, error)
 

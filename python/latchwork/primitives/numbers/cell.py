@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Home, Patience
+from latchwork.store.steps import Pause, Signal, Steps, ask
 from latchwork.types import Absent, At, Check, Fence, Op, Put
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from latchwork.types import Entry
 
 #: From the old and the new number to what is written together with it.
-Writes = Callable[[int, int], Sequence[Op]]
+Writes = Callable[[int, int], Steps[Sequence[Op]]]
 #: Nonces kept: a change of unknown outcome is found again if no more than so many others followed it.
 KEPT = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
@@ -94,7 +94,7 @@ def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
     return None if since < 0 or since > len(now.recent) else False
 
 
-def _nothing(_before: int, _after: int) -> Sequence[Op]:
+async def _nothing(_before: int, _after: int) -> Sequence[Op]:
     return ()
 
 
@@ -107,12 +107,12 @@ class Cell:
         self._what = what
         self._home = Home(what)
 
-    def read(self) -> Reading:
+    async def read(self) -> Reading:
         """The number now, linearizable."""
         self._home.check()
-        return Reading.of(self._key, self._store.get(self._key))
+        return Reading.of(self._key, await ask(self._store.get, self._key))
 
-    def change(
+    async def change(
         self,
         fn: Callable[[int], int | None],
         *,
@@ -141,7 +141,7 @@ class Cell:
         while True:
             trouble: LatchworkError | None = None
             try:
-                if change.step():
+                if await change.step():
                     return change.result
             except Unavailable as error:
                 trouble = error
@@ -149,11 +149,11 @@ class Cell:
                 raise change.why(trouble) from trouble
             failures += 1
             pause_s = random.uniform(0.0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**failures))
-            self._store.clock.wait(threading.Event(), patience.left_s(pause_s))
+            await Pause(self._store.clock, Signal(), patience.left_s(pause_s))
 
-    def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
+    async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Change the number as it was read."""
-        self._store.commit([*checks, now.check], [Put(self._key, now.changed(after, nonce)), *ops])
+        await ask(self._store.commit, [*checks, now.check], [Put(self._key, now.changed(after, nonce)), *ops])
 
     def __str__(self) -> str:
         return self._what
@@ -172,9 +172,9 @@ class _Change:
         self._unknown: Try | None = None
         self._refused: tuple[Hashable, Conflict] | None = None
 
-    def step(self) -> bool:
+    async def step(self) -> bool:
         """Try once; True when it is done, False when it has to be tried again."""
-        now = self._cell.read()
+        now = await self._cell.read()
         if self._has_landed(now):
             return True
         self._refuse_foreign(now)
@@ -183,7 +183,7 @@ class _Change:
             self.result = None
             return True
         try:
-            self._cell.commit(now, after, self._nonce, self._checks, self._ops(now.value, after))
+            await self._cell.commit(now, after, self._nonce, self._checks, await self._ops(now.value, after))
         except Conflict as error:
             if self._unknown is None and any(isinstance(one, Fence) for one in error.failed):
                 raise  # an ownership that is over stays over, however often others change the number meanwhile

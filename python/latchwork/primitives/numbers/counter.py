@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.store.steps import driven
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,13 @@ class Counter:
     def __repr__(self) -> str:
         return f"<Counter {self.name!r}>"
 
-    def value(self) -> int:
+    @driven
+    async def value(self) -> int:
         """The number now, linearizable."""
-        return self._cell.read().value
+        return (await self._cell.read()).value
 
-    def add(self, amount: int = 1, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> int:
+    @driven
+    async def add(self, amount: int = 1, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> int:
         """Add to the number, exactly once.
 
         Args:
@@ -59,14 +62,18 @@ class Counter:
                 connection broke, or more than 16 other changes came between.
         """
         amount = check_whole(amount, f"an amount for counter {self.name!r}")
-        return self._changed(self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s))
+        return self._changed(
+            await self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s)
+        )
 
-    def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    @driven
+    async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Set the number, whatever it was. Arguments and errors as for ``add``."""
         value = check_whole(value, f"a value for counter {self.name!r}")
-        self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
+        await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
-    def compare_and_set(
+    @driven
+    async def compare_and_set(
         self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> bool:
         """Set the number if it is the expected one; False, and nothing written, if it is another.
@@ -74,7 +81,7 @@ class Counter:
         Arguments and errors as for ``add``.
         """
         value = check_whole(value, f"a value for counter {self.name!r}")
-        done = self._cell.change(
+        done = await self._cell.change(
             lambda now: value if now == expected else None, checks=_checks(fence), timeout_s=timeout_s
         )
         return done is not None

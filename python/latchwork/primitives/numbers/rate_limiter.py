@@ -22,6 +22,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.steps import ask, driven
 from latchwork.types import At, Delete, Put
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class RateLimiter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
+    @driven
+    async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
         """Wait for permits, and take them.
 
         Who waits is served in the order of arrival; one that comes just when a permit is free may be faster.
@@ -113,22 +115,24 @@ class RateLimiter:
         """
         if not 1 <= check_whole(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
-        with self._waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, patience):
             late = 0
             while True:
-                wait_s = waiter.keep_trying(lambda: self._try_take(count, None), patience)
-                if wait_s == 0.0 or (wait_s is not None and self._queue_for(count, waiter, patience, late)):
+                wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), patience)
+                if wait_s == 0.0 or (wait_s is not None and await self._queue_for(count, waiter, patience, late)):
                     return
                 late += 1
 
-    def waiters(self) -> list[Ticket]:
+    @driven
+    async def waiters(self) -> list[Ticket]:
         """Who waits, in order."""
-        return self._queue.tickets()
+        return await self._queue.tickets()
 
-    def given(self) -> int:
+    @driven
+    async def given(self) -> int:
         """How many permits were given since the beginning, wasted ones included."""
         self._waits.check()
-        entry = self._store.get(self._key)
+        entry = await ask(self._store.get, self._key)
         return 0 if entry is None else Permits.of(entry).given
 
     def close(self) -> None:
@@ -141,31 +145,31 @@ class RateLimiter:
 
     # Inside
 
-    def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
+    async def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
         """Wait in the queue until permits may be given, and take them; False when the answer came too late."""
-        place = None if patience.is_over else take_turn(self._queue, waiter, patience)
+        place = None if patience.is_over else await take_turn(self._queue, waiter, patience)
         if place is None:
             raise self._timed_out(waiter, late)
         is_gone = False
         try:
             while True:
-                wait_s = waiter.keep_trying(lambda: self._try_take(count, place), patience)
+                wait_s = await waiter.keep_trying(lambda: self._try_take(count, place), patience)
                 is_gone = not wait_s  # our ticket is deleted in the transaction that takes the permits
                 if is_gone:
                     return wait_s == 0.0
-                if patience.is_over or not waiter.pause(patience.left_s(wait_s)):
+                if patience.is_over or not await waiter.pause(patience.left_s(wait_s)):
                     raise self._timed_out(waiter, late)
         finally:
             if not is_gone:
-                self._queue.leave(place)
+                await self._queue.leave(place)
 
-    def _try_take(self, count: int, place: Place | None) -> float | None:
+    async def _try_take(self, count: int, place: Place | None) -> float | None:
         """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
         clock = self._store.clock
         self._follow()
         ops: list[Op] = [] if place is None else [Delete(place.ticket.key)]
         while True:
-            entry = self._read()
+            entry = await self._read()
             permits = self._learn(entry)
             with self._lock:
                 wait_s = self._window.wait_s(count, clock.now())
@@ -174,7 +178,7 @@ class RateLimiter:
             sent_at = clock.now()
             try:
                 put = Put(self._key, permits.with_more(count).to_bytes())
-                done = self._store.commit([At(entry)], [put, *ops])
+                done = await ask(self._store.commit, [At(entry)], [put, *ops])
             except Conflict:
                 continue
             self._learn(done.entries[0])
@@ -219,13 +223,13 @@ class RateLimiter:
             self._window.learn(permits, entry.created, self._store.clock.now())
         return permits
 
-    def _read(self) -> Entry:
-        entry = self._store.get(self._key)
+    async def _read(self) -> Entry:
+        entry = await ask(self._store.get, self._key)
         if entry is None:
             try:
-                entry = self._store.create(self._key, self._fresh.to_bytes())
+                entry = await ask(self._store.create, self._key, self._fresh.to_bytes())
             except KeyExists:
-                return self._read()
+                return await self._read()
         permits = Permits.of(entry)
         if not permits.is_like(self._fresh):
             raise LatchworkError(

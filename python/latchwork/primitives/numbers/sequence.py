@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.store.steps import driven
 
 if TYPE_CHECKING:
     from latchwork.store.store import Store
@@ -44,11 +45,13 @@ class Sequence:
     def __repr__(self) -> str:
         return f"<Sequence {self.name!r}>"
 
-    def last(self) -> int:
+    @driven
+    async def last(self) -> int:
         """The last id taken, 0 if none was."""
-        return self._cell.read().value
+        return (await self._cell.read()).value
 
-    def take(
+    @driven
+    async def take(
         self, record: Record, *, count: int = 1, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> range:
         """Take the next ids, in one transaction with their records.
@@ -72,11 +75,11 @@ class Sequence:
         if check_whole(count, "count") < 1:
             raise ValueError(f"count must be at least 1, not {count}")
 
-        def records(before: int, after: int) -> list[Op]:
+        async def records(before: int, after: int) -> list[Op]:
             return [op for number in range(before + 1, after + 1) for op in _record(record, number)]
 
         checks = () if fence is None else (fence,)
-        last = self._cell.change(lambda now: now + count, checks=checks, ops=records, timeout_s=timeout_s)
+        last = await self._cell.change(lambda now: now + count, checks=checks, ops=records, timeout_s=timeout_s)
         assert last is not None
         return range(last - count + 1, last + 1)
 

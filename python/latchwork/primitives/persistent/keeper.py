@@ -39,6 +39,7 @@ from latchwork.primitives.waiting.common import (
 )
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.steps import run
 from latchwork.types import At
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class LockKeeper:
         if release:
             self._holds.give_back(held)
         self._loop.stop()
-        self._urgent.settle(self._clock, 1.0)
+        run(self._urgent.settle(self._clock, 1.0))
         self._dispatcher.close()
 
     # Taking and releasing

@@ -15,7 +15,8 @@ from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.queue.items import Names
 from latchwork.primitives.waiting.common import Home, Patience, check_text, lost_by_fork
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.work import Ownership, Work
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import At, Check, Create, Delete, Fence, Op, Put
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 
 
-class Claim:
+class Claim(GuardsWork):
     """One item taken from a queue: ``with queue.take() as claim: handle(claim.value)``.
 
     The end of the ``with`` acknowledges it; an exception gives it back. Safe to share between threads.
@@ -63,14 +64,7 @@ class Claim:
         self._is_ending = False
         self._is_doubtful = False
         fence = store.fence(claim.created, At(claim), session.fence)
-        self._ownership = Ownership(
-            self._what,
-            fence,
-            ttl_s=session.ttl_s,
-            remaining_s=session.remaining_s,
-            error=LockLost,
-            clock=store.clock,
-        )
+        self._ownership = Ownership.by_session(self._what, fence, session, store.clock)
 
     def __repr__(self) -> str:
         return f"<Claim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
@@ -113,11 +107,11 @@ class Claim:
         """Seconds it is ours for certain if no further renewal of the session succeeds. Does no I/O."""
         return 0.0 if self._is_over or self._is_ending else self._ownership.remaining_s()
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before the claim can end: ``with claim.guard_work() as work:``."""
-        return self._ownership.guard_work(margin_s)
+    def _owned(self) -> Ownership:
+        return self._ownership
 
-    def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
+    @driven
+    async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
         """The item is done: remove it, in one transaction with writes of yours if you like.
 
         What is written here is written once, however often the item was taken.
@@ -132,28 +126,30 @@ class Claim:
             Unavailable: not done, and still ours for a while.
             OutcomeUnknown: done or not: the session ended before that could be found out.
         """
-        self._end([*self._delete(), *ops], checks, timeout_s)
+        await self._end([*self._delete(), *ops], checks, timeout_s)
 
-    def release(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
+    @driven
+    async def release(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
         """Give the item back, to its old place; after the last attempt, to the dead letters. Errors as for ``ack``."""
         check_text(why, "the reason")
         if self.attempts >= self._most:
-            self.bury(why or f"given back {self.attempts} times", timeout_s=timeout_s)
+            await steps_of(self.bury)(why or f"given back {self.attempts} times", timeout_s=timeout_s)
             return
         item = self._item.given_back(why)
-        self._end([Put(self._names.item(self.id), item.to_bytes()), Delete(self._claim.key)], (), timeout_s)
+        await self._end([Put(self._names.item(self.id), item.to_bytes()), Delete(self._claim.key)], (), timeout_s)
 
-    def bury(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
+    @driven
+    async def bury(self, why: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
         """Put the item among the dead letters, whatever its attempts. Errors as for ``ack``."""
         check_text(why, "the reason")
         letter = Create(self._names.letter(self.id), self._item.given_back(why).to_bytes())
-        self._end([*self._delete(keep_data=True), letter], (), timeout_s)
+        await self._end([*self._delete(keep_data=True), letter], (), timeout_s)
 
     def _delete(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self._item.data_id))] if self._item.data_id and not keep_data else []
         return [Delete(self._names.item(self.id)), Delete(self._claim.key), *data]
 
-    def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
+    async def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
         self._home.check()
         if self._is_over or self._session.remaining_s() <= 0.0:
             raise self._lost()
@@ -161,18 +157,18 @@ class Claim:
         self._is_ending = True  # once it is written another may take the item, before we hear that it was
         try:
             with closing(Waiter(self._store, self._session)) as waiter:
-                waiter.keep_trying(lambda: self._commit(ops, checks), patience)
+                await waiter.keep_trying(lambda: self._commit(ops, checks), patience)
             self._is_over = True
         finally:
             self._is_ending = False
         self._ownership.end()
 
-    def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
+    async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
         """Commit once. While our session lives, nobody but us removes the claim."""
         try:
-            self._store.commit([self.fence, *checks], ops)
+            await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
-            if self._is_there():
+            if await self._is_there():
                 raise
             if self._is_doubtful and self._session.remaining_s() > 0.0:
                 return  # an earlier try got through, its answer did not
@@ -181,11 +177,11 @@ class Claim:
             raise self._lost() from error
         except OutcomeUnknown:
             self._is_doubtful = True
-            if self._is_there() or self._session.remaining_s() <= 0.0:
+            if await self._is_there() or self._session.remaining_s() <= 0.0:
                 raise
 
-    def _is_there(self) -> bool:
-        now = self._store.get(self._claim.key)
+    async def _is_there(self) -> bool:
+        now = await ask(self._store.get, self._claim.key)
         return now is not None and now.version == self._claim.version
 
     def _lost(self) -> LockLost:

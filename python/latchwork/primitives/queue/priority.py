@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from latchwork.primitives.queue.queue import Queue
+from latchwork.store.steps import driven
 
 #: What an item has unless it is told otherwise.
 DEFAULT_PRIORITY = 5
@@ -20,15 +21,17 @@ class PriorityQueue(Queue):
     object may share a name: a plain queue puts with priority 5.
     """
 
-    def put(self, value: bytes, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None) -> str:
+    @driven
+    async def put(self, value: bytes, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None) -> str:
         """Put an item behind those of the same priority, 0 (first) to 9 (last). All else as for ``Queue.put``."""
-        return self._putting.put([value], _check_priority(priority), timeout_s)[0]
+        return (await self._putting.put([value], _check_priority(priority), timeout_s))[0]
 
-    def put_many(
+    @driven
+    async def put_many(
         self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> list[str]:
         """Put items of one priority, in order, many in one transaction; not all in one."""
-        return self._putting.put(list(values), _check_priority(priority), timeout_s)
+        return await self._putting.put(list(values), _check_priority(priority), timeout_s)
 
 
 def _check_priority(priority: int) -> int:

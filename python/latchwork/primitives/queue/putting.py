@@ -18,6 +18,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import Item, Names, Room, check_payload, make_id
 from latchwork.primitives.waiting.common import Backoff
+from latchwork.store.steps import ask
 from latchwork.types import Check, Create, Op, Put
 
 if TYPE_CHECKING:
@@ -54,16 +55,16 @@ class Putting:
         self._agreed = False
         self._tail = Cell(store, names.tail, f"the tail of {what}")
 
-    def put(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
+    async def put(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
         """Put items of one priority, many in one transaction; their ids."""
         for value in values:
             check_payload(value, self._what)
         ids: list[str] = []
-        with self._waits.begin(timeout_s) as (waiter, patience):
-            bounded = waiter.keep_trying(self.agree, patience) is not None
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            bounded = await waiter.keep_trying(self.agree, patience) is not None
             for batch in _batches(values, 1 if bounded else _BATCH_ITEMS):
                 creations = partial(self._creations, priority, batch)
-                ids += self.append(priority, creations, len(batch), waiter=waiter, patience=patience)
+                ids += await self.append(priority, creations, len(batch), waiter=waiter, patience=patience)
         return ids
 
     def _creations(self, priority: int, values: Sequence[bytes], first: int) -> list[Op]:
@@ -72,7 +73,7 @@ class Putting:
         pairs = zip(items, values, strict=True)
         return [*ops, *(Create(self._names.data(item.id), value) for item, value in pairs if item.data_id)]
 
-    def append(
+    async def append(
         self,
         priority: int,
         creations: Callable[[int], list[Op]],
@@ -84,26 +85,26 @@ class Putting:
     ) -> list[str]:
         """Give items the next numbers; waits for room."""
 
-        def append() -> list[str]:
-            last = self._try_append(creations, count, waiter, patience, checks)
+        async def append() -> list[str]:
+            last = await self._try_append(creations, count, waiter, patience, checks)
             return [make_id(priority, number) for number in range(last - count + 1, last + 1)]
 
         try:
-            return append()
+            return await append()
         except _Full:
             pass
-        place = None if patience.is_over else take_turn(self.queue, waiter, patience)
+        place = None if patience.is_over else await take_turn(self.queue, waiter, patience)
         if place is None:
             raise self._no_room(waiter)
         try:
-            while waiter.follow(self._names.items, _HasRoom(self.agree() or 0), patience):
+            while await waiter.follow(self._names.items, _HasRoom(await self.agree() or 0), patience):
                 with contextlib.suppress(_Full):
-                    return append()
+                    return await append()
             raise self._no_room(waiter)
         finally:
-            self.queue.leave(place)
+            await self.queue.leave(place)
 
-    def _try_append(
+    async def _try_append(
         self,
         creations: Callable[[int], list[Op]],
         count: int,
@@ -111,48 +112,48 @@ class Putting:
         patience: Patience,
         checks: Sequence[Check],
     ) -> int:
-        def writes(before: int, _after: int) -> list[Op]:
-            return [*creations(before + 1), *self._use_room(count)]
+        async def writes(before: int, _after: int) -> list[Op]:
+            return [*creations(before + 1), *await self._use_room(count)]
 
         backoff = Backoff()
         while True:
             try:
-                last = self._tail.change(
+                last = await self._tail.change(
                     lambda now: now + count, checks=checks, ops=writes, timeout_s=patience.left_s(_CELL_PATIENCE_S)
                 )
             except (Unavailable, Conflict) as error:
                 if patience.is_over or (isinstance(error, Conflict) and checks):
                     raise
-                if not waiter.pause(patience.left_s(backoff.next_s())):
+                if not await waiter.pause(patience.left_s(backoff.next_s())):
                     self._waits.refuse_ended(waiter, error)
                     raise
             else:
                 assert last is not None
                 return last
 
-    def _use_room(self, count: int) -> list[Op]:
+    async def _use_room(self, count: int) -> list[Op]:
         """Count places as used. All puts are one after the other, and all else only makes items fewer."""
         if self._capacity is None:
             return []
-        entry = self._store.get(self._names.room)
+        entry = await ask(self._store.get, self._names.room)
         room = Room(self._capacity) if entry is None else Room.of(entry)
         free = room.free
         if free < count:
-            free = self._capacity - len(self._store.children(self._names.items))
+            free = self._capacity - len(await ask(self._store.children, self._names.items))
         if free < count:
             raise _Full
         return [Put(self._names.room, Room(self._capacity, free - count).to_bytes())]
 
-    def agree(self) -> int | None:
+    async def agree(self) -> int | None:
         """The capacity, as stored by the first use."""
         if self._agreed:
             return self._capacity
-        entry = self._store.get(self._names.room)
+        entry = await ask(self._store.get, self._names.room)
         if entry is None:
             try:
-                entry = self._store.create(self._names.room, Room(self._capacity).to_bytes())
+                entry = await ask(self._store.create, self._names.room, Room(self._capacity).to_bytes())
             except KeyExists:
-                return self.agree()
+                return await self.agree()
         stored = Room.of(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(

@@ -22,6 +22,7 @@ from latchwork.primitives.queue.putting import Putting
 from latchwork.primitives.queue.taking import Taking
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.steps import ask, driven
 from latchwork.types import At, Create, Delete, Op
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class Queue:
 
     # Putting
 
-    def put(self, value: bytes, *, timeout_s: float | None = None) -> str:
+    @driven
+    async def put(self, value: bytes, *, timeout_s: float | None = None) -> str:
         """Put an item at the end.
 
         Args:
@@ -97,18 +99,20 @@ class Queue:
             Unavailable: the server could not be reached in time; nothing was put.
             SessionLost, Closed, ForkedProcess, LatchworkError: as for ``take``.
         """
-        return self._putting.put([value], _MIDDLE, timeout_s)[0]
+        return (await self._putting.put([value], _MIDDLE, timeout_s))[0]
 
-    def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
+    @driven
+    async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
         """Put items at the end, in order, many in one transaction; not all in one.
 
         An error says nothing of the transactions before it. Arguments and errors as for ``put``.
         """
-        return self._putting.put(list(values), _MIDDLE, timeout_s)
+        return await self._putting.put(list(values), _MIDDLE, timeout_s)
 
     # Taking
 
-    def take(self, timeout_s: float | None = None) -> Claim:
+    @driven
+    async def take(self, timeout_s: float | None = None) -> Claim:
         """Take the first item that nobody has taken; wait for one.
 
         Takers that come at the same time may get neighbouring items in any order. Waiting takers are served in the
@@ -127,10 +131,10 @@ class Queue:
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
-        with self._waits.begin(timeout_s) as (waiter, patience):
-            claim = waiter.keep_trying(lambda: self._taking.try_take(waiter.session), patience)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            claim = await waiter.keep_trying(lambda: self._taking.try_take(waiter.session), patience)
             if claim is None and not patience.is_over:
-                claim = self._taking.await_item(waiter, patience)
+                claim = await self._taking.await_item(waiter, patience)
             if claim is None:
                 self._waits.refuse_ended(waiter)
                 raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
@@ -138,70 +142,80 @@ class Queue:
 
     # Looking around
 
-    def size(self) -> int:
+    @driven
+    async def size(self) -> int:
         """How many items there are, taken ones included. Reads their names."""
         self._waits.check()
-        return len(self._store.children(self._names.items))
+        return len(await ask(self._store.children, self._names.items))
 
-    def items(self, limit: int = 100) -> list[Item]:
+    @driven
+    async def items(self, limit: int = 100) -> list[Item]:
         """The first items, taken ones included, in the order in which they are taken; without large values."""
         self._waits.check()
-        return [Item.of(entry) for entry in self._store.list(self._names.items, limit=limit)]
+        return [Item.of(entry) for entry in await ask(self._store.list, self._names.items, limit=limit)]
 
-    def claims(self) -> dict[str, Ticket]:
+    @driven
+    async def claims(self) -> dict[str, Ticket]:
         """Who has taken which item, by its id, sorted."""
         self._waits.check()
-        return {item_id(entry): Ticket.of(entry) for entry in self._store.list(self._names.claims)}
+        return {item_id(entry): Ticket.of(entry) for entry in await ask(self._store.list, self._names.claims)}
 
-    def takers(self) -> list[Ticket]:
+    @driven
+    async def takers(self) -> list[Ticket]:
         """Who waits for an item, in order."""
-        return self._taking.queue.tickets()
+        return await self._taking.queue.tickets()
 
-    def putters(self) -> list[Ticket]:
+    @driven
+    async def putters(self) -> list[Ticket]:
         """Who waits for room, in order."""
-        return self._putting.queue.tickets()
+        return await self._putting.queue.tickets()
 
     # Dead letters
 
-    def dead_letters(self, limit: int = 100) -> list[Item]:
+    @driven
+    async def dead_letters(self, limit: int = 100) -> list[Item]:
         """Items that were given up, by priority and number, with the reason; without large values."""
         self._waits.check()
-        return [Item.of(entry) for entry in self._store.list(self._names.dead, limit=limit)]
+        return [Item.of(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
-    def revive(self, item_id: str, *, timeout_s: float | None = None) -> str:
+    @driven
+    async def revive(self, item_id: str, *, timeout_s: float | None = None) -> str:
         """Put a dead letter at the end of the queue, with all its attempts before it; its new id.
 
         Raises:
             Conflict: there is no such letter, or somebody else was faster.
             WaitTimeout, and the others: as for ``put``.
         """
-        with self._waits.begin(timeout_s) as (waiter, patience):
-            waiter.keep_trying(self._putting.agree, patience)
-            letter = waiter.keep_trying(lambda: self._letter(item_id), patience)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            await waiter.keep_trying(self._putting.agree, patience)
+            letter = await waiter.keep_trying(lambda: self._letter(item_id), patience)
             dead = Item.of(letter)
 
             def creations(first: int) -> list[Op]:
                 alive = replace(dead, id=make_id(dead.priority, first), attempts=0)
                 return [Create(self._names.item(alive.id), alive.to_bytes()), Delete(letter.key)]
 
-            return self._putting.append(
-                dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
+            return (
+                await self._putting.append(
+                    dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
+                )
             )[0]
 
-    def drop(self, item_id: str) -> None:
+    @driven
+    async def drop(self, item_id: str) -> None:
         """Delete a dead letter for good.
 
         Raises:
             Conflict: there is no such letter.
         """
-        letter = self._letter(item_id)
+        letter = await self._letter(item_id)
         data_id = Item.of(letter).data_id
         data = [Delete(self._names.data(data_id))] if data_id else []
-        self._store.commit([At(letter)], [Delete(letter.key), *data])
+        await ask(self._store.commit, [At(letter)], [Delete(letter.key), *data])
 
-    def _letter(self, item_id: str) -> Entry:
+    async def _letter(self, item_id: str) -> Entry:
         self._waits.check()
-        letter = self._store.get(self._names.letter(item_id))
+        letter = await ask(self._store.get, self._names.letter(item_id))
         if letter is None:
             raise Conflict(f"{self._what} has no dead letter {item_id!r}; list them with dead_letters()")
         return letter

@@ -20,6 +20,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id
 from latchwork.primitives.waiting.common import Backoff, Identity
+from latchwork.store.steps import Background, Pause, ask
 from latchwork.types import Absent, At, Create, Delete, Op, Put
 
 if TYPE_CHECKING:
@@ -58,41 +59,41 @@ class Taking:
         self._lock = threading.Lock()
         self._doubtful: dict[str, _Doubt] = {}
 
-    def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
+    async def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
         """Only the first of those that wait watches the items."""
-        place = take_turn(self.queue, waiter, patience)
+        place = await take_turn(self.queue, waiter, patience)
         if place is None:
             return None
         try:
-            while waiter.follow(self._names.live, _IsFree(self._names), patience):
-                claim = waiter.keep_trying(lambda: self.try_take(waiter.session), patience)
+            while await waiter.follow(self._names.live, _IsFree(self._names), patience):
+                claim = await waiter.keep_trying(lambda: self.try_take(waiter.session), patience)
                 if claim is not None:
                     return claim
             return None
         finally:
-            self.queue.leave(place)
+            await self.queue.leave(place)
 
-    def try_take(self, session: Session) -> Claim | None:
+    async def try_take(self, session: Session) -> Claim | None:
         """Take the first free item, or None if there is none."""
-        claim = self._settle_doubts(session)
+        claim = await self._settle_doubts(session)
         after: str | None = None
-        taken = set(self._store.children(self._names.claims)) if claim is None else set()
+        taken = set(await ask(self._store.children, self._names.claims)) if claim is None else set()
         while claim is None:
             limit = len(taken) + _PAGE
-            page = self._store.list(self._names.items, limit=limit, start_after=after)
-            claim = self._claim_one([entry for entry in page if item_id(entry) not in taken], session)
+            page = await ask(self._store.list, self._names.items, limit=limit, start_after=after)
+            claim = await self._claim_one([entry for entry in page if item_id(entry) not in taken], session)
             if len(page) < limit:
                 break
             after = page[-1].key
         return claim
 
-    def _claim_one(self, free: list[Entry], session: Session) -> Claim | None:
+    async def _claim_one(self, free: list[Entry], session: Session) -> Claim | None:
         """Claim the first; whenever others are faster, one of the next, so that takers spread out."""
         at = 0
         while free:
             entry = free.pop(at)
             try:
-                claim = self._claim(entry, session)
+                claim = await self._claim(entry, session)
             except Conflict:
                 at = random.randrange(min(_SPREAD, len(free))) if free else 0
                 continue
@@ -101,14 +102,14 @@ class Taking:
             at = 0
         return None
 
-    def _claim(self, entry: Entry, session: Session) -> Claim | None:
+    async def _claim(self, entry: Entry, session: Session) -> Claim | None:
         """Claim an item; None when it has used up its attempts, and is a dead letter now."""
         item = Item.of(entry)
         key = self._names.claim(item.id)
         if item.attempts >= self._most:
             dead = item.given_back(item.why or f"taken {item.attempts} times, and never acknowledged")
             letter = Create(self._names.letter(item.id), dead.to_bytes())
-            self._store.commit([At(entry), Absent(key)], [Delete(entry.key), letter])
+            await ask(self._store.commit, [At(entry), Absent(key)], [Delete(entry.key), letter])
             _log.warning("%s: item %s is a dead letter after %d attempts", self._what, item.id, item.attempts)
             return None
         nonce = uuid.uuid4().hex
@@ -116,23 +117,23 @@ class Taking:
         taken = item.taken()
         ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
         try:
-            claim = self._store.commit([At(entry)], ops).entries[1]
+            claim = (await ask(self._store.commit, [At(entry)], ops)).entries[1]
         except BaseException as error:  # an interrupt, too
             if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):
                 self._doubt(_Doubt(key, nonce, session, entry))
             raise
-        return self._claimed(taken, claim, session)
+        return await self._claimed(taken, claim, session)
 
-    def _claimed(self, item: Item, claim: Entry, session: Session) -> Claim:
+    async def _claimed(self, item: Item, claim: Entry, session: Session) -> Claim:
         value = item.value
         if item.data_id:
             try:
-                data = self._store.get(self._names.data(item.data_id))
+                data = await ask(self._store.get, self._names.data(item.data_id))
             except BaseException:
                 self._doubt(_Doubt(claim.key, str(read_body(claim.value).get("nonce")), session, None))
                 raise
             if data is None:
-                self._store.delete(claim.key, version=claim.version)
+                await ask(self._store.delete, claim.key, version=claim.version)
                 raise LatchworkError(f"item {item.id} of {self._what} has lost its value, somebody deleted it")
             value = data.value
         return Claim(self._store, self._names, item, value, claim, session=session, most=self._most)
@@ -143,44 +144,43 @@ class Taking:
         """A claim that may be there, or come, with nobody behind it: the next take has it, or a thread removes it."""
         with self._lock:
             self._doubtful[doubt.key] = doubt
-        name = f"latchwork-claims-{self._names.name}"
-        threading.Thread(target=self._clear_doubt, args=(doubt,), name=name, daemon=True).start()
+        Background(self._clear_doubt(doubt), f"latchwork-claims-{self._names.name}")
 
-    def _settle_doubts(self, session: Session) -> Claim | None:
+    async def _settle_doubts(self, session: Session) -> Claim | None:
         """The first claim of ours that turns out to be there."""
         with self._lock:
             mine = [doubt for doubt in self._doubtful.values() if doubt.session is session]
         for doubt in mine:
-            claim, item = self._decide(doubt)
+            claim, item = await self._decide(doubt)
             if self._is_mine_to_end(doubt) and claim is not None and item is not None:
-                return self._claimed(Item.of(item), claim, session)
+                return await self._claimed(Item.of(item), claim, session)
         return None
 
-    def _clear_doubt(self, doubt: _Doubt) -> None:
+    async def _clear_doubt(self, doubt: _Doubt) -> None:
         """Remove a claim that no take wanted; ends with the session at the latest."""
         session, backoff = doubt.session, Backoff()
-        self._store.clock.wait(session.lost, _DOUBT_S)
+        await Pause(self._store.clock, session.lost, _DOUBT_S)
         while session.remaining_s() > 0.0 and self._doubtful.get(doubt.key) is doubt:
             try:
-                claim, _ = self._decide(doubt)
+                claim, _ = await self._decide(doubt)
                 if self._is_mine_to_end(doubt) and claim is not None:
-                    self._delete_later(claim, session, backoff)
+                    await self._delete_later(claim, session, backoff)
             except FATAL as error:
                 _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
                 return
             except LatchworkError as error:
                 _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
-                self._store.clock.wait(session.lost, backoff.next_s())
+                await Pause(self._store.clock, session.lost, backoff.next_s())
 
-    def _delete_later(self, claim: Entry, session: Session, backoff: Backoff) -> None:
+    async def _delete_later(self, claim: Entry, session: Session, backoff: Backoff) -> None:
         while session.remaining_s() > 0.0:
             try:
-                self._store.delete(claim.key, version=claim.version)
+                await ask(self._store.delete, claim.key, version=claim.version)
             except Conflict:
                 return
             except (Unavailable, OutcomeUnknown) as error:
                 _log.info("%s: %s is not deleted yet: %s", self._what, claim.key, error)
-                self._store.clock.wait(session.lost, backoff.next_s())
+                await Pause(self._store.clock, session.lost, backoff.next_s())
             else:
                 return
 
@@ -189,20 +189,20 @@ class Taking:
         with self._lock:
             return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
 
-    def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
+    async def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
         """The claim of a doubt and its item, if it landed; if it did not, see to it that it never will.
 
         It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
         """
         item_key = self._names.item(doubt.key.rpartition("/")[2])
         while True:
-            claim, item = self._store.get_many([doubt.key, item_key])
+            claim, item = await ask(self._store.get_many, [doubt.key, item_key])
             if claim is not None:
                 return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
             if item is None or doubt.item is None or item.version != doubt.item.version:
                 return None, None
             with contextlib.suppress(Conflict):
-                self._store.commit([At(item), Absent(doubt.key)], [Put(item_key, item.value)])
+                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item_key, item.value)])
                 return None, None
 
 

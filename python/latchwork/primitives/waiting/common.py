@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.errors import ForkedProcess, InvalidKey, LatchworkError
 from latchwork.store.dispatch import in_callback
 from latchwork.store.keys import validate_key
+from latchwork.store.steps import Bell, Signal
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -140,9 +141,9 @@ class Home:
             )
 
 
-def lost_by_fork() -> threading.Event:
+def lost_by_fork() -> Signal:
     """What a child of a fork gets for an event of its parent's ownership: set, because nothing is held here."""
-    lost = threading.Event()
+    lost = Signal()
     lost.set()
     return lost
 
@@ -224,7 +225,7 @@ class Announcer:
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
         self._label = label
-        self._idle = threading.Condition()
+        self._changed = Bell()
         self._posts: deque[Callable[[], None]] = deque()
         self._runner: int | None = None
         self._lane = dispatcher.lane(self._drain, label)
@@ -233,7 +234,7 @@ class Announcer:
         """Have these called, in order, after everything posted before."""
         if not calls:
             return
-        with self._idle:
+        with self._changed:
             self._posts.extend(calls)
         self._lane.signal()
 
@@ -242,24 +243,26 @@ class Announcer:
         """True in a call that this announcer is making."""
         return self._runner == threading.get_ident()
 
-    def settle(self, clock: Clock, timeout_s: float) -> bool:
+    async def settle(self, clock: Clock, timeout_s: float) -> bool:
         """Wait until everything posted was called; False if it was not in time, or if asked from such a call."""
         if self.is_mine:
             return False
         patience = Patience(clock, timeout_s)
-        with self._idle:
-            while self._posts or self._runner is not None:
-                if patience.is_over:
-                    return False
-                clock.wait_condition(self._idle, patience.left_s())
-        return True
+        while True:
+            with self._changed:
+                if not self._posts and self._runner is None:
+                    return True
+                rings = self._changed.rings
+            if patience.is_over:
+                return False
+            await self._changed.rung(rings, clock, patience.left_s())
 
     def _drain(self) -> None:
         while True:
-            with self._idle:
+            with self._changed:
                 self._runner = threading.get_ident() if self._posts else None
                 if self._runner is None:
-                    self._idle.notify_all()
+                    self._changed.ring()
                     return
                 call = self._posts.popleft()
             try:

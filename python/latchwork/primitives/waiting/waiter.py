@@ -1,4 +1,4 @@
-"""Waiting for something in the store: in the thread that asks, by a watch, until called off."""
+"""Waiting for something in the store, by a watch, until called off. See ``store.steps`` for who drives it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting.common import Backoff
+from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 
 if TYPE_CHECKING:
     from latchwork.primitives.waiting.common import Patience
@@ -19,17 +20,22 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """Waits in the thread that asks, for one thing at a time; can be called off for good, from any thread.
+    """Waits for one thing at a time; can be called off for good, from any thread.
 
     It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
     ``close``: who has just got a lock has better things to do.
+
+    Attributes:
+        session: by which it lives.
+        is_kept: set by whoever keeps it after the wait, and closes it.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
         self.session = session
+        self.is_kept = False
         self._store = store
         self._lock = threading.Lock()
-        self._off = threading.Event()
+        self._off = Signal()
         self._watch: Watch | None = None
         self._cancel = session.on_end(self.call_off)
 
@@ -51,9 +57,9 @@ class Waiter:
         if watch is not None:
             watch.close()
 
-    def pause(self, seconds: float | None) -> bool:
+    async def pause(self, seconds: float | None) -> bool:
         """Pause so long; False when called off."""
-        return not self._store.clock.wait(self._off, seconds)
+        return not await Pause(self._store.clock, self._off, seconds)
 
     @property
     def beside(self) -> tuple[str, ...] | None:
@@ -61,7 +67,7 @@ class Waiter:
         watch = self._watch
         return None if watch is None else watch.beside
 
-    def follow(
+    async def follow(
         self,
         prefix: str,
         is_done: Callable[[Batch], bool],
@@ -78,7 +84,7 @@ class Waiter:
         self._replace(watch)
         try:
             while not self.is_off:
-                if is_done(watch.next(patience.left_s())):
+                if is_done(await steps_of(watch.next)(patience.left_s())):
                     return True
         except WaitTimeout:
             return False
@@ -93,7 +99,7 @@ class Waiter:
         if before is not None:
             before.close()
 
-    def keep_trying(self, step: Callable[[], T], patience: Patience) -> T:
+    async def keep_trying(self, step: Callable[[], Steps[T]], patience: Patience) -> T:
         """Do something with the server, again and again while it cannot be reached and there is time.
 
         Raises:
@@ -103,18 +109,16 @@ class Waiter:
         backoff = Backoff()
         while True:
             try:
-                return step()
+                return await step()
             except (Unavailable, OutcomeUnknown) as error:
                 if self.session.remaining_s() <= 0.0:
                     raise SessionLost(f"session {self.session.id} ended: {error}") from error
                 pause_s = patience.left_s(backoff.next_s())
-                if patience.is_over or not self.pause(pause_s):
+                if patience.is_over or not await self.pause(pause_s):
                     raise
 
 
-def open_session(
-    store: Store, given: Session | None, what: str, patience: Patience, closing: threading.Event
-) -> Session:
+async def open_session(store: Store, given: Session | None, what: str, patience: Patience, closing: Signal) -> Session:
     """The session to wait by: the one that was handed in, or the store's, tried again while there is time.
 
     Args:
@@ -131,12 +135,12 @@ def open_session(
     backoff = Backoff()
     while True:
         try:
-            session = given if given is not None else store.session
+            session = given if given is not None else await ask(store.primary_session)
             session.ensure_usable()
         except (Unavailable, OutcomeUnknown) as error:
             if patience.is_over:
                 raise
-            if store.clock.wait(closing, patience.left_s(backoff.next_s())):
+            if await Pause(store.clock, closing, patience.left_s(backoff.next_s())):
                 raise Closed(f"{what} was closed; make another one") from error
         else:
             return session

@@ -6,13 +6,14 @@ Nothing here decides what is waited for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, InvalidKey, SessionLost
 from latchwork.primitives.waiting.common import Home, Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter, open_session
+from latchwork.store.steps import Signal
 
 if TYPE_CHECKING:
     from latchwork.store.session import Session
@@ -34,6 +35,9 @@ def check_member(member_id: str, kind: str) -> str:
 class Waits:
     """The waits of one object. Safe to share between threads.
 
+    Attributes:
+        home: the process that made the object.
+
     Args:
         store: the store, or a namespace of it.
         what: the object in words, for messages: ``barrier 'start'``.
@@ -44,11 +48,11 @@ class Waits:
         self._store = store
         self._what = what
         self._given = session
-        self._home = Home(what)
+        self.home = Home(what)
         self._lock = threading.Lock()
         self._waiters: set[Waiter] = set()
         self._closed = False
-        self._closing = threading.Event()
+        self._closing = Signal()
 
     def check(self) -> None:
         """Let a call pass.
@@ -57,7 +61,7 @@ class Waits:
             Closed: the object was closed.
             ForkedProcess: this process is a child of the one that made it.
         """
-        self._home.check()
+        self.home.check()
         if self._closed:
             raise Closed(f"{self._what} was closed; make another one")
 
@@ -66,8 +70,8 @@ class Waits:
         """True once closed."""
         return self._closed
 
-    @contextmanager
-    def begin(self, timeout_s: float | None) -> Iterator[tuple[Waiter, Patience]]:
+    @asynccontextmanager
+    async def begin(self, timeout_s: float | None) -> AsyncIterator[tuple[Waiter, Patience]]:
         """Wait inside: what waits with, and how long it may.
 
         Raises:
@@ -77,12 +81,12 @@ class Waits:
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        session = open_session(self._store, self._given, self._what, patience, self._closing)
+        session = await open_session(self._store, self._given, self._what, patience, self._closing)
         with self.waiter(session) as waiter:
             try:
                 yield waiter, patience
             except SessionLost as error:
-                self.refuse_ended(waiter, error)
+                self.refuse_closed(waiter, error)
                 raise
 
     @contextmanager
@@ -92,16 +96,29 @@ class Waits:
         Raises:
             Closed: the object was closed.
         """
-        with closing(Waiter(self._store, session)) as waiter:
+        waiter = Waiter(self._store, session)
+        try:
             with self._lock:
                 if not self._closed:
                     self._waiters.add(waiter)
-            try:
-                self.check()
-                yield waiter
-            finally:
-                with self._lock:
-                    self._waiters.discard(waiter)
+            self.check()
+            yield waiter
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
+            if not waiter.is_kept:
+                waiter.close()
+
+    def refuse_closed(self, waiter: Waiter, cause: BaseException | None = None) -> None:
+        """Let pass a wait whose object and session were not closed.
+
+        Raises:
+            Closed: one of them was.
+        """
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one") from cause
+        if waiter.session.state == "closed":
+            raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
         """Let pass a wait that ended for lack of time only.
@@ -110,16 +127,13 @@ class Waits:
             Closed: the object or its session was closed.
             SessionLost: the session ended.
         """
-        if self._closed:
-            raise Closed(f"{self._what} was closed; make another one") from cause
-        if waiter.session.state == "closed":
-            raise Closed(f"the session of {self._what} was closed; use another one") from cause
+        self.refuse_closed(waiter, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 
     def close(self) -> bool:
         """Call off whoever waits; False when it was closed before, or by a child of the process that made it."""
-        if self._home.is_foreign:
+        if self.home.is_foreign:
             return False
         with self._lock:
             was_closed, self._closed = self._closed, True

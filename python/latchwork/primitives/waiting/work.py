@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.errors import OwnershipLost
+from latchwork.errors import LockLost, OwnershipLost
 from latchwork.primitives.waiting.common import Home, check_least, lost_by_fork
+from latchwork.store.steps import Background, Pause, Signal, called, driven, run
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
+    from latchwork.store.session import Session
     from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
@@ -40,32 +43,38 @@ class Work:
     def __init__(self, ownership: Ownership, margin_s: float) -> None:
         self.fence = ownership.fence
         self._home = Home(f"work under {ownership.what}")
-        self._stopped = threading.Event()
+        self._stopped = Signal()
         self._ownership = ownership
         self._margin_s = margin_s
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._done = Signal()
+        self._watching: Background | None = None
 
     def __repr__(self) -> str:
         return f"<Work under {self._ownership.what} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Work:
-        self._ownership.add(self)
-        name = f"latchwork-work-{self._ownership.what}"
-        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
-        self._thread.start()
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
+        run(self.finish())
+
+    def begin(self) -> None:
+        """Begin to watch the ownership."""
+        self._ownership.add(self)
+        self._watching = Background(self._watch(), f"latchwork-work-{self._ownership.what}")
+
+    async def finish(self) -> None:
+        """The work is done: watch no more."""
         if self._home.is_foreign:
             return
         self._done.set()
         self._ownership.remove(self)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._watching is not None and not self._watching.is_mine:
+            await self._watching
 
     @property
-    def stopped(self) -> threading.Event:
+    def stopped(self) -> Signal:
         """Set when the work has to stop."""
         return lost_by_fork() if self._home.is_foreign else self._stopped
 
@@ -83,9 +92,10 @@ class Work:
             self._tell()  # who has seen it must not be told later, by our thread, that there was a renewal after all
         return left_s
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    @driven
+    async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the work has to stop: the pause of a loop. True once it has to, False when the time is over."""
-        return self._ownership.clock.wait(self.stopped, timeout_s)
+        return await Pause(self._ownership.clock, self.stopped, timeout_s)
 
     def check(self) -> None:
         """Go on only while there is time.
@@ -106,23 +116,43 @@ class Work:
             _log.warning("work under %s is told to stop", self._ownership.what)
         self.stop()
 
-    def _watch(self) -> None:
+    async def _watch(self) -> None:
         while not self._done.is_set():
             left_s = self.remaining_s()
             if left_s > 0.0:
-                self._ownership.clock.wait(self._done, left_s)
+                await Pause(self._ownership.clock, self._done, left_s)
 
 
-def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
+async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
     """Run work under its token: its result, or nothing when it was told to stop and has ended."""
-    with work:
-        try:
-            result = fn(work)
-        except OwnershipLost:
-            if not work.is_stopped:
-                raise
-            return ()
-        return () if work.is_stopped else (result,)
+    work.begin()
+    try:
+        result = await called(fn, work)
+    except OwnershipLost:
+        if not work.is_stopped:
+            raise
+        return ()
+    finally:
+        await work.finish()
+    return () if work.is_stopped else (result,)
+
+
+class GuardsWork(ABC):
+    """What is owned for a time, so that work can depend on it."""
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop before the ownership can end: ``with lock.guard_work() as work:``.
+
+        Args:
+            margin_s: how long before; None takes a tenth of the TTL.
+        Raises:
+            LockLost, NotLeader: it is not ours, or not any more.
+        """
+        return self._owned().guard_work(margin_s)
+
+    @abstractmethod
+    def _owned(self) -> Ownership:
+        """The ownership as it is now; raises if there is none."""
 
 
 class Ownership:
@@ -156,6 +186,13 @@ class Ownership:
         self._lock = threading.Lock()
         self._works: set[Work] = set()
         self._ended = False
+
+    @classmethod
+    def by_session(
+        cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
+    ) -> Ownership:
+        """One that lasts as long as a session."""
+        return cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token for work, to be used in a ``with``; None for a margin takes a tenth of the TTL."""

@@ -1,0 +1,135 @@
+"""Taking part in the background: what a candidate of a latch and a member of a group have in common.
+
+Nothing here knows what is taken part in.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.primitives.waiting.common import Announcer, Backoff, Home, Patience, refuse_in_callback
+from latchwork.store.dispatch import Dispatcher
+from latchwork.store.steps import Background, Bell, Pause, Signal, ask
+
+if TYPE_CHECKING:
+    from latchwork.primitives.waiting.waiter import Waiter
+    from latchwork.store.session import Session
+    from latchwork.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Participant(ABC):
+    """Takes part until it leaves, and begins anew after any trouble that passes. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it.
+        what: what is taken part in, in words: ``latch 'leader'``.
+        who: who takes part, in words: ``node 'web-1'``.
+        session: the session to live by; None takes the store's primary session.
+        name: of its threads.
+    """
+
+    def __init__(self, store: Store, what: str, who: str, session: Session | None, *, name: str) -> None:
+        self._store = store
+        self._what = what
+        self._who = who
+        self._given = session
+        self._name = name
+        self._home = Home(what)
+        self._changed = Bell()
+        self._wake = Signal()
+        self._background: Background | None = None
+        self._waiter: Waiter | None = None
+        self._error: LatchworkError | None = None
+        self._leaving = False
+        self._closed = False
+        self._dispatcher = Dispatcher(name, size=1)
+        self._announcer = Announcer(self._dispatcher, what)
+
+    @abstractmethod
+    async def _stay(self, backoff: Backoff) -> None:
+        """Take part until the session ends or we leave; resets the backoff once that has worked."""
+
+    @abstractmethod
+    async def _depart(self) -> None:
+        """Leave what was taken part in, at the end of the background thread."""
+
+    @abstractmethod
+    def _is_final(self, error: LatchworkError) -> bool:
+        """Whether trying again is in vain."""
+
+    def _trouble(self, error: LatchworkError) -> None:  # noqa: B027 - most have nothing to do
+        """Called with each error, before it is known whether it is final."""
+
+    def _begin(self) -> None:
+        """Start the background thread. The caller holds the mutex."""
+        self._background = Background(self._take_part(), f"latchwork-{self._name}")
+
+    async def _take_part(self) -> None:
+        backoff = Backoff()
+        while not self._leaving:
+            try:
+                await self._stay(backoff)
+            except LatchworkError as error:
+                self._trouble(error)
+                if self._is_final(error):
+                    self._fail(error)
+                    break
+                _log.info("%s: %s tries again: %s", self._what, self._who, error)
+            except Exception:  # nobody must vanish silently, whatever went wrong once
+                _log.exception("%s: %s failed unexpectedly and tries again", self._what, self._who)
+            await self._pause(backoff.next_s())
+        await self._depart()
+
+    async def _session_for_use(self) -> Session:
+        return self._given if self._given is not None else await ask(self._store.primary_session)
+
+    async def _pause(self, seconds: float) -> None:
+        """Pause so long, or until somebody has us leave."""
+        if not self._leaving:
+            await Pause(self._store.clock, self._wake, seconds)
+            self._wake.clear()
+
+    async def _until(
+        self, look: Callable[[], T | None], timeout_s: float | None, what: str, late: Callable[[], WaitTimeout]
+    ) -> T:
+        """Wait until a look finds something; it looks again after each change, without the mutex."""
+        self._home.check()
+        patience = Patience(self._store.clock, timeout_s)
+        while True:
+            with self._changed:
+                rings = self._changed.rings
+            found = look()
+            if found is not None:
+                return found
+            refuse_in_callback(what, timeout_s)
+            if patience.is_over:
+                raise late()
+            await self._changed.rung(rings, self._store.clock, patience.left_s())
+
+    def _fail(self, error: LatchworkError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.ring()
+        if not self._leaving:
+            _log.warning("%s: %s is out for good: %s", self._what, self._who, error)
+
+    def _refuse_closed(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed(f"{self._what} was closed; make another one")
+
+    def _refuse_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._leaving or self._background is None:
+            raise Closed(
+                f"{self._what} was closed, left or never started; start it before waiting, or make another one"
+            )
