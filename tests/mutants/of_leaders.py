@@ -65,7 +65,7 @@ DEFECTS = (
     Defect(
         "Election",
         "an observer tells the last candidate for the leader",
-        "primitives/fair/election.py",
+        "primitives/fair/leader.py",
         "self._tickets[min(self._tickets)]",
         "self._tickets[max(self._tickets)]",
         at("election", "an_observer_sees_every_leader_and_value_that_lasts"),
@@ -73,7 +73,7 @@ DEFECTS = (
     Defect(
         "Election",
         "an observer sees the leader of a nested election",
-        "primitives/fair/election.py",
+        "primitives/fair/leader.py",
         'elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:',
         "elif is_ticket(change.key):",
         ("primitives/test_nested_names.py::test_what_is_used_under_nested_names_does_not_count[election]",),

@@ -1,7 +1,8 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
-from latchwork.primitives.fair.election import Election, Leader, Observer, Term
-from latchwork.primitives.fair.latch import Candidate, LeaderLatch
+from latchwork.primitives.fair.election import Election, Term
+from latchwork.primitives.fair.latch import LeaderLatch
+from latchwork.primitives.fair.leader import Candidate, Leader, Observer
 from latchwork.primitives.fair.lock import Lock
 from latchwork.primitives.fair.rwlock import ReadWriteLock
 from latchwork.primitives.fair.semaphore import Semaphore

@@ -13,14 +13,14 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue, is_ticket, read_body, write_body
+from latchwork.primitives.fair.leader import Leader, Observer
+from latchwork.primitives.fair.tickets import TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Home, Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
@@ -32,36 +32,11 @@ if TYPE_CHECKING:
     from latchwork.primitives.waiting.waiter import Waiter
     from latchwork.store.session import Session
     from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
     from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """A campaign as the store knows it: of the leader, or of one who waits.
-
-    Attributes:
-        node_id: as the campaigner gave it; empty when its ticket cannot be read.
-        value: what it announces.
-        ticket: the key of its ticket: one per term.
-        token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
-    """
-
-    node_id: str
-    value: bytes
-    ticket: str
-    token: int
-    session_id: str | None
-
-    @classmethod
-    def of(cls, ticket: Ticket) -> Leader:
-        """What a ticket says."""
-        return cls(ticket.label, _read_value(ticket.body), ticket.key, ticket.token, ticket.session_id)
 
 
 class Election:
@@ -108,9 +83,6 @@ class Election:
             LatchworkError: this is a callback, which must not wait.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
-        return await self._campaign(value, timeout_s)
-
-    async def _campaign(self, value: bytes, timeout_s: float | None) -> Term:
         self._refuse_closed()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
@@ -150,7 +122,7 @@ class Election:
             Exception: whatever ``fn`` raises.
         """
         while True:
-            term = await self._campaign(value, timeout_s)
+            term = await steps_of(self.campaign)(value, timeout_s=timeout_s)
             try:
                 try:
                     work = term.guard_work(margin_s)
@@ -164,12 +136,12 @@ class Election:
     @driven
     async def leader(self) -> Leader | None:
         """Who leads now as the store knows it, or None. Needs no campaign."""
-        return next(iter(await self._candidates()), None)
+        return next(iter(await steps_of(self.candidates)()), None)
 
     @driven
     async def candidates(self) -> list[Leader]:
         """All campaigns in the order in which they will lead, the leader first; may be empty."""
-        return await self._candidates()
+        return [Leader.of(ticket) for ticket in await self._queue.tickets()]
 
     def observe(self) -> Observer:
         """Follow who leads, and with which value. Close it when done: it outlives this object. Needs no campaign.
@@ -190,9 +162,6 @@ class Election:
             seats = list(self._seats)
         for seat in seats:
             await seat.give_up()
-
-    async def _candidates(self) -> list[Leader]:
-        return [Leader.of(ticket) for ticket in await self._queue.tickets()]
 
     def _refuse_closed(self) -> None:
         self._home.check()
@@ -286,66 +255,6 @@ class Term(GuardsWork):
         return self._seat.owned()
 
 
-class Observer:
-    """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
-
-    Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
-    """
-
-    def __init__(self, store: Store, name: str) -> None:
-        self._clock = store.clock
-        self._name = name
-        self._tickets: dict[str, Leader] = {}
-        self._told: Leader | None = None
-        self._first = True
-        self._watch: Watch = store.watch(name)
-
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Leader | None]:
-        return self
-
-    def __next__(self) -> Leader | None:
-        try:
-            return self.next()
-        except Closed:
-            raise StopIteration from None
-
-    @driven
-    async def next(self, timeout_s: float | None = None) -> Leader | None:
-        """The next leader or value.
-
-        Args:
-            timeout_s: seconds to wait; None waits for ever.
-        Raises:
-            WaitTimeout: nothing changed in that time.
-            Closed: the observer or its store was closed.
-            PermissionDenied: the account may not read here any more.
-        """
-        patience = Patience(self._clock, timeout_s)
-        while True:
-            self._fold(await steps_of(self._watch.next)(patience.left_s()))
-            leader = self._tickets[min(self._tickets)] if self._tickets else None
-            if self._first or leader != self._told:
-                self._first, self._told = False, leader
-                return leader
-
-    def close(self) -> None:
-        """Stop; whoever waits gets ``Closed``. Twice is fine."""
-        self._watch.close()
-
-    def _fold(self, batch: Batch) -> None:
-        for change in batch:
-            if change.entry is None:
-                self._tickets.pop(change.key, None)
-            elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
-                self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
-
-
 class _Seat(SessionLock):
     """One campaign and the term that it leads to."""
 
@@ -406,8 +315,3 @@ def _value_body(value: bytes) -> dict[str, object]:
         return {"value": value.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:
         return {"value": base64.b64encode(value).decode(), "encoding": "base64"}
-
-
-def _read_value(body: Mapping[str, object]) -> bytes:
-    value = str(body.get("value", ""))
-    return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()

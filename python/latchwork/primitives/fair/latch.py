@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
-from latchwork.primitives.fair.tickets import FATAL, Ticket, TicketQueue, everyone
+from latchwork.primitives.fair.leader import Candidate
+from latchwork.primitives.fair.tickets import FATAL, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Backoff, Patience, check_name, check_node_id, listen
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
-from latchwork.store.steps import Background, ask, driven
+from latchwork.store.steps import Background, ask, driven, steps_of
 
 if TYPE_CHECKING:
     from latchwork.primitives.fair.tickets import Place
@@ -39,23 +39,6 @@ T = TypeVar("T")
 _REVOKE_TIMEOUT_S = 5.0
 #: The watch of our own ticket is opened so long after we were elected: both would want the interpreter at once.
 _WATCH_AFTER_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One place in the queue.
-
-    Attributes:
-        node_id: as the candidate gave it; empty when its ticket cannot be read.
-        ticket: the key of its ticket.
-        token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
-    """
-
-    node_id: str
-    ticket: str
-    token: int
-    session_id: str | None
 
 
 class LeaderLatch(GuardsWork, Participant):
@@ -107,9 +90,6 @@ class LeaderLatch(GuardsWork, Participant):
             Closed: the latch was closed.
             LatchworkError: this is a listener of the latch, which is leaving and waits for it to end.
         """
-        await self._start()
-
-    async def _start(self) -> None:
         self._home.check()
         while (leaving := self._begin_or_leaving()) is not None:
             if self._announcer.is_mine:
@@ -172,16 +152,14 @@ class LeaderLatch(GuardsWork, Participant):
             place, self._place = self._place, None
         if place is None:
             return
-        left = False
         try:
             await ask(self._store.delete, place.ticket.key)
-            left = True
-        except LatchworkError as error:
+        except BaseException as error:
+            with self._changed:
+                self._place = place
+            if not isinstance(error, LatchworkError):
+                raise
             _log.debug("%s: node %r could not leave at once: %s", self._what, self.node_id, error)
-        finally:
-            if not left:
-                with self._changed:
-                    self._place = place
 
     async def _ended(self, background: Background) -> None:
         await background
@@ -225,15 +203,8 @@ class LeaderLatch(GuardsWork, Participant):
             PermissionDenied: the account may not write here.
             LatchworkError: this is a callback, and we do not lead.
         """
-        return await self._wait(timeout_s)
-
-    async def _wait(self, timeout_s: float | None) -> Fence:
-        return await self._until(
-            self._look,
-            timeout_s,
-            self._what,
-            lambda: WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s"),
-        )
+        late = f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s"
+        return await self._until(self._look, timeout_s, self._what, lambda: WaitTimeout(late))
 
     def _look(self) -> Fence | None:
         led = self._led
@@ -260,7 +231,7 @@ class LeaderLatch(GuardsWork, Participant):
             Exception: whatever ``fn`` raises.
         """
         while True:
-            await self._wait(timeout_s)
+            await steps_of(self.wait)(timeout_s)
             try:
                 work = self.guard_work(margin_s)
             except NotLeader:
@@ -305,15 +276,12 @@ class LeaderLatch(GuardsWork, Participant):
     @driven
     async def candidates(self) -> list[Candidate]:
         """All candidates in the order in which they will lead, the leader first; may be empty. Needs no joining."""
-        return await self._candidates()
+        return [Candidate.of(ticket) for ticket in await self._queue.tickets()]
 
     @driven
     async def leader(self) -> Candidate | None:
         """Who leads now as the store knows it, or None. Needs no joining."""
-        return next(iter(await self._candidates()), None)
-
-    async def _candidates(self) -> list[Candidate]:
-        return [_candidate(ticket) for ticket in await self._queue.tickets()]
+        return next(iter(await steps_of(self.candidates)()), None)
 
     # The queue, inside
 
@@ -425,7 +393,3 @@ class LeaderLatch(GuardsWork, Participant):
     def _is_final(self, error: LatchworkError) -> bool:
         given = self._given
         return isinstance(error, FATAL) or (given is not None and given.remaining_s() <= 0.0)
-
-
-def _candidate(ticket: Ticket) -> Candidate:
-    return Candidate(ticket.label, ticket.key, ticket.token, ticket.session_id)
