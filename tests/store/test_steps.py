@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import latchwork
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
+from latchwork.store import steps
 from latchwork.store.steps import Background, Bell, Pause, Signal, ask, called, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent
@@ -89,6 +91,44 @@ def test_what_interrupts_a_wait_is_raised_in_the_protocol_whose_cleaning_up_may_
     with pytest.raises(KeyboardInterrupt):
         run(guarded())
     assert done == [False]
+
+
+def test_an_interrupt_at_any_line_of_the_driver_is_raised_in_the_protocol():
+    at = line = 0
+    driver = {run.__code__, steps._go_on.__code__}
+
+    def interrupt(frame, event, _arg):
+        nonlocal line
+        if frame.f_code not in driver:
+            return None
+        if event == "line":
+            line += 1
+            if line == at:
+                raise KeyboardInterrupt
+        return interrupt
+
+    async def guarded():
+        cleaned.append("begun")
+        try:
+            for _ in range(3):
+                await Pause(SYSTEM_CLOCK, Signal(), 0.0)
+        finally:
+            cleaned.append("cleaned")
+
+    interrupted = 0
+    for at in range(1, 200):
+        line, cleaned = 0, []
+        sys.settrace(interrupt)
+        try:
+            run(guarded())
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        assert cleaned in ([], ["begun", "cleaned"]), f"line {at} of the driver"
+        if line < at:
+            break
+    assert interrupted > 10
 
 
 def test_a_signal_calls_once_when_it_is_set_and_at_once_if_it_is():

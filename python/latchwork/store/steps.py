@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial, wraps
+from inspect import CORO_CLOSED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, resolve, then
@@ -58,20 +59,33 @@ class Step(ABC, Generic[T]):
 
 
 def run(steps: Steps[T]) -> T:
-    """Drive a protocol in this thread, and return what it returns."""
+    """Drive a protocol in this thread, and return what it returns.
+
+    Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
+    """
+    try:
+        return _go_on(steps, None)
+    except BaseException as raised:
+        if getcoroutinestate(steps) == CORO_CLOSED:
+            raise
+        return _go_on(steps, raised)
+
+
+def _go_on(steps: Steps[T], error: BaseException | None) -> T:
     answer: Any = None
-    error: BaseException | None = None
     try:
         while True:
             try:
                 step = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                return cast("T", stop.value)
-            answer = error = None
-            try:
+                answer = error = None
                 answer = step.block()
-            except BaseException as raised:  # an interrupt too: the protocol gives back what it has taken
-                error = raised
+            except BaseException as raised:
+                if getcoroutinestate(steps) != CORO_CLOSED:
+                    error = raised
+                elif isinstance(raised, StopIteration):
+                    return cast("T", raised.value)
+                else:
+                    raise
     finally:
         error = None  # its traceback holds this frame
 
