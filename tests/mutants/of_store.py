@@ -60,7 +60,7 @@ DEFECTS = (
     Defect(
         "Store",
         "the primary session is not opened anew after it was lost or closed",
-        "store/store.py",
+        "store/core.py",
         '            if session is None or session.state in ("lost", "closed"):\n',
         "            if session is None:\n",
         of("conformance/sessions", "the_primary_session_is_one_and_opens_on_first_use", on="memory"),

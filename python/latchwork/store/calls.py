@@ -5,13 +5,13 @@ Everything a call can be refused for without asking the server is refused here, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import turned
-from latchwork.errors import Closed, Conflict, ForkedProcess, KeyExists
+from latchwork.errors import Closed, Conflict, KeyExists
+from latchwork.store.forks import Home
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
@@ -30,32 +30,14 @@ Names = list[str]
 #: No server counts further: a limit beyond it is none.
 _MANY = 2**31 - 1
 
-#: Forks between the first process and this one: to ask the system each time for the process takes longer.
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - of the process, as is what it counts
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
 
 class Gate:
     """Refuses calls on a closed store and in a forked child. Safe to share."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._pid = os.getpid()
-        self._forks = _forks
+        self.home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
         self.closed = False
-
-    @property
-    def forked(self) -> bool:
-        """True in a child of the process that opened the store."""
-        return self._forks != _forks
 
     def check(self) -> None:
         """Let a call pass.
@@ -67,9 +49,7 @@ class Gate:
         if self.closed:
             msg = f"the store {self._url} was closed; connect again"
             raise Closed(msg)
-        if self.forked:
-            msg = f"the store {self._url} was opened by process {self._pid} before a fork; connect again in the child"
-            raise ForkedProcess(msg)
+        self.home.check()
 
 
 class Calls:
