@@ -4,7 +4,7 @@
     entries     the keys; an entry's token finds what was written since
     tombstones  the keys deleted last, so that watches see deletions; the oldest are forgotten in time
     counters    one per parent of sequential keys, never removed
-    sessions    who lives until when: CLOCK_BOOTTIME, valid within one boot
+    sessions    their deadlines: CLOCK_BOOTTIME, valid within one boot
 
 Several processes may create the same file at once. A file of a newer format is refused, never changed.
 """

@@ -1,4 +1,4 @@
-"""Sessions: the rows that say who lives until when, judged inside the transaction that asks, and the object for one.
+"""Sessions: rows with a deadline, which the transaction that asks compares with the clock; and the object for one.
 
 A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend; it
 means something only within the boot whose id the row carries. A session past its deadline is dead from that moment,

@@ -1,13 +1,12 @@
 """A ZooKeeper session that answers with futures: deadlines, the outbox, and writes whose outcome gets known.
 
-Every request ends by its deadline: with the server's reply, or with ``Cut`` that says whether it was ever sent. What
-was not sent waits for the next connection. Reads that must be linearizable ride behind a check-only multi on the same
-connection. Each write sets a znode of this session, the *evidence*, to its own number. When a reply is lost, the
-session's next connection begins with a check-only multi (what the old connection sent is now either applied or refused)
-and a read of the evidence:
+Every request ends by its deadline. What was not sent when a connection broke waits for the next one. Reads that must be
+linearizable follow a check-only multi on the same connection. Each write sets a znode of this session, the *evidence*,
+to its own number. When a reply is lost, the session's next connection begins with a check-only multi (what the old
+connection sent is now either applied or refused) and a read of the evidence:
 
     evidence == number   it was applied, at the evidence's mzxid
-    evidence <  number   it was not, and cannot be any more: it is sent again, in its old place
+    evidence <  number   it was not, and cannot be any more: it is sent again, in its old order
     evidence >  number   a later one was applied; this one is left unknown
 
 docs/design/0005 has the whole protocol.
@@ -24,14 +23,14 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kazoo.exceptions import SessionExpiredError
-
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from latchwork.backends.timer import Timer
     from latchwork.clock import Clock
@@ -44,62 +43,6 @@ _BARRIER = wire.multi([wire.check("/")])
 _SWEEP_S = 0.1
 #: A server that answers nothing for so long is left for another one, in parts of the TTL and at least.
 _SILENCE_PART, _LEAST_SILENCE_S = 1 / 4, 0.4
-
-
-class Cut(Exception):
-    """No reply came.
-
-    Attributes:
-        sent: it was sent, and its outcome is unknown; False: it was not, and never will be.
-        over: the ZooKeeper session has ended, or the connection was closed; False: the deadline passed.
-    """
-
-    def __init__(self, *, sent: bool, over: bool) -> None:
-        super().__init__("no reply")
-        self.sent = sent
-        self.over = over
-
-
-class EvidenceGone(Exception):
-    """The session has no evidence znode (yet, or any more); nothing was written."""
-
-
-class Call(Future[Reply]):
-    """One request and its reply to come."""
-
-    def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
-        super().__init__()
-        self.kind = kind
-        self.payload = payload
-        self.deadline = deadline
-        self.number = number  # of a write with evidence; else 0
-        self.evidence = ""
-        self.epoch = 0  # of the connection it was sent on last; 0: never sent
-        self.sent_at = 0.0
-        self.barrier: Call | None = None
-        self.hold: Callable[[Call], bool] | None = None
-
-    def answer(self, reply: Reply) -> None:
-        """Take the reply, unless the deadline came first."""
-        with contextlib.suppress(InvalidStateError):
-            self.set_result(reply)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """End without a reply; called so by kazoo when the connection ends. A write may be held back to be settled."""
-        if isinstance(exception, Cut):
-            end: Cut = exception
-        else:
-            end = Cut(sent=True, over=isinstance(exception, SessionExpiredError))
-            if not end.over and self.hold is not None and self.hold(self):
-                return
-        with contextlib.suppress(InvalidStateError):
-            super().set_exception(end)
-
-    @property
-    def linearizable(self) -> bool:
-        """The barrier before it was answered on the same connection."""
-        barrier = self.barrier
-        return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None
 
 
 class Listener(Protocol):
@@ -124,7 +67,6 @@ class Settings:
 
     hosts: tuple[tuple[str, int], ...]
     options: dict[str, Any] = field(repr=False)
-    connect_timeout_s: float
     call_timeout_s: float
     clock: Clock
     timer: Timer
@@ -163,12 +105,12 @@ class Connection:
     @property
     def trouble(self) -> str:
         """Why the last attempt to connect failed; empty if none did."""
-        return self._link.trouble
+        return self._link.loop.trouble
 
     @property
     def was_refused(self) -> bool:
         """The last attempt to connect ended at the account."""
-        return self._link.was_refused
+        return self._link.loop.was_refused
 
     @property
     def up(self) -> bool:
@@ -263,7 +205,7 @@ class Connection:
         With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
         """
         close = Call(CLOSE, b"", deadline)
-        self._submit(close, last=True)  # first: whoever is told of a discarded call can ask for nothing more
+        self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
         unsent: list[Call] = []
         with self._lock:
             if discard:
