@@ -18,10 +18,10 @@ from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from latchwork.backends.base import Backend
-    from latchwork.store.answers import LimitedCalls
+    from latchwork.store.answers import Limit
 
 
 Entries = list[Entry]
@@ -53,12 +53,22 @@ class Gate:
 
 
 class Calls:
-    """One future per call. Safe to share between threads."""
+    """One future per call. Safe to share between threads. With a limit calls are refused once it is over."""
 
-    def __init__(self, backend: Backend | LimitedCalls, scope: Scope, gate: Gate) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, scope: Scope, gate: Gate, limit: Limit | None = None) -> None:
+        self._unlimited = backend
         self._scope = scope
         self._gate = gate
+        self._limit = limit
+
+    @property
+    def _backend(self) -> Backend:
+        """For a call that begins now."""
+        if self._limit is None:
+            return self._unlimited
+        left_s = self._limit.check()
+        within: Callable[[float], Backend] | None = getattr(self._unlimited, "within", None)
+        return self._unlimited if within is None else within(left_s)
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
         """The entry of the key, or None."""
@@ -94,7 +104,8 @@ class Calls:
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """The names directly below the prefix."""
-        return self._backend.children(self._prefix(prefix), stale_ok=stale_ok)
+        absolute = self._prefix(prefix)
+        return self._backend.children(absolute, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""
@@ -120,7 +131,8 @@ class Calls:
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
-        return self._backend.delete_tree(self._prefix(prefix))
+        absolute = self._prefix(prefix)
+        return self._backend.delete_tree(absolute)
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
         """All or nothing."""
@@ -128,7 +140,7 @@ class Calls:
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
         simple = list(parts)
-        check_transaction(simple, sent, self._backend.capabilities)
+        check_transaction(simple, sent, self._unlimited.capabilities)
         for op in sent:
             if not isinstance(op, Delete):
                 self._usable(op.session)

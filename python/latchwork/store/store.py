@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.errors import LockLost, OwnershipLost, Unavailable
-from latchwork.store.answers import Limit, LimitedCalls
+from latchwork.store.answers import Limit
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.mirror import Mirror
@@ -239,9 +239,7 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Calls for who does not wait for each answer in its own thread."""
-        backend = self._core.backend
-        used = backend if self._limit is None else LimitedCalls(backend, self._limit)
-        return Calls(used, self._scope, self._core.gate)
+        return Calls(self._core.backend, self._scope, self._core.gate, self._limit)
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""

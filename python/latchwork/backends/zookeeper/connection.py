@@ -73,7 +73,13 @@ class Settings:
 
 
 class Connection:
-    """One ZooKeeper session, or one after the other, with its thread. Safe to share."""
+    """One ZooKeeper session, or one after the other, with its thread. Safe to share.
+
+    Attributes:
+        up: connected, as far as is known here.
+        over: closed, or ended by the server: nothing will be sent any more.
+        first_up: ends when there is a session, or with ``Cut`` when never.
+    """
 
     def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
         self._settings = settings
@@ -85,10 +91,10 @@ class Connection:
         self._unsettled: list[Call] = []
         self._settling: deque[Call] = deque()
         self._barrier: Call | None = None
-        self._woken = self._sweeping = self._over = self._discards = False
+        self._woken = self._sweeping = self.over = self._discards = False
         self._number = 0
         self._epoch = 0
-        self._up = False
+        self.up = False
         self.evidence: str | None = None
         self.ttl_s = ttl_s
         self.zk_session = 0
@@ -99,7 +105,7 @@ class Connection:
     # Asking.
 
     def start(self) -> None:
-        """Connect in the background; ``first_up`` ends when there is a session, or with ``Cut`` when never."""
+        """Connect in the background; see ``first_up``."""
         self._link.start()
 
     @property
@@ -111,16 +117,6 @@ class Connection:
     def was_refused(self) -> bool:
         """The last attempt to connect ended at the account."""
         return self._link.loop.was_refused
-
-    @property
-    def up(self) -> bool:
-        """Connected, as far as is known here."""
-        return self._up
-
-    @property
-    def over(self) -> bool:
-        """Closed, or ended by the server: nothing will be sent any more."""
-        return self._over
 
     def deadline(self) -> float:
         """For a call that starts now."""
@@ -166,7 +162,7 @@ class Connection:
         with self._lock:
             wake = not self._woken
             sweep = not self._sweeping
-            over = self._over
+            over = self.over
             if not over:
                 if head is not None:
                     self._stamp(call, *head)
@@ -175,7 +171,7 @@ class Connection:
                 self._outbox.append(call)
                 self._outstanding.append(call)
                 self._woken = self._sweeping = True
-                self._over = last
+                self.over = last
         if over:
             call.set_exception(Cut(sent=False, over=True))
             return
@@ -219,7 +215,7 @@ class Connection:
     def abandon(self) -> None:
         """Stop without telling the server; the session runs out there."""
         with self._lock:
-            self._over = True
+            self.over = True
         self._link.stop()
 
     def join(self, timeout_s: float) -> bool:
@@ -255,7 +251,7 @@ class Connection:
         self._link.ask_for(granted_s)
         with self._lock:
             self._epoch += 1
-            self._up = True
+            self.up = True
             self._barrier = None
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
@@ -271,17 +267,17 @@ class Connection:
 
     def went_down(self) -> None:
         """Writes in flight were held already."""
-        self._up = False
+        self.up = False
 
     def expired(self) -> bool:
         """Nothing can be settled without the session that owned the evidence."""
         with self._lock:
-            self._up = False
+            self.up = False
             self.evidence = None
             unsettled, self._unsettled = self._unsettled, []
         stop = self._listener.on_expired()
         with self._lock:
-            stop = self._over = self._over or stop
+            stop = self.over = self.over or stop
         for call in unsettled:
             call.set_exception(Cut(sent=True, over=True))
         if stop:
@@ -291,8 +287,8 @@ class Connection:
     def ended(self) -> None:
         """The link's thread is over, for whatever reason."""
         with self._lock:
-            self._up = False
-            self._over = True
+            self.up = False
+            self.over = True
             unsettled, self._unsettled = self._unsettled, []
         for call in unsettled:
             call.set_exception(Cut(sent=True, over=True))
@@ -316,7 +312,7 @@ class Connection:
     def _hold(self, call: Call) -> bool:
         """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
         with self._lock:
-            if self._over or self.evidence != call.evidence or call.done():
+            if self.over or self.evidence != call.evidence or call.done():
                 return False
             self._unsettled.append(call)
             return True
@@ -361,7 +357,7 @@ class Connection:
         heartbeats would keep it on a frozen server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
-        if self._up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
+        if self.up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
             _log.info("a ZooKeeper server has not answered for %.1f s; connecting anew", now - oldest)
             self._link.cut()
 
