@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 import latchwork
-from latchwork.backends.embedded import rows, writes
+from latchwork.backends.embedded import reads, writes
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, WaitTimeout
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 from model.dictionary import Dictionary, is_at_or_below, is_below
@@ -337,18 +337,18 @@ def at_is_taken_for_exists(monkeypatch):
 
 
 def lists_are_in_reverse(monkeypatch):
-    real = rows.list_below
-    monkeypatch.setattr(rows, "list_below", lambda *args, **more: real(*args, **more)[::-1])
+    real = reads.list_below
+    monkeypatch.setattr(reads, "list_below", lambda *args, **more: real(*args, **more)[::-1])
 
 
 def watches_miss_deletions(monkeypatch):
-    real = rows.changed_since
+    real = reads.changed_since
 
     def changed_since(*args):
         found = real(*args)
         return found and [change for change in found if change.entry is not None]
 
-    monkeypatch.setattr(rows, "changed_since", changed_since)
+    monkeypatch.setattr(reads, "changed_since", changed_since)
 
 
 def overwriting_counts_as_creation(monkeypatch):

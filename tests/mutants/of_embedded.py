@@ -9,8 +9,8 @@ DEFECTS = (
         "SQLite",
         "a file that another process has locked is not waited for",
         "backends/embedded/connection.py",
-        "            if not schema.is_busy(error):\n                raise\n            if left_s <= 0:\n",
-        "            if not schema.is_busy(error):\n                raise\n            if left_s is not None:\n",
+        "            if not is_busy(error):\n                raise\n            if left_s <= 0:\n",
+        "            if not is_busy(error):\n                raise\n            if left_s is not None:\n",
         of("backends/embedded/processes", "checked_increments_of_several_processes_add_up"),
     ),
     Defect(
@@ -41,14 +41,14 @@ DEFECTS = (
         "SQLite",
         "sessions of an earlier boot live on",
         "backends/embedded/backend.py",
-        "dead = {*ended, *leases.expired(conn, now), *leases.of_other_boots(conn, self._boot, now)}",
-        "dead = {*ended, *leases.expired(conn, now)}",
+        "dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}",
+        "dead = {*ended, *sessions.expired(conn, now)}",
         of("backends/embedded/sessions", "sessions_of_another_boot_are_expired", on="boot = 'another boot'"),
     ),
     Defect(
         "Embedded",
         "a session past its deadline is renewed",
-        "backends/embedded/leases.py",
+        "backends/embedded/sessions.py",
         "    if not is_alive(conn, root, session_id, boot, now):\n        return False\n",
         "",
         of("backends/embedded/sessions", "expired_session_is_refused_before_anybody_sweeps_it", on="memory"),
@@ -65,8 +65,8 @@ DEFECTS = (
         "Embedded",
         "a session that was closed here is used while its row is still there",
         "backends/embedded/backend.py",
-        "            session_id not in self._ended and leases.is_alive(",
-        "            leases.is_alive(",
+        "            session_id not in self._ended and sessions.is_alive(",
+        "            sessions.is_alive(",
         of(
             "backends/embedded/sessions",
             "session_closed_while_the_file_is_locked_is_refused_at_once_and_removed_later",
@@ -76,8 +76,8 @@ DEFECTS = (
         "Embedded",
         "a write sees the keys of a session that is past its deadline",
         "backends/embedded/backend.py",
-        "        for session_id in leases.expired(conn, self._clock.now()):\n"
-        "            leases.end(conn, session_id)\n",
+        "        for session_id in sessions.expired(conn, self._clock.now()):\n"
+        "            sessions.end(conn, session_id)\n",
         "",
         of("backends/embedded/sessions", "write_takes_over_the_key_of_an_expired_session_without_a_sweep", on="memory"),
     ),
@@ -124,9 +124,9 @@ DEFECTS = (
     Defect(
         "Embedded",
         "a watch is closed while an event is being delivered",
-        "backends/embedded/watches.py",
-        "            while self._teller not in {None, threading.get_ident()}:\n",
-        "            while self._teller is not None and self._closed is False:\n",
+        "backends/delivery.py",
+        "            while self._deliverer not in {None, threading.get_ident()}:\n",
+        "            while self._deliverer is not None and self.closed is False:\n",
         of("backends/embedded/watches", "close_waits_for_the_event_being_delivered", on="memory"),
     ),
 )

@@ -60,7 +60,7 @@ DEFECTS = (
     Defect(
         "Store",
         "the primary session is not opened anew after it was lost or closed",
-        "store/store.py",
+        "store/core.py",
         '            if session is None or session.state in ("lost", "closed"):\n',
         "            if session is None:\n",
         of("conformance/sessions", "the_primary_session_is_one_and_opens_on_first_use", on="memory"),
@@ -92,7 +92,7 @@ DEFECTS = (
     Defect(
         "Store",
         "a call is sent although the ownership is over",
-        "store/answers.py",
+        "store/calls.py",
         "        left_s = self._limit.check()\n",
         "        left_s = self._limit.remaining_s()\n",
         of("store/within", "nothing_is_asked_once_the_ownership_is_over"),
@@ -100,9 +100,9 @@ DEFECTS = (
     Defect(
         "Store",
         "a backend that works in the calling thread does not hear how long the ownership lasts",
-        "store/answers.py",
-        "        return self._backend if within is None else within(left_s)\n",
-        "        return self._backend\n",
+        "store/calls.py",
+        "        return self._unlimited if within is None else within(left_s)\n",
+        "        return self._unlimited\n",
         of(
             "store/within",
             "a_file_that_another_process_keeps_locked_is_waited_for_no_longer_than_the_ownership_lasts",

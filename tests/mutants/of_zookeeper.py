@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper checks",
         "a conflict is told by what is remembered of a key",
-        "backends/zookeeper/plan.py",
+        "backends/zookeeper/writing/compiler.py",
         "        if not self.known.fresh:\n            raise NeedStates\n        raise Conflict(message, [failed])\n",
         "        raise Conflict(message, [failed])\n",
         of("backends/zookeeper/versions", "what_is_remembered_of_a_key_is_no_verdict"),
@@ -66,7 +66,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper checks",
         "a conflict names another check than the one that failed",
-        "backends/zookeeper/plan.py",
+        "backends/zookeeper/writing/compiler.py",
         '            self._refuse(f"{check.key!r} does not exist", check)\n        self._guard(check.key, seen)\n',
         '            self._refuse(f"{check.key!r} does not exist", Absent(check.key))\n'
         "        self._guard(check.key, seen)\n",
@@ -75,7 +75,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper checks",
         "a deletion does not change the guard of its keys",
-        "backends/zookeeper/plan.py",
+        "backends/zookeeper/writing/compiler.py",
         "            pinned = 0  # a znode of version 0 is a key, whichever: no guard is needed\n"
         "        self._bump(key)\n",
         "            pinned = 0\n",
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper checks",
         "a check of a session's key does not check the session",
-        "backends/zookeeper/plan.py",
+        "backends/zookeeper/writing/compiler.py",
         "        if owner is not None and owner != self.session_id:\n            self.markers[owner] = None\n",
         "",
         of("backends/zookeeper/versions", "at_refuses_a_session_bound_key_recreated_by_the_next_session"),
@@ -97,15 +97,14 @@ DEFECTS = (
         "ZooKeeper reads",
         "many keys are read without a barrier",
         "backends/zookeeper/reads.py",
-        "        gens = self.gens()\n        yield connection.confirm(deadline)\n"
-        "        return (yield from self.read_keys(connection, keys, gens, deadline))\n",
-        "        gens = self.gens()\n        return (yield from self.read_keys(connection, keys, gens, deadline))\n",
+        "        yield connection.confirm(deadline)\n        return context\n",
+        "        if not deadline:\n            yield connection.confirm(deadline)\n        return context\n",
         of("backends/zookeeper/barriers", "a_linearizable_read_begins_with_a_barrier", on="get_many"),
     ),
     Defect(
         "ZooKeeper reads",
         "a read is believed behind a barrier that another server answered",
-        "backends/zookeeper/connection.py",
+        "backends/zookeeper/calls.py",
         "return barrier is not None and barrier.epoch == self.epoch and barrier.done()",
         "return barrier is not None and barrier.done()",
         of("backends/zookeeper/barriers", "a_read_is_believed_only_behind_a_barrier_of_its_own_connection"),
@@ -113,9 +112,9 @@ DEFECTS = (
     Defect(
         "ZooKeeper reads",
         "numbers of sequential keys begin anew when all below their parent is deleted",
-        "backends/zookeeper/writes.py",
-        "        parts = [wire.check(self._layout.keep(above)), ticket] if above else [ticket]\n",
-        "        parts = [ticket]\n",
+        "backends/zookeeper/writing/sequences.py",
+        "    if above:\n        parts.insert(0, wire.check(layout.keep(above)))\n",
+        "",
         of(
             "backends/zookeeper/keeping",
             "a_parent_that_was_there_before_keeps_its_numbers_when_all_is_deleted",
@@ -156,7 +155,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper watches",
         "what changes while a watch loads is lost",
-        "backends/zookeeper/watches.py",
+        "backends/zookeeper/watching/watches.py",
         "                self._dirty |= watch.dirty\n",
         "",
         of("backends/zookeeper/loading", "what_changes_between_the_look_and_the_first_state_is_told"),
@@ -164,7 +163,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper watches",
         "watches do not load again on a new connection",
-        "backends/zookeeper/watches.py",
+        "backends/zookeeper/watching/watches.py",
         "        for watch in self._all():\n            self._load(watch)\n        self._leaves.on_up()\n",
         "        self._leaves.on_up()\n",
         of("backends/zookeeper/faults", "watches_survive_cuts_and_miss_nothing"),
@@ -172,7 +171,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper watches",
         "a state without a leaf is believed without a barrier",
-        "backends/zookeeper/leaves.py",
+        "backends/zookeeper/watching/leaves.py",
         "        elif call.linearizable:\n",
         "        elif number:\n",
         of("backends/zookeeper/leaves", "a_state_without_the_key_is_believed_only_behind_a_barrier"),

@@ -5,7 +5,7 @@ Nothing here touches the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.errors import OutcomeUnknown, OwnershipLost, Unavailable
 
 if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
     from latchwork.clock import Clock
-    from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
-Entries = list["Entry"]
-Names = list[str]
 
 #: Backends end their futures in time; this much later the store stops believing it.
 _GRACE_S = 2.0
@@ -121,51 +117,3 @@ class Answers:
     def _lost(self, message: str) -> OwnershipLost:
         assert self._limit is not None
         return self._limit.error(message)
-
-
-class LimitedCalls:
-    """A backend's calls, refused once an ownership is over. Safe to share between threads.
-
-    A backend that works in the calling thread has a method ``within(limit_s)``: the same backend with calls that end
-    within that time.
-    """
-
-    def __init__(self, backend: Backend, limit: Limit) -> None:
-        self._backend = backend
-        self._limit = limit
-        self.capabilities = backend.capabilities
-
-    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """See ``Backend.get``."""
-        return self._now().get(key, stale_ok=stale_ok)
-
-    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """See ``Backend.get_many``."""
-        return self._now().get_many(keys, stale_ok=stale_ok)
-
-    def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
-    ) -> Future[Entries]:
-        """See ``Backend.list``."""
-        return self._now().list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
-
-    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """See ``Backend.children``."""
-        return self._now().children(prefix, stale_ok=stale_ok)
-
-    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """See ``Backend.commit``."""
-        return self._now().commit(checks, ops)
-
-    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """See ``Backend.create_sequential``."""
-        return self._now().create_sequential(key, value, session)
-
-    def delete_tree(self, prefix: str) -> Future[int]:
-        """See ``Backend.delete_tree``."""
-        return self._now().delete_tree(prefix)
-
-    def _now(self) -> Backend:
-        left_s = self._limit.check()
-        within: Callable[[float], Backend] | None = getattr(self._backend, "within", None)
-        return self._backend if within is None else within(left_s)

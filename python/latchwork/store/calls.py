@@ -5,23 +5,23 @@ Everything a call can be refused for without asking the server is refused here, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import turned
-from latchwork.errors import Closed, Conflict, ForkedProcess, KeyExists
+from latchwork.errors import Closed, Conflict, KeyExists
+from latchwork.store.forks import Home
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from latchwork.backends.base import Backend
-    from latchwork.store.answers import LimitedCalls
+    from latchwork.store.answers import Limit
 
 
 Entries = list[Entry]
@@ -30,32 +30,14 @@ Names = list[str]
 #: No server counts further: a limit beyond it is none.
 _MANY = 2**31 - 1
 
-#: Forks between the first process and this one: to ask the system each time for the process takes longer.
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - of the process, as is what it counts
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
 
 class Gate:
     """Refuses calls on a closed store and in a forked child. Safe to share."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._pid = os.getpid()
-        self._forks = _forks
+        self.home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
         self.closed = False
-
-    @property
-    def forked(self) -> bool:
-        """True in a child of the process that opened the store."""
-        return self._forks != _forks
 
     def check(self) -> None:
         """Let a call pass.
@@ -67,18 +49,26 @@ class Gate:
         if self.closed:
             msg = f"the store {self._url} was closed; connect again"
             raise Closed(msg)
-        if self.forked:
-            msg = f"the store {self._url} was opened by process {self._pid} before a fork; connect again in the child"
-            raise ForkedProcess(msg)
+        self.home.check()
 
 
 class Calls:
-    """One future per call. Safe to share between threads."""
+    """One future per call. Safe to share between threads. With a limit calls are refused once it is over."""
 
-    def __init__(self, backend: Backend | LimitedCalls, scope: Scope, gate: Gate) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, scope: Scope, gate: Gate, limit: Limit | None = None) -> None:
+        self._unlimited = backend
         self._scope = scope
         self._gate = gate
+        self._limit = limit
+
+    @property
+    def _backend(self) -> Backend:
+        """For a call that begins now."""
+        if self._limit is None:
+            return self._unlimited
+        left_s = self._limit.check()
+        within: Callable[[float], Backend] | None = getattr(self._unlimited, "within", None)
+        return self._unlimited if within is None else within(left_s)
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
         """The entry of the key, or None."""
@@ -114,7 +104,8 @@ class Calls:
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """The names directly below the prefix."""
-        return self._backend.children(self._prefix(prefix), stale_ok=stale_ok)
+        absolute = self._prefix(prefix)
+        return self._backend.children(absolute, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""
@@ -140,7 +131,8 @@ class Calls:
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
-        return self._backend.delete_tree(self._prefix(prefix))
+        absolute = self._prefix(prefix)
+        return self._backend.delete_tree(absolute)
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
         """All or nothing."""
@@ -148,7 +140,7 @@ class Calls:
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
         simple = list(parts)
-        check_transaction(simple, sent, self._backend.capabilities)
+        check_transaction(simple, sent, self._unlimited.capabilities)
         for op in sent:
             if not isinstance(op, Delete):
                 self._usable(op.session)

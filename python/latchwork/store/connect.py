@@ -7,7 +7,8 @@ import os
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import InvalidURL
-from latchwork.store.store import Core, Store
+from latchwork.store.core import Core
+from latchwork.store.store import Store
 
 URL_VARIABLE = "LATCHWORK_URL"
 

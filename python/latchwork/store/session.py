@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Literal
 
-from latchwork.errors import Closed, ForkedProcess, LatchworkError, SessionLost
+from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import as_callback
+from latchwork.store.forks import Home
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
@@ -89,7 +89,7 @@ class Session:
         self._failing = False
         self._outstanding = 0
         self._next_renewal = backend.opened_at + backend.renew_every_s  # at once, when opening it took long
-        self._pid = os.getpid()
+        self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._numbers = itertools.count()
         self._listeners: dict[int, Callable[[], None]] = {}
         self._enders: dict[int, Callable[[], None]] = {}
@@ -114,7 +114,7 @@ class Session:
 
     def remaining_s(self) -> float:
         """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
-        if os.getpid() != self._pid:
+        if self._home.is_foreign:
             return 0.0
         with self._lock:
             if self._closed or self._is_over():
@@ -162,9 +162,7 @@ class Session:
             Closed: it was closed here.
             ForkedProcess: it was opened before a fork, by the parent.
         """
-        if os.getpid() != self._pid:
-            msg = f"session {self.id} was opened by process {self._pid} before a fork; connect again in the child"
-            raise ForkedProcess(msg)
+        self._home.check()
         with self._lock:
             if self._closed:
                 msg = f"session {self.id} was closed; open another with store.open_session()"

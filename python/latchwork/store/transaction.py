@@ -7,24 +7,45 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from latchwork.errors import Conflict, KeyExists
 from latchwork.store.keys import validate_key, validate_prefix
-from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
+from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Op, Put
 
 if TYPE_CHECKING:
+    from latchwork.clock import Clock
     from latchwork.store.calls import Entries
     from latchwork.store.session import Session
-    from latchwork.store.store import Store
 
 T = TypeVar("T")
 Plan = tuple[list[Check], list[Op]]
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.5
+
+
+class Transacted(Protocol):
+    """What a transaction needs of its store; see ``Store``."""
+
+    @property
+    def clock(self) -> Clock:
+        """By which it backs off."""
+        ...
+
+    def get(self, key: str) -> Entry | None:
+        """Read a key."""
+        ...
+
+    def list(self, prefix: str, *, recursive: bool) -> Entries:
+        """Read the keys below a prefix."""
+        ...
+
+    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
+        """Write, if all that was read is as it was."""
+        ...
 
 
 class Tx:
@@ -34,7 +55,7 @@ class Tx:
     seen by later reads; such entries have the version None and the token 0.
     """
 
-    def __init__(self, store: Store, guard: str | None = None) -> None:
+    def __init__(self, store: Transacted, guard: str | None = None) -> None:
         self._store = store
         self._guard = guard
         self._read: dict[str, Entry | None] = {}
@@ -143,7 +164,7 @@ class Tx:
         return Entry(op.key, op.value, None, 0, 0, op.session.id if op.session is not None else None)
 
 
-def transact(store: Store, fn: Callable[[Tx], T], guard: str | None, attempts: int) -> T:
+def transact(store: Transacted, fn: Callable[[Tx], T], guard: str | None, attempts: int) -> T:
     """The loop behind ``Store.transact``; see there."""
     if attempts < 1:
         msg = f"attempts must be at least 1, not {attempts}"
@@ -166,7 +187,7 @@ def transact(store: Store, fn: Callable[[Tx], T], guard: str | None, attempts: i
     raise AssertionError
 
 
-def _pause(store: Store, attempt: int) -> None:
+def _pause(store: Transacted, attempt: int) -> None:
     """Back off with full jitter, so that contenders spread out."""
     longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
     store.clock.wait(threading.Event(), random.uniform(0, longest_s))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from latchwork.store.store import Core, Store
+from latchwork.store.core import Core
+from latchwork.store.store import Store
 from latchwork.testing._faulty_backend import FaultyBackend
 
 if TYPE_CHECKING:

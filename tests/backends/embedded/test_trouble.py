@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.backends.embedded import layout as schema
+from latchwork.backends.embedded import layout
 from latchwork.errors import (
     ConnectFailed,
     LatchworkError,
@@ -78,9 +78,9 @@ def test_newer_format_is_refused_with_the_remedy_and_kept(opened, sqlite_url, tm
     put(first, "a")
     first.close()
     raw = sqlite3.connect(tmp_path / "store.db")
-    raw.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
+    raw.execute(f"PRAGMA user_version = {layout.FORMAT_VERSION + 1}")
     fails_to_open(opened, sqlite_url, ConnectFailed, "newer", "upgrade latchwork")
-    raw.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
+    raw.execute(f"PRAGMA user_version = {layout.FORMAT_VERSION}")
     raw.close()
     assert value_of(opened(sqlite_url), "a") == b"v"
 

@@ -12,8 +12,10 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, OK, Reply
+from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.clock import SYSTEM_CLOCK
 
 BARRIER = wire.multi([wire.check("/")])
@@ -38,20 +40,20 @@ def up(connection):
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
         opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         yield opened
 
 
 READS = {
-    "get": lambda reader, *through: reader.get(through[0], "a/k", through[1]),
+    "get": lambda reader, *through: reader.get(through[0], "a/k", through[1], stale_ok=False),
     "get_many": lambda reader, *through: reader.get_many(through[0], ["a/k", "b"], through[1]),
-    "level": lambda reader, *through: reader.level(through[0], "a", None, None, through[1]),
-    "subtree": lambda reader, *through: reader.subtree_part(through[0], "a", None, None, through[1]),
-    "part of a subtree": lambda reader, *through: reader.subtree_part(through[0], "a", 5, "a/b", through[1]),
-    "children": lambda reader, *through: reader.children(through[0], "a", through[1]),
-    "states": lambda reader, *through: reader.states(through[0], ["a/k"], [], through[1]),
+    "level": lambda reader, *through: Lister(reader).level(through[0], "a", None, None, through[1]),
+    "subtree": lambda reader, *through: Lister(reader).subtree_part(through[0], "a", None, None, through[1]),
+    "part of a subtree": lambda reader, *through: Lister(reader).subtree_part(through[0], "a", 5, "a/b", through[1]),
+    "children": lambda reader, *through: Lister(reader).children(through[0], "a", through[1]),
+    "states": lambda reader, *through: read_states(reader, through[0], ["a/k"], through[1]),
 }
 
 

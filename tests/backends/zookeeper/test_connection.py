@@ -10,7 +10,8 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
+from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.wire import Reply
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -31,7 +32,7 @@ class Deaf:
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
         opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         opened.evidence = EVIDENCE

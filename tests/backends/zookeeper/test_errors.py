@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.zookeeper.connection import Cut
-from latchwork.backends.zookeeper.errors import cut_error
+from latchwork.backends.zookeeper.errors import Cut, cut_error
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 
 

@@ -16,7 +16,7 @@ from kazoo.security import make_acl
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.url import open_backend, parse_url
-from latchwork.backends.zookeeper import link
+from latchwork.backends.zookeeper.loop import Loop
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
 from latchwork.types import At, Create, Delete, Put
@@ -437,7 +437,7 @@ def test_a_host_that_cannot_be_looked_up_keeps_nobody_from_the_others(connect, z
 
 def test_a_connection_goes_on_after_an_error_that_nobody_foresaw(connect, proxy, monkeypatch):
     backend = connect(proxy.endpoint)
-    really, raised = link._Loop._receive, []
+    really, raised = Loop._receive, []
 
     def receive(loop):
         if not raised:
@@ -445,6 +445,6 @@ def test_a_connection_goes_on_after_an_error_that_nobody_foresaw(connect, proxy,
             raise RuntimeError("not foreseen")
         really(loop)
 
-    monkeypatch.setattr(link._Loop, "_receive", receive)
+    monkeypatch.setattr(Loop, "_receive", receive)
     assert put(backend, "k").value == b"v"
     assert raised

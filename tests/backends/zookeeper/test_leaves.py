@@ -12,8 +12,8 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.leaves import LeafHub
 from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.watching.leaves import LeafHub
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import PermissionDenied
@@ -37,13 +37,12 @@ class Stage:
     """A hub of leaf watches on a connection whose server is this test."""
 
     def __init__(self, timer):
-        settings = Settings((("127.0.0.1", 1),), {}, 1.0, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
         self.connection = Connection(settings, 5.0, Deaf(), "latchwork-test")
         self.connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
         self.others = set()
-        layout = Layout("r")
         self.hub = LeafHub(
-            self.connection, Reader(layout), layout, timer, lock=threading.Lock(), is_watched=self.others.__contains__
+            self.connection, Reader(Layout("r")), timer, lock=threading.Lock(), is_watched=self.others.__contains__
         )
         self.told = []
 

@@ -59,7 +59,7 @@ def test_with_an_answer_outstanding_the_connections_thread_sends_many_requests_a
 
 def test_what_a_full_socket_does_not_take_is_sent_by_the_connections_thread(backend, other):
     put(backend, "k")
-    backend._main._link._loop._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    backend._main._link.loop._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     value = bytes(range(256)) * 3_500
     for number in range(3):
         put(backend, f"large{number}", value)

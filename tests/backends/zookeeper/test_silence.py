@@ -98,7 +98,7 @@ def test_a_session_outlives_a_server_that_answers_nothing_to_its_renewals(connec
     store = connect(",".join(way.endpoint for way in between))
     session = result(store.open_session(4.0, lambda: None))
     result(store.commit([], [Put("bound", b"1", session)]))
-    port = session.connection._link._loop._socket.getpeername()[1]
+    port = session.connection._link.loop._socket.getpeername()[1]
     (used,) = [way for way in between if way.endpoint.endswith(f":{port}")]
     used.drop_answers.set()
     used.drop_requests.set()

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.backends.base import BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
-from latchwork.backends.embedded import leases, rows, writes
+from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import FileDatabase, Work
 from latchwork.backends.embedded.memory import join_memory, leave_memory
-from latchwork.backends.embedded.sessions import LEAST_TTL_S, EmbeddedSession
-from latchwork.backends.embedded.watches import Poller, View, Watcher
+from latchwork.backends.embedded.sessions import EmbeddedSession
+from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
 from latchwork.backends.futures import attempt, completed
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
@@ -47,7 +47,7 @@ class EmbeddedBackend:
         self._root = url.root
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
-        self._boot = leases.boot_id()
+        self._boot = sessions.boot_id()
         self._lock = threading.Lock()
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
@@ -80,22 +80,17 @@ class EmbeddedBackend:
         face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
         return face
 
-    # Reads.
+    # Reads: never stale here, so ``stale_ok`` changes nothing.
 
-    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - reads here are never stale
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
         """The entry, or None. Linearizable."""
-        return self._read(lambda conn: rows.get(conn, self._root, key))
+        return self._read(lambda conn: reads.get(conn, self._root, key))
 
-    def get_many(
-        self,
-        keys: Sequence[str],
-        *,
-        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
-    ) -> Future[builtins.list[Entry | None]]:
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
         """One answer per key, in order, all of one moment."""
 
         def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
-            found = rows.get_many(conn, self._root, keys)
+            found = reads.get_many(conn, self._root, keys)
             return [found.get(key) for key in keys]
 
         return self._read(work)
@@ -107,23 +102,18 @@ class EmbeddedBackend:
         recursive: bool,
         limit: int | None,
         start_after: str | None,
-        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
+        stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
         """Entries directly below the prefix or its whole subtree, in order of their keys, all of one moment."""
         return self._read(
-            lambda conn: rows.list_below(
+            lambda conn: reads.list_below(
                 conn, self._root, prefix, recursive=recursive, limit=limit, start_after=start_after
             )
         )
 
-    def children(
-        self,
-        prefix: str,
-        *,
-        stale_ok: bool = False,  # noqa: ARG002 - reads here are never stale
-    ) -> Future[builtins.list[str]]:
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Names directly below, sorted, each once."""
-        return self._read(lambda conn: rows.children(conn, self._root, prefix))
+        return self._read(lambda conn: reads.children(conn, self._root, prefix))
 
     # Writes.
 
@@ -144,7 +134,7 @@ class EmbeddedBackend:
         """Delete the key at the prefix and all below it, a batch at a time; how many keys were there."""
 
         def work(conn: sqlite3.Connection) -> int:
-            keys = rows.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
+            keys = reads.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
             writes.delete_keys(conn, self._root, keys)
             return len(keys)
 
@@ -160,13 +150,13 @@ class EmbeddedBackend:
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session of this boot; the least TTL is 0.25 s."""
-        return attempt(lambda: self._open_session(max(float(ttl_s), LEAST_TTL_S), on_gone))
+        return attempt(lambda: self._open_session(max(float(ttl_s), sessions.LEAST_TTL_S), on_gone))
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
         """For ``EmbeddedSession.renew``."""
 
         def work(conn: sqlite3.Connection) -> bool:
-            return session.id not in self._ended and leases.renew(
+            return session.id not in self._ended and sessions.renew(
                 conn, self._root, session.id, self._boot, self._clock.now()
             )
 
@@ -198,7 +188,7 @@ class EmbeddedBackend:
         leaf: bool = False,  # noqa: ARG002 - would save nothing
         beside: bool = False,  # noqa: ARG002 - likewise
         beats: bool = True,
-    ) -> Watcher:
+    ) -> EmbeddedWatch:
         """Watch the key equal to the prefix and all below it; see ``Backend.watch``."""
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
@@ -228,7 +218,7 @@ class EmbeddedBackend:
         """Whether anybody may have committed since the last call."""
         return self._file.changed() if self._file is not None else False
 
-    def look(self, watches: Sequence[Watcher], since: int, as_of: float) -> View:
+    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> View:
         """One consistent view of what the watches have to be told."""
         with self._lock:
             own = list(self._sessions.values())
@@ -237,7 +227,7 @@ class EmbeddedBackend:
             alive = self._judge(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
-            return View(rows.newest_token(conn), leases.next_deadline(conn), events), gone
+            return View(reads.newest_token(conn), sessions.next_deadline(conn), events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:
@@ -301,20 +291,20 @@ class EmbeddedBackend:
         """Tells which sessions are alive at this moment, which must lie within the transaction."""
         now = self._clock.now()
         return lambda session_id: (
-            session_id not in self._ended and leases.is_alive(conn, self._root, session_id, self._boot, now)
+            session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_judge(self, conn: sqlite3.Connection) -> writes.Alive:
         """The same for a write, which must not see keys of sessions that are past their deadline."""
-        for session_id in leases.expired(conn, self._clock.now()):
-            leases.end(conn, session_id)
+        for session_id in sessions.expired(conn, self._clock.now()):
+            sessions.end(conn, session_id)
         return self._judge(conn)
 
     def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> EmbeddedSession:
         opened_at = self._clock.now()
 
         def work(conn: sqlite3.Connection) -> tuple[str, int]:
-            return leases.open_session(conn, self._root, self._boot, ttl_s, self._clock.now())
+            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._clock.now())
 
         session_id, token = self._write(work)
         session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
@@ -328,7 +318,7 @@ class EmbeddedBackend:
 
     def _end_in_database(self, session_id: str) -> None:
         try:
-            self._write(lambda conn: leases.end(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s))
+            self._write(lambda conn: sessions.end(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s))
         except LatchworkError:
             self._poller.sweep_soon()
             raise
@@ -342,9 +332,9 @@ class EmbeddedBackend:
 
         def work(conn: sqlite3.Connection) -> None:
             now = self._clock.now()
-            dead = {*ended, *leases.expired(conn, now), *leases.of_other_boots(conn, self._boot, now)}
+            dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}
             for session_id in sorted(dead):
-                leases.end(conn, session_id)
+                sessions.end(conn, session_id)
 
         self._db.write(work, limit_s)
         with self._lock:
@@ -352,16 +342,16 @@ class EmbeddedBackend:
         self._notify()
 
     def _events(
-        self, conn: sqlite3.Connection, watches: Sequence[Watcher], since: int, as_of: float
+        self, conn: sqlite3.Connection, watches: Sequence[EmbeddedWatch], since: int, as_of: float
     ) -> builtins.list[WatchEvent | None]:
         followed = [watch.prefix for watch in watches if not watch.is_new]
-        changes = rows.changed_since(conn, self._root, since, followed) if followed else None
+        changes = reads.changed_since(conn, self._root, since, followed) if followed else None
         events: builtins.list[WatchEvent | None] = []
         for watch in watches:
             if watch.is_new or changes is None:
-                events.append(Snapshot(tuple(rows.at_and_below(conn, self._root, watch.prefix)), as_of))
+                events.append(Snapshot(tuple(reads.at_and_below(conn, self._root, watch.prefix)), as_of))
                 continue
-            own = tuple(change for change in changes if rows.is_under(change.key, watch.prefix))
+            own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)
         return events
 

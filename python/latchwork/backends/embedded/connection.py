@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from latchwork.backends.embedded import layout as schema
+from latchwork.backends.embedded import layout
+from latchwork.backends.embedded.errors import as_connect_failure, is_busy, translate
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import Closed, ConnectFailed, OutcomeUnknown, Unavailable
+from latchwork.errors import Closed, OutcomeUnknown, Unavailable
 
 T = TypeVar("T")
 #: A transaction: gets the connection, returns the result; what it raises rolls it back.
@@ -124,7 +125,7 @@ class Pool:
         except BaseException as error:
             self._drop(None)
             if isinstance(error, sqlite3.Error):
-                raise schema.translate(error, self._where) from error
+                raise translate(error, self._where) from error
             raise
         self._open.add(conn)
         return conn
@@ -158,7 +159,7 @@ class Database:
         try:
             return patiently(lambda: _read(conn, work), deadline, self.where)
         except sqlite3.Error as error:
-            raise schema.translate(error, self.where) from error
+            raise translate(error, self.where) from error
         finally:
             self._readers.give(conn, broken=_still_open(conn))
 
@@ -179,7 +180,7 @@ class Database:
             self._commit(conn)
             return result
         except sqlite3.Error as error:
-            raise schema.translate(error, self.where) from error
+            raise translate(error, self.where) from error
         finally:
             self._writer.give(conn, broken=_still_open(conn))
 
@@ -212,11 +213,11 @@ class FileDatabase(Database):
             ConnectFailed: no directory, no database, a newer format, or locked for the whole timeout.
             PermissionDenied: this account cannot write there.
         """
-        schema.check_place(path)
+        layout.check_place(path)
         self.path = path
 
         def opener() -> sqlite3.Connection:
-            return schema.open_file(path, sync)
+            return layout.open_file(path, sync)
 
         where = f"store file {path}"
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
@@ -241,9 +242,9 @@ class FileDatabase(Database):
         try:
             (version,) = self._probe.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
-            if schema.is_busy(error):
+            if is_busy(error):
                 return True
-            raise schema.translate(error, self.where) from error
+            raise translate(error, self.where) from error
         before, self._version = self._version, version
         return bool(before != version)
 
@@ -269,13 +270,13 @@ class FileDatabase(Database):
         try:
             conn = self._writer.take(deadline)
             try:
-                patiently(lambda: schema.prepare_file(conn, self.path), deadline, self.where)
+                patiently(lambda: layout.prepare_file(conn, self.path), deadline, self.where)
             finally:
                 self._writer.give(conn, broken=_still_open(conn))
         except sqlite3.Error as error:
-            raise _as_connect_failure(schema.translate(error, self.where)) from error
+            raise as_connect_failure(translate(error, self.where)) from error
         except Unavailable as error:
-            raise _as_connect_failure(error) from error.__cause__
+            raise as_connect_failure(error) from error.__cause__
         found = self.path.stat()
         self._identity = (found.st_dev, found.st_ino)
 
@@ -292,7 +293,7 @@ def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
             return call()
         except sqlite3.OperationalError as error:
             left_s = deadline - SYSTEM_CLOCK.now()
-            if not schema.is_busy(error):
+            if not is_busy(error):
                 raise
             if left_s <= 0:
                 raise Unavailable(
@@ -306,7 +307,7 @@ def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
 def memory_database(name: str) -> Database:
     """A new, empty database in memory: one connection for reads and writes."""
     where = f"store memory://{name}"
-    pool = Pool(schema.open_memory, 1, where)
+    pool = Pool(layout.open_memory, 1, where)
     return Database(where, pool, pool)
 
 
@@ -328,10 +329,6 @@ def _still_open(conn: sqlite3.Connection) -> bool:
     except sqlite3.Error:
         return True
     return False
-
-
-def _as_connect_failure(error: Exception) -> Exception:
-    return ConnectFailed(str(error)) if type(error) is Unavailable else error
 
 
 _never = threading.Event()

@@ -4,7 +4,7 @@
     entries     the keys; an entry's token finds what was written since
     tombstones  the keys deleted last, so that watches see deletions; the oldest are forgotten in time
     counters    one per parent of sequential keys, never removed
-    sessions    who lives until when: CLOCK_BOOTTIME, valid within one boot
+    sessions    their deadlines: CLOCK_BOOTTIME, valid within one boot
 
 Several processes may create the same file at once. A file of a newer format is refused, never changed.
 """
@@ -16,10 +16,10 @@ import sqlite3
 import stat
 from pathlib import Path
 
-from latchwork.errors import ConnectFailed, LatchworkError, PermissionDenied, QuotaExceeded, Unavailable
+from latchwork.errors import ConnectFailed, PermissionDenied
 
 #: Format of the file, in its header's user_version; raised by every incompatible change.
-SCHEMA_VERSION = 1
+FORMAT_VERSION = 1
 #: "LWCH" in the header's application_id, so that another application's database is never taken for ours.
 APPLICATION_ID = 0x4C574348
 
@@ -41,7 +41,7 @@ CREATE TABLE sessions (
     ) WITHOUT ROWID;
 CREATE INDEX sessions_by_deadline ON sessions (deadline);
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION}"""  # noqa: S608 - two numbers of ours
+PRAGMA user_version = {FORMAT_VERSION}"""  # noqa: S608 - two numbers of ours
 
 
 def open_memory() -> sqlite3.Connection:
@@ -108,29 +108,6 @@ def check_place(path: Path) -> None:
         raise PermissionDenied(f"directory {path.parent} is not writable for this account; the store adds files there")
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection was in the way, so that trying again helps."""
-    return "locked" in str(error)
-
-
-def translate(error: sqlite3.Error, where: str) -> LatchworkError:
-    """The error of ours for one of SQLite's that ended a call before it was committed."""
-    text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
-    if is_busy(error):
-        return Unavailable(f"{where} was locked by another process; try again")
-    if "full" in text:
-        return QuotaExceeded(f"{where} cannot grow ({text}); free space on its disk")
-    if "readonly" in text or "read-only" in text:
-        return PermissionDenied(f"{where} is read-only for this account ({text}); change its mode or that of its disk")
-    if "not a database" in text or "malformed" in text:
-        return ConnectFailed(
-            f"{where} is no SQLite database or a damaged one ({text}); restore it or name another file"
-        )
-    if "unable to open" in text:
-        return ConnectFailed(f"{where} cannot be opened ({text}); check its directory and the limit on open files")
-    return Unavailable(f"{where} failed ({text}); check its disk")
-
-
 def _mode(path: Path) -> int:
     """Type and mode of what is there; 0 for nothing."""
     try:
@@ -154,8 +131,8 @@ def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
     (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
         raise ConnectFailed(f"{path} is a database of another application; name another file in the URL")
-    if version > SCHEMA_VERSION:
+    if version > FORMAT_VERSION:
         raise ConnectFailed(
-            f"{path} has format {version}, newer than {SCHEMA_VERSION}, the newest known here; upgrade latchwork"
+            f"{path} has format {version}, newer than {FORMAT_VERSION}, the newest known here; upgrade latchwork"
         )
     return int(version)

@@ -1,18 +1,40 @@
-"""A session of the embedded store. The store's session thread drives it."""
+"""Sessions: rows with a deadline, which the transaction that asks compares with the clock; and the object for one.
+
+A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend; it
+means something only within the boot whose id the row carries. A session past its deadline is dead from that moment,
+whether or not anyone has removed its row, and is never renewed. Its keys leave as deletions with a token of their own.
+Nothing here renews by itself: the store's session thread does.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from latchwork.backends.embedded import writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from latchwork.backends.embedded.backend import EmbeddedBackend
-
 #: Shorter sessions would end when a busy machine delays their owner a little.
 LEAST_TTL_S = 0.25
 _RENEWALS_PER_TTL = 4
+_SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
+
+
+class SessionBackend(Protocol):
+    """What a session needs of its backend."""
+
+    def renew_session(self, session: EmbeddedSession) -> Future[float]:
+        """See ``EmbeddedSession.renew``."""
+        ...
+
+    def end_session(self, session: EmbeddedSession) -> Future[None]:
+        """See ``EmbeddedSession.close``."""
+        ...
 
 
 class EmbeddedSession:
@@ -22,7 +44,7 @@ class EmbeddedSession:
 
     def __init__(
         self,
-        backend: EmbeddedBackend,
+        backend: SessionBackend,
         session_id: str,
         *,
         ttl_s: float,
@@ -54,3 +76,59 @@ class EmbeddedSession:
         told, self._on_gone = self._on_gone, None
         if told is not None:
             told()
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from every other; empty where the system has no such id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:
+    """A new session that lives until now plus its TTL: its id and the token of its opening."""
+    session_id = secrets.token_hex(8)
+    conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
+    return session_id, writes.next_token(conn)
+
+
+def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+    """Let it live for its TTL from now; False if it is dead already."""
+    if not is_alive(conn, root, session_id, boot, now):
+        return False
+    conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
+    return True
+
+
+def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+    """Whether it was opened in this boot, has not ended, and its deadline is still to come."""
+    query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
+    return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
+
+
+def end(conn: sqlite3.Connection, session_id: str) -> None:
+    """Remove a session, if it is still there, and its keys."""
+    (root,) = conn.execute("SELECT root FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
+    if root is None:
+        return
+    conn.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+    keys = [key for (key,) in conn.execute("SELECT key FROM entries WHERE owner = ?", (session_id,))]
+    writes.delete_keys(conn, root, keys)
+
+
+def expired(conn: sqlite3.Connection, now: float) -> list[str]:
+    """Ids of the sessions of this boot whose deadline has passed. Cheap: asked by every write."""
+    return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
+
+
+def of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
+    """Ids of sessions that another boot left behind; a deadline beyond any TTL from now gives those away as well."""
+    query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
+    return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
+
+
+def next_deadline(conn: sqlite3.Connection) -> float | None:
+    """When the next session ends unless renewed; None without sessions."""
+    deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
+    return None if deadline is None else float(deadline)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from latchwork.backends.base import Current, Sink, WatchEvent
+from latchwork.backends.delivery import DeliveringWatch
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
 
@@ -52,7 +53,7 @@ class Source(Protocol):
         """Whether anybody may have committed since the last call."""
         ...
 
-    def look(self, watches: Sequence[Watcher], since: int, as_of: float) -> View:
+    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> View:
         """One consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for the others that missed something."""
         ...
 
@@ -61,47 +62,13 @@ class Source(Protocol):
         ...
 
 
-class Watcher:
-    """One watch. Its sink is called by the poller's thread only."""
+class EmbeddedWatch(DeliveringWatch):
+    """One watch. The poller's thread alone delivers to it."""
 
-    def __init__(self, prefix: str, sink: Sink, forget: Callable[[Watcher], None], *, beats: bool) -> None:
-        self.prefix = prefix
-        self.beats = beats  # whether it wants to be told that its state is the newest
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[EmbeddedWatch], None]) -> None:
+        super().__init__(prefix, sink, drop)
         self.is_new = True
         self.told_at = 0.0
-        self._sink = sink
-        self._forget = forget
-        self._state = threading.Condition()
-        self._closed = False
-        self._teller: int | None = None
-
-    def tell(self, event: WatchEvent) -> None:
-        """Hand an event to the sink, unless closed."""
-        with self._state:
-            if self._closed:
-                return
-            self._teller = threading.get_ident()
-        try:
-            self._sink(event)
-        except Exception:
-            _log.exception("the sink of the watch on %r raised; the event is lost", self.prefix)
-        finally:
-            with self._state:
-                self._teller = None
-                self._state.notify_all()
-
-    def close(self) -> None:
-        """Stop; no event is delivered after this returns, except when called from inside the sink. Twice is fine."""
-        self._forget(self)
-        with self._state:
-            self._closed = True
-            deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
-            while self._teller not in {None, threading.get_ident()}:
-                if not SYSTEM_CLOCK.wait_condition(self._state, deadline - SYSTEM_CLOCK.now()):
-                    break
-            stuck = self._teller not in {None, threading.get_ident()}
-        if stuck:
-            _log.error("the sink of the watch on %r did not return within %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
 
 
 class Poller:
@@ -111,8 +78,8 @@ class Poller:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
-        self._watchers: list[Watcher] = []
-        self._beating: list[Watcher] = []  # those of them that want to be told that nothing changed
+        self._watches: list[EmbeddedWatch] = []
+        self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
         self._wake = threading.Event()
         self._closing = False
         self._since = 0
@@ -129,19 +96,19 @@ class Poller:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> Watcher:
+    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> EmbeddedWatch:
         """Add a watch; its first event comes from the thread at once."""
-        watcher = Watcher(prefix, sink, self._forget, beats=beats)
+        watch = EmbeddedWatch(prefix, sink, self._forget)
         with self._lock:
-            self._watchers.append(watcher)
+            self._watches.append(watch)
             if beats:
-                self._beating.append(watcher)
+                self._beating.append(watch)
         self.nudge()
-        return watcher
+        return watch
 
     def notice_commit(self) -> None:
         """Something was committed in this process: tell the watches, if there are any."""
-        if self._watchers:
+        if self._watches:
             self.nudge()
 
     def nudge(self) -> None:
@@ -159,16 +126,16 @@ class Poller:
         """End every watch and join the thread. Twice is fine."""
         self._closing = True
         self._wake.set()
-        for watcher in list(self._watchers):
-            watcher.close()
+        for watch in list(self._watches):
+            watch.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_TIMEOUT_S)
 
-    def _forget(self, watcher: Watcher) -> None:
+    def _forget(self, watch: EmbeddedWatch) -> None:
         with self._lock:
-            for watchers in (self._watchers, self._beating):
-                if watcher in watchers:
-                    watchers.remove(watcher)
+            for watches in (self._watches, self._beating):
+                if watch in watches:
+                    watches.remove(watch)
 
     def _run(self) -> None:
         while True:
@@ -207,24 +174,24 @@ class Poller:
 
     def _look(self, as_of: float) -> None:
         with self._lock:
-            watchers = list(self._watchers)
-        view = self._source.look(watchers, self._since, as_of)
+            watches = list(self._watches)
+        view = self._source.look(watches, self._since, as_of)
         if view.token != self._since:
             self._busy_until = as_of + _BUSY_FOR_S
         self._since, self._deadline = view.token, view.next_deadline
-        for watcher, event in zip(watchers, view.events, strict=True):
-            watcher.is_new = False
+        for watch, event in zip(watches, view.events, strict=True):
+            watch.is_new = False
             if event is not None:
-                watcher.told_at = as_of
-                watcher.tell(event)
+                watch.told_at = as_of
+                watch.deliver(event)
         self._confirm(as_of)
 
     def _confirm(self, as_of: float) -> None:
         """Tell the watches that heard nothing for a while that their state is still the newest."""
-        for watcher in self._beating.copy():
-            if not watcher.is_new and as_of - watcher.told_at >= _CURRENT_EVERY_S:
-                watcher.told_at = as_of
-                watcher.tell(Current(as_of))
+        for watch in self._beating.copy():
+            if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
+                watch.told_at = as_of
+                watch.deliver(Current(as_of))
 
     def _report(self, error: Exception) -> None:
         if not self._failing and not self._closing:
@@ -251,4 +218,4 @@ class Poller:
             return _CURRENT_EVERY_S if self._beating else None
         if now < self._busy_until:
             return _POLL_BUSY_S
-        return _POLL_S if self._watchers else _POLL_UNWATCHED_S
+        return _POLL_S if self._watches else _POLL_UNWATCHED_S

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from latchwork.backends.base import VersionKey, check_version
-from latchwork.backends.embedded import rows
+from latchwork.backends.embedded import reads
 from latchwork.errors import Conflict, InvalidKey, SessionLost
 from latchwork.types import (
     Absent,
@@ -37,7 +37,7 @@ Alive = Callable[[str], bool]
 def next_token(conn: sqlite3.Connection) -> int:
     """A token greater than every one before."""
     conn.execute("UPDATE state SET token = token + 1")
-    return rows.newest_token(conn)
+    return reads.newest_token(conn)
 
 
 def commit(
@@ -75,7 +75,7 @@ def create_sequential(
     if session is not None:
         require_alive(session.id, alive)
     full = key + _take_number(conn, root, key.rpartition("/")[0])
-    while rows.get(conn, root, full):  # someone created that very key by hand
+    while reads.get(conn, root, full):  # someone created that very key by hand
         full = key + _take_number(conn, root, key.rpartition("/")[0])
     written = _Writer(conn, root)
     written.apply(Create(full, value, session))
@@ -192,7 +192,7 @@ def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) ->
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
     """Nothing may lie below a session-bound key. Only keys just written can have broken that."""
     for entry in written:
-        if entry.owner is not None and rows.has_descendant(conn, root, entry.key):
+        if entry.owner is not None and reads.has_descendant(conn, root, entry.key):
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
         bound = _bound_ancestor(conn, root, entry.key)
         if bound is not None:

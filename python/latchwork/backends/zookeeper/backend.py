@@ -8,6 +8,7 @@ import threading
 import uuid
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.base import Capability
@@ -15,13 +16,17 @@ from latchwork.backends.futures import drive, failed, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Cut, EvidenceGone, Settings
-from latchwork.backends.zookeeper.errors import cut_error, session_lost
+from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
-from latchwork.backends.zookeeper.watches import WatchHub
-from latchwork.backends.zookeeper.writes import Task, Writer
+from latchwork.backends.zookeeper.watching.watches import WatchHub
+from latchwork.backends.zookeeper.writing.parents import sweep
+from latchwork.backends.zookeeper.writing.sequences import create_sequential
+from latchwork.backends.zookeeper.writing.task import Task, prepare
+from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
@@ -63,15 +68,15 @@ class ZooKeeperBackend:
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._timer = Timer(clock, "latchwork-zk-timer")
-        self._settings = Settings(url.hosts, options, url.connect_timeout_s, url.call_timeout_s, clock, self._timer)
-        self._layout = Layout(url.root)
+        self._settings = Settings(url.hosts, options, url.call_timeout_s, clock, self._timer)
         self._sasl = "sasl" in url.options
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
-        self._acl = wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL)
+        self._layout = Layout(url.root, wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))
         self._reader = Reader(self._layout)
-        self._writer = Writer(self._layout, self._acl, self._reader, self._timer, self._sweep_later)
+        self._lister = Lister(self._reader)
+        self._writer = Writer(self._lister, self._timer, self._sweep_later)
         self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
-        self._hub = WatchHub(self._main, self._layout, self._reader, self._timer, clock)
+        self._hub = WatchHub(self._main, self._lister, self._timer, clock)
         self._connect(url)
 
     @property
@@ -83,39 +88,36 @@ class ZooKeeperBackend:
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """As ``Backend.get``; one round trip, two for a key with others below it."""
-        if stale_ok:
-            return self._read(f"get {key!r}", lambda deadline: self._reader.get_stale(self._main, key, deadline))
-        return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline))
+        return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline, stale_ok=stale_ok))
 
-    def _get(self, key: str, deadline: float) -> Steps[Entry | None]:
-        entry = yield from self._reader.get(self._main, key, deadline)
+    def _get(self, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
+        entry = yield from self._reader.get(self._main, key, deadline, stale_ok=stale_ok)
         self._writer.memory.note(entry)
         return entry
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """As ``Backend.get_many``."""
-        steps = self._reader.get_many_stale if stale_ok else self._reader.get_many
-        return self._read(f"get {len(keys)} keys", lambda deadline: steps(self._main, list(keys), deadline))
+        return self._read(
+            f"get {len(keys)} keys",
+            lambda deadline: self._reader.get_many(self._main, list(keys), deadline, stale_ok=stale_ok),
+        )
 
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
         """As ``Backend.list``; a whole subtree is never stale."""
-        level = self._reader.level_stale if stale_ok else self._reader.level
-        steps = self._reader.subtree_part if recursive else level
+        level = partial(self._lister.level, stale_ok=stale_ok)
+        steps = self._lister.subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
         """As ``Backend.children``; childless implied parents are hidden unless stale, and swept soon."""
-        if stale_ok:
-            asked = f"list {prefix!r}"
-            return self._read(asked, lambda deadline: self._reader.children_stale(self._main, prefix, deadline))
-        found = self._read(f"list {prefix!r}", lambda deadline: self._reader.children(self._main, prefix, deadline))
-        return then(found, self._names_only)
+        steps = partial(self._lister.children, self._main, prefix, stale_ok=stale_ok)
+        return then(self._read(f"list {prefix!r}", steps), self._names_only)
 
     def _names_only(self, found: tuple[Any, Any]) -> Any:
-        names, hollow = found
-        self._sweep_later(hollow)
+        names, childless = found
+        self._sweep_later(childless)
         return names
 
     # Writing.
@@ -123,28 +125,19 @@ class ZooKeeperBackend:
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """As ``Backend.commit``; one round trip as long as what is remembered of the keys is true."""
         owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
-        what = describe(checks, ops)
-        return self._write(
-            owner,
-            what,
-            lambda task: self._writer.commit(task, checks, ops),
-        )
+        return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """As ``Backend.create_sequential``."""
         return self._write(
             session,
             f"create {key!r} with a suffix",
-            lambda task: self._writer.create_sequential(task, key, value),
+            lambda task: create_sequential(self._reader, self._writer.memory, task, key, value),
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """As ``Backend.delete_tree``; parents of sequential keys stay, implied."""
-        return self._write(
-            None,
-            f"delete tree {prefix!r}",
-            lambda task: self._writer.delete_tree(task, prefix),
-        )
+        return self._write(None, f"delete tree {prefix!r}", lambda task: self._writer.delete_tree(task, prefix))
 
     # Sessions and watches.
 
@@ -157,7 +150,7 @@ class ZooKeeperBackend:
             self._sessions = {each: other for each, other in self._sessions.items() if not self._is_history(other)} | {
                 session.id: session
             }
-        opened: Future[Any] = drive(session.open(self._writer))
+        opened: Future[Any] = drive(session.open(self._reader))
         return opened
 
     def _is_history(self, session: ZooKeeperSession) -> bool:
@@ -282,7 +275,7 @@ class ZooKeeperBackend:
                 return self._readying
             readying: Future[None] = Future()
             self._readying = readying
-        prepared = drive(self._writer.prepare(task, self._layout.writer(uuid.uuid4().hex)))
+        prepared = drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex)))
         prepared.add_done_callback(lambda done: _pass_on(done, readying))
         return readying
 
@@ -299,7 +292,7 @@ class ZooKeeperBackend:
         with self._lock:
             keys, self._emptied = self._emptied, set()
         if keys and not self._closed:
-            drive(self._writer.sweep(self._main, keys, self._main.deadline()))
+            drive(sweep(self._reader, self._main, keys, self._main.deadline()))
 
 
 def _kazoo_options(url: StoreURL) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """A ZooKeeper session that answers with futures: deadlines, the outbox, and writes whose outcome gets known.
 
-Every request ends by its deadline: with the server's reply, or with ``Cut`` that says whether it was ever sent. What
-was not sent waits for the next connection. Reads that must be linearizable ride behind a check-only multi on the same
-connection. Each write sets a znode of this session, the *evidence*, to its own number. When a reply is lost, the
-session's next connection begins with a check-only multi (what the old connection sent is now either applied or refused)
-and a read of the evidence:
+Every request ends by its deadline. What was not sent when a connection broke waits for the next one. Reads that must be
+linearizable follow a check-only multi on the same connection. Each write sets a znode of this session, the *evidence*,
+to its own number. When a reply is lost, the session's next connection begins with a check-only multi (what the old
+connection sent is now either applied or refused) and a read of the evidence:
 
     evidence == number   it was applied, at the evidence's mzxid
-    evidence <  number   it was not, and cannot be any more: it is sent again, in its old place
+    evidence <  number   it was not, and cannot be any more: it is sent again, in its old order
     evidence >  number   a later one was applied; this one is left unknown
 
 docs/design/0005 has the whole protocol.
@@ -24,14 +23,14 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kazoo.exceptions import SessionExpiredError
-
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from latchwork.backends.timer import Timer
     from latchwork.clock import Clock
@@ -44,62 +43,6 @@ _BARRIER = wire.multi([wire.check("/")])
 _SWEEP_S = 0.1
 #: A server that answers nothing for so long is left for another one, in parts of the TTL and at least.
 _SILENCE_PART, _LEAST_SILENCE_S = 1 / 4, 0.4
-
-
-class Cut(Exception):
-    """No reply came.
-
-    Attributes:
-        sent: it was sent, and its outcome is unknown; False: it was not, and never will be.
-        over: the ZooKeeper session has ended, or the connection was closed; False: the deadline passed.
-    """
-
-    def __init__(self, *, sent: bool, over: bool) -> None:
-        super().__init__("no reply")
-        self.sent = sent
-        self.over = over
-
-
-class EvidenceGone(Exception):
-    """The session has no evidence znode (yet, or any more); nothing was written."""
-
-
-class Call(Future[Reply]):
-    """One request and its reply to come."""
-
-    def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
-        super().__init__()
-        self.kind = kind
-        self.payload = payload
-        self.deadline = deadline
-        self.number = number  # of a write with evidence; else 0
-        self.evidence = ""
-        self.epoch = 0  # of the connection it was sent on last; 0: never sent
-        self.sent_at = 0.0
-        self.barrier: Call | None = None
-        self.hold: Callable[[Call], bool] | None = None
-
-    def answer(self, reply: Reply) -> None:
-        """Take the reply, unless the deadline came first."""
-        with contextlib.suppress(InvalidStateError):
-            self.set_result(reply)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """End without a reply; called so by kazoo when the connection ends. A write may be held back to be settled."""
-        if isinstance(exception, Cut):
-            end: Cut = exception
-        else:
-            end = Cut(sent=True, over=isinstance(exception, SessionExpiredError))
-            if not end.over and self.hold is not None and self.hold(self):
-                return
-        with contextlib.suppress(InvalidStateError):
-            super().set_exception(end)
-
-    @property
-    def linearizable(self) -> bool:
-        """The barrier before it was answered on the same connection."""
-        barrier = self.barrier
-        return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None
 
 
 class Listener(Protocol):
@@ -124,14 +67,19 @@ class Settings:
 
     hosts: tuple[tuple[str, int], ...]
     options: dict[str, Any] = field(repr=False)
-    connect_timeout_s: float
     call_timeout_s: float
     clock: Clock
     timer: Timer
 
 
 class Connection:
-    """One ZooKeeper session, or one after the other, with its thread. Safe to share."""
+    """One ZooKeeper session, or one after the other, with its thread. Safe to share.
+
+    Attributes:
+        up: connected, as far as is known here.
+        over: closed, or ended by the server: nothing will be sent any more.
+        first_up: ends when there is a session, or with ``Cut`` when never.
+    """
 
     def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
         self._settings = settings
@@ -143,10 +91,10 @@ class Connection:
         self._unsettled: list[Call] = []
         self._settling: deque[Call] = deque()
         self._barrier: Call | None = None
-        self._woken = self._sweeping = self._over = self._discards = False
+        self._woken = self._sweeping = self.over = self._discards = False
         self._number = 0
         self._epoch = 0
-        self._up = False
+        self.up = False
         self.evidence: str | None = None
         self.ttl_s = ttl_s
         self.zk_session = 0
@@ -157,28 +105,18 @@ class Connection:
     # Asking.
 
     def start(self) -> None:
-        """Connect in the background; ``first_up`` ends when there is a session, or with ``Cut`` when never."""
+        """Connect in the background; see ``first_up``."""
         self._link.start()
 
     @property
     def trouble(self) -> str:
         """Why the last attempt to connect failed; empty if none did."""
-        return self._link.trouble
+        return self._link.loop.trouble
 
     @property
     def was_refused(self) -> bool:
         """The last attempt to connect ended at the account."""
-        return self._link.was_refused
-
-    @property
-    def up(self) -> bool:
-        """Connected, as far as is known here."""
-        return self._up
-
-    @property
-    def over(self) -> bool:
-        """Closed, or ended by the server: nothing will be sent any more."""
-        return self._over
+        return self._link.loop.was_refused
 
     def deadline(self) -> float:
         """For a call that starts now."""
@@ -224,7 +162,7 @@ class Connection:
         with self._lock:
             wake = not self._woken
             sweep = not self._sweeping
-            over = self._over
+            over = self.over
             if not over:
                 if head is not None:
                     self._stamp(call, *head)
@@ -233,7 +171,7 @@ class Connection:
                 self._outbox.append(call)
                 self._outstanding.append(call)
                 self._woken = self._sweeping = True
-                self._over = last
+                self.over = last
         if over:
             call.set_exception(Cut(sent=False, over=True))
             return
@@ -263,7 +201,7 @@ class Connection:
         With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
         """
         close = Call(CLOSE, b"", deadline)
-        self._submit(close, last=True)  # first: whoever is told of a discarded call can ask for nothing more
+        self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
         unsent: list[Call] = []
         with self._lock:
             if discard:
@@ -277,7 +215,7 @@ class Connection:
     def abandon(self) -> None:
         """Stop without telling the server; the session runs out there."""
         with self._lock:
-            self._over = True
+            self.over = True
         self._link.stop()
 
     def join(self, timeout_s: float) -> bool:
@@ -313,7 +251,7 @@ class Connection:
         self._link.ask_for(granted_s)
         with self._lock:
             self._epoch += 1
-            self._up = True
+            self.up = True
             self._barrier = None
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
@@ -329,17 +267,17 @@ class Connection:
 
     def went_down(self) -> None:
         """Writes in flight were held already."""
-        self._up = False
+        self.up = False
 
     def expired(self) -> bool:
         """Nothing can be settled without the session that owned the evidence."""
         with self._lock:
-            self._up = False
+            self.up = False
             self.evidence = None
             unsettled, self._unsettled = self._unsettled, []
         stop = self._listener.on_expired()
         with self._lock:
-            stop = self._over = self._over or stop
+            stop = self.over = self.over or stop
         for call in unsettled:
             call.set_exception(Cut(sent=True, over=True))
         if stop:
@@ -349,8 +287,8 @@ class Connection:
     def ended(self) -> None:
         """The link's thread is over, for whatever reason."""
         with self._lock:
-            self._up = False
-            self._over = True
+            self.up = False
+            self.over = True
             unsettled, self._unsettled = self._unsettled, []
         for call in unsettled:
             call.set_exception(Cut(sent=True, over=True))
@@ -374,7 +312,7 @@ class Connection:
     def _hold(self, call: Call) -> bool:
         """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
         with self._lock:
-            if self._over or self.evidence != call.evidence or call.done():
+            if self.over or self.evidence != call.evidence or call.done():
                 return False
             self._unsettled.append(call)
             return True
@@ -419,7 +357,7 @@ class Connection:
         heartbeats would keep it on a frozen server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
-        if self._up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
+        if self.up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
             _log.info("a ZooKeeper server has not answered for %.1f s; connecting anew", now - oldest)
             self._link.cut()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from latchwork.backends.zookeeper import wire
 from latchwork.errors import (
     Closed,
@@ -16,8 +14,26 @@ from latchwork.errors import (
     Unavailable,
 )
 
-if TYPE_CHECKING:
-    from latchwork.backends.zookeeper.connection import Cut
+#: Refusals that reading again and sending again cannot help with.
+FINAL_CODES = frozenset({wire.NO_AUTH, wire.EPHEMERAL_PARENT, wire.INVALID_ACL, wire.QUOTA_EXCEEDED})
+
+
+class Cut(Exception):
+    """No reply came.
+
+    Attributes:
+        sent: it was sent, and its outcome is unknown; False: it was not, and never will be.
+        over: the ZooKeeper session has ended, or the connection was closed; False: the deadline passed.
+    """
+
+    def __init__(self, *, sent: bool, over: bool) -> None:
+        super().__init__("no reply")
+        self.sent = sent
+        self.over = over
+
+
+class EvidenceGone(Exception):
+    """The session has no evidence znode (yet, or any more); nothing was written."""
 
 
 def cut_error(
@@ -59,3 +75,14 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
     if code == wire.QUOTA_EXCEEDED:
         return QuotaExceeded(f"{what}: a quota set on the server for {key!r} is used up; raise it or delete keys")
     return Unavailable(f"{what}: the ZooKeeper server refused with error {code}; nothing was changed, try again")
+
+
+def check_found(code: object, what: str, key: str) -> None:
+    """Let pass a read that failed only because there is no such znode.
+
+    Raises:
+        LatchworkError: it failed for another reason.
+    """
+    assert isinstance(code, int)
+    if code not in {wire.NO_NODE, wire.OK}:
+        raise code_error(code, what=f"{what} {key!r}", key=key)

@@ -19,9 +19,12 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latchwork.backends.zookeeper import wire
 from latchwork.types import Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from latchwork.backends.zookeeper.wire import Data
 
 BUCKETS = 64
@@ -133,15 +136,31 @@ def ancestors(key: str) -> list[str]:
 
 
 def is_ours(name: str) -> bool:
-    """A znode below a key that is no key: ``#born`` or ``#keep``."""
+    """A znode of our own below a key: ``#born`` or ``#keep``."""
     return name[:1] == "#"
 
 
-class Layout:
-    """Paths of one root."""
+def visible(names: Iterable[str], key: str) -> list[str]:
+    """Names of znodes below a key, without our own."""
+    return [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
 
-    def __init__(self, root: str) -> None:
+
+def below(key: str, names: Iterable[str]) -> list[str]:
+    """Full keys of names below a key."""
+    return [f"{key}/{name}" for name in names] if key else list(names)
+
+
+class Layout:
+    """Paths of one root, and how znodes are created there.
+
+    Args:
+        root: of the URL.
+        acl: of created znodes, as bytes of a request.
+    """
+
+    def __init__(self, root: str, acl: bytes = b"") -> None:
         self.root = "/" + root
+        self._acl = acl
         self.guards = [f"{self.root}/@gen/{number:02x}" for number in range(BUCKETS)]
         self.folders = [f"{self.root}/@gen", f"{self.root}/@s", f"{self.root}/@w"]
 
@@ -168,6 +187,15 @@ class Layout:
     def writer(self, unique: str) -> str:
         """Evidence of a store's own connection."""
         return f"{self.root}/@w/{unique}"
+
+    def create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
+        """One create for ``wire.multi``."""
+        return wire.create(path, data, self._acl, flags)
+
+    def create_parent(self, key: str) -> list[bytes]:
+        """Parts of a multi that create an implied parent: set once, so that version 0 stays for keys."""
+        path = self.path(key)
+        return [self.create(path), wire.set_data(path, b"", 0)]
 
     def root_parts(self) -> list[str]:
         """The root and what is above it, from the top."""

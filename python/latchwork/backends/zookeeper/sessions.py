@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import drive, reject, resolve
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Cut, Settings
-from latchwork.backends.zookeeper.errors import code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
-from latchwork.backends.zookeeper.writes import Task
+from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.errors import SessionLost, Unavailable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from latchwork.backends.futures import Steps
     from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.writes import Writer
+    from latchwork.backends.zookeeper.reads import Reader
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ZooKeeperSession:
         """A quarter of the TTL: by then a ping has carried news of this session to the leader."""
         return self.ttl_s / 4
 
-    def open(self, writer: Writer) -> Steps[ZooKeeperSession]:
+    def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
         """Connect and create the marker.
 
         Raises:
@@ -74,7 +74,7 @@ class ZooKeeperSession:
         self.connection.start()
         try:
             task = Task(self.connection, self.connection.deadline(), self.id, what)
-            self.token = yield from writer.prepare(task, self._marker)
+            self.token = yield from prepare(reader, task, self._marker)
         except BaseException as error:
             self.close()
             if isinstance(error, SessionLost):
@@ -95,7 +95,7 @@ class ZooKeeperSession:
             reply = yield call
         except Cut as cut:
             raise cut_error(cut, what=what, write=False, session_id=self.id) from cut
-        error = reply.error or wire.parse_multi(reply.body).error
+        error = wire.parse_multi(reply).error
         if error in {NO_NODE, SESSION_EXPIRED}:
             raise session_lost(self.id, what)
         if error != OK:

@@ -75,6 +75,10 @@ class Data(NamedTuple):
     stat: Stat
 
 
+#: What one read of a MULTI_READ gives: data, names or an error code.
+Found = Data | list[str] | int
+
+
 class MultiReply(NamedTuple):
     """Results of a multi in order; when ``error`` is not OK nothing was done and ``failed`` is the index to blame."""
 
@@ -125,7 +129,7 @@ def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
 
 
 def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
-    """One create for ``multi``; without the first 9 bytes it is the payload of a lone create."""
+    """One create for ``multi``."""
     return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
 
 
@@ -152,6 +156,11 @@ def read_data(path: str) -> bytes:
 def read_children(path: str) -> bytes:
     """One getChildren for ``multi`` of type MULTI_READ."""
     return _HEADS[GET_CHILDREN] + text(path) + b"\0"
+
+
+def alone(part: bytes) -> bytes:
+    """Payload of a request for what would be one part of a multi."""
+    return part[_MULTI_HEAD.size :]
 
 
 def multi(parts: list[bytes]) -> bytes:
@@ -193,8 +202,11 @@ def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
     return names, at
 
 
-def parse_multi(body: bytes) -> MultiReply:
-    """The reply to a MULTI."""
+def parse_multi(reply: Reply) -> MultiReply:
+    """The reply to a MULTI; one without a body was refused as a whole, or settled."""
+    body = reply.body
+    if not body:
+        return MultiReply([], reply.error)
     results: list[Stat | str | None] = []
     errors: list[int] = []
     at = 0
@@ -219,9 +231,9 @@ def parse_multi(body: bytes) -> MultiReply:
     return MultiReply([], errors[0], 0) if errors else MultiReply(results)
 
 
-def parse_multi_read(body: bytes) -> list[Data | list[str] | int]:
-    """The reply to a MULTI_READ: data, names or an error code for each read, in order."""
-    results: list[Data | list[str] | int] = []
+def parse_multi_read(body: bytes) -> list[Found]:
+    """The reply to a MULTI_READ: what each read gives, in order."""
+    results: list[Found] = []
     at = 0
     while True:
         kind, done, _ = _MULTI_HEAD.unpack_from(body, at)

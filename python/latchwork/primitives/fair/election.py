@@ -22,8 +22,9 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
 from latchwork.primitives.fair.tickets import TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Home, Patience, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.store.forks import Home
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Put
 

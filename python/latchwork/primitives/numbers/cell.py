@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.waiting.common import Home, Patience
+from latchwork.primitives.waiting.common import Patience
+from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, Steps, ask
 from latchwork.types import Absent, At, Check, Fence, Op, Put
 

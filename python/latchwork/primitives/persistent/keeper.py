@@ -28,7 +28,6 @@ from latchwork.primitives.persistent.waits import LockWaits
 from latchwork.primitives.waiting.common import (
     Announcer,
     Backoff,
-    Home,
     Identity,
     Patience,
     check_least,
@@ -39,6 +38,7 @@ from latchwork.primitives.waiting.common import (
 )
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.forks import Home
 from latchwork.store.steps import run
 from latchwork.types import At
 

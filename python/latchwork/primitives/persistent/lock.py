@@ -18,7 +18,8 @@ from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.waiting.common import Home, check_name, check_text, listen, lost_by_fork
+from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork
+from latchwork.store.forks import Home
 
 if TYPE_CHECKING:
     from latchwork.primitives.persistent.outside import LockHolder

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.queue.items import Names
-from latchwork.primitives.waiting.common import Home, Patience, check_text, lost_by_fork
+from latchwork.primitives.waiting.common import Patience, check_text, lost_by_fork
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.forks import Home
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import At, Check, Create, Delete, Fence, Op, Put
 

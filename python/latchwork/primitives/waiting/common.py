@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.errors import ForkedProcess, InvalidKey, LatchworkError
+from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import in_callback
 from latchwork.store.keys import validate_key
 from latchwork.store.steps import Bell, Signal
@@ -115,30 +115,6 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
-
-
-class Home:
-    """The process that made an object; a child of it must not use it. Safe to share, also with children."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._pid = os.getpid()
-
-    @property
-    def is_foreign(self) -> bool:
-        """True in a child."""
-        return os.getpid() != self._pid
-
-    def check(self) -> None:
-        """Let a call pass.
-
-        Raises:
-            ForkedProcess: this process is a child of the one that made the object.
-        """
-        if self.is_foreign:
-            raise ForkedProcess(
-                f"{self._what} was made by process {self._pid} before a fork; connect again in the child, make another"
-            )
 
 
 def lost_by_fork() -> Signal:

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, InvalidKey, SessionLost
-from latchwork.primitives.waiting.common import Home, Patience, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter, open_session
+from latchwork.store.forks import Home
 from latchwork.store.steps import Signal
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import LockLost, OwnershipLost
-from latchwork.primitives.waiting.common import Home, check_least, lost_by_fork
+from latchwork.primitives.waiting.common import check_least, lost_by_fork
+from latchwork.store.forks import Home
 from latchwork.store.steps import Background, Pause, Signal, called, driven, run
 
 if TYPE_CHECKING:

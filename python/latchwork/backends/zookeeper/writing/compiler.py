@@ -1,4 +1,4 @@
-"""From checks, operations and what was seen of their keys to one multi that succeeds only if all of it still holds.
+"""Compiles checks and operations into one multi, from what was seen of their keys.
 
 Pure: no I/O, no clock. What was seen may be old (remembered, or carried by an entry's version); then a contradiction is
 no verdict yet but ``NeedStates``: read again. Only against freshly read states is a failing check a ``Conflict``.
@@ -8,95 +8,17 @@ The guards that the multi carries, and the race each closes, are listed in docs/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
+from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Part, Plan, PlannedEntry
 from latchwork.errors import Conflict, InvalidKey
-from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
+from latchwork.types import Absent, At, Create, Delete, Exists, Op, Put, SessionAlive, SimpleCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-
-class NeedStates(Exception):
-    """What is known does not decide: read the states of all keys, and of these."""
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        super().__init__("states are needed")
-        self.keys = frozenset(keys)
-
-
-class HasDescendants(InvalidKey):
-    """A key to be bound to a session has znodes below it; whether keys are among them has to be looked at."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
-        self.key = key
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What was seen before compiling.
-
-    Attributes:
-        nodes: by key; a key that is not in it was not looked at.
-        gone: sessions among those checked whose marker is gone.
-        fresh: all of it was read, linearizably, for this compilation.
-    """
-
-    nodes: Mapping[str, Znode]
-    gone: frozenset[str] = frozenset()
-    fresh: bool = False
-
-
-class Part(NamedTuple):
-    """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op, parent or tidy."""
-
-    role: str
-    key: str
-    data: bytes
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How the entry of one Put or Create follows from the reply.
-
-    Attributes:
-        key, value, owner: of the entry.
-        at: index among the op parts of the setData whose stat tells the dataVersion; None: created, so 0.
-        created: None: by this multi.
-        born: the key has a ``#born`` node.
-    """
-
-    key: str
-    value: bytes
-    owner: str | None
-    at: int | None = None
-    created: int | None = None
-    born: bool = False
-
-
-@dataclass(slots=True)
-class Plan:
-    """A multi and what its success means.
-
-    Attributes:
-        parts: in the order of the multi, without the evidence.
-        outcomes: of Put and Create, in the order of the operations.
-        deleted: keys that Delete removes, in the order of the operations.
-        writes: it changes keys; else it only checks.
-        bumped: index of the setData on a bucket's guard, by bucket.
-        emptied: implied parents that may be childless afterwards.
-    """
-
-    parts: list[Part] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    writes: bool = False
-    bumped: dict[int, int] = field(default_factory=dict)
-    emptied: set[str] = field(default_factory=set)
+    from collections.abc import Sequence
 
 
 @dataclass(slots=True)
@@ -111,7 +33,6 @@ class _Node:
 
 def compile_plan(
     layout: Layout,
-    acl: bytes,
     checks: Sequence[SimpleCheck],
     ops: Sequence[Op],
     known: Known,
@@ -127,20 +48,22 @@ def compile_plan(
         InvalidKey: a key below a session-bound one; only when fresh.
         HasDescendants: a key to be bound has others below, or empty implied parents; only when fresh.
     """
-    compiler = _Compiler(layout, acl, known, {op.key for op in ops}, session_id)
+    compiler = _Compiler(layout, known, {op.key for op in ops}, session_id)
     for each in checks:
         compiler.check(each)
-    for op in sorted(
-        ops, key=lambda each: not isinstance(each, Delete)
-    ):  # what a deletion makes room for comes after it
+    for op in sorted(ops, key=_deletes_first):
         compiler.op(op)
     return compiler.finish(tidy=tidy)
 
 
+def _deletes_first(op: Op) -> bool:
+    """What a deletion makes room for comes after it."""
+    return not isinstance(op, Delete)
+
+
 class _Compiler:
-    def __init__(self, layout: Layout, acl: bytes, known: Known, touched: set[str], session_id: str | None) -> None:
+    def __init__(self, layout: Layout, known: Known, touched: set[str], session_id: str | None) -> None:
         self.layout = layout
-        self.acl = acl
         self.known = known
         self.touched = touched
         self.session_id = session_id
@@ -304,7 +227,7 @@ class _Compiler:
         self._guard(op.key, seen)
         data = encode(op.value, version.owner)
         at = self._emit("op", op.key, wire.set_data(self.layout.path(op.key), data, self.pinned.get(op.key, -1)))
-        self.plan.outcomes.append(Outcome(op.key, op.value, version.owner, at, version.created, version.born))
+        self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
     def _bring_to_life(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
         if not node.exists:
@@ -316,7 +239,7 @@ class _Compiler:
         if node.seen is None or not node.seen.exists:  # made in this multi, as somebody's parent
             at = self._emit("op", key, wire.set_data(path, encode(value, None)))
             node.is_key = True
-            self.plan.outcomes.append(Outcome(key, value, None, at))
+            self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
         self._guard(key, node.seen)
         if bound:
@@ -326,9 +249,9 @@ class _Compiler:
             self._make(key, value, self.session_id, node)
             return
         at = self._emit("op", key, wire.set_data(path, encode(value, None), node.seen.data))
-        self._emit("op", key, wire.create(self.layout.born(key), b"", self.acl))
+        self._emit("op", key, self.layout.create(self.layout.born(key)))
         node.is_key = True
-        self.plan.outcomes.append(Outcome(key, value, None, at, None, born=True))
+        self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
 
     def _has_descendants(self, key: str) -> HasDescendants:
         if not self.known.fresh:
@@ -339,11 +262,11 @@ class _Compiler:
         """Create the znode, and the parents that are missing."""
         self._need_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
-        self._emit("op", key, wire.create(self.layout.path(key), encode(value, owner), self.acl, flags))
+        self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner), flags))
         self._count(key, +1)
         if node is not None:
             node.exists = node.is_key = True
-        self.plan.outcomes.append(Outcome(key, value, owner))
+        self.plan.entries.append(PlannedEntry(key, value, owner))
 
     def _need_parents(self, key: str) -> None:
         missing = []
@@ -351,13 +274,14 @@ class _Compiler:
             node = self._node(above)
             if node.exists:
                 if node.seen is not None and node.seen.leaf:
-                    raise below_session_bound(key, above)
+                    raise InvalidKey(
+                        f"{key!r} lies below {above!r}, which is bound to a session; session-bound keys are leaves"
+                    )
                 break
             missing.append(above)
         for above in reversed(missing):
-            path = self.layout.path(above)
-            self._emit("parent", key, wire.create(path, b"", self.acl))
-            self._emit("parent", key, wire.set_data(path, b"", 0))  # so that version 0 stays for keys
+            for part in self.layout.create_parent(above):
+                self._emit("parent", key, part)
             node = self.nodes[above]
             node.exists, node.children = True, 0
             self._count(above, +1)
@@ -419,11 +343,11 @@ class _Compiler:
         plan.parts.extend(self.checks)
         for key in self.probes:
             path = self.layout.path(key)
-            plan.parts.append(Part("probe", key, wire.create(path, b"=", self.acl)))
+            plan.parts.append(Part("probe", key, self.layout.create(path, b"=")))
             plan.parts.append(Part("probe", key, wire.delete(path)))
-        for outcome in plan.outcomes:
-            if outcome.at is not None:
-                outcome.at += len(plan.parts)
+        for planned in plan.entries:
+            if planned.at is not None:
+                planned.at += len(plan.parts)
         plan.parts.extend(self.body)
         return plan
 
@@ -446,29 +370,3 @@ class _Compiler:
             self._count(key, -1)
             self.plan.emptied.discard(key)
             key = parent(key)
-
-
-def below_session_bound(key: str, above: str) -> InvalidKey:
-    """The error for a key below a session-bound one."""
-    return InvalidKey(f"{key!r} lies below {above!r}, which is bound to a session; session-bound keys are leaves")
-
-
-def entries_of(plan: Plan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
-    """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
-
-    Args:
-        plan: what was sent.
-        results: one for each part, or none at all.
-        token: zxid of the multi.
-        gens: version of each outcome's bucket guard, before or in this multi.
-    """
-    entries = []
-    for outcome in plan.outcomes:
-        data, gen = 0, gens.get(bucket(outcome.key), UNKNOWN)
-        if outcome.at is not None:
-            stat = results[outcome.at] if results else None
-            data = stat.version if isinstance(stat, wire.Stat) else UNKNOWN
-        created = token if outcome.created is None else outcome.created
-        version = Version(token, data, gen, created, outcome.owner, outcome.born)
-        entries.append(Entry(outcome.key, outcome.value, version, token, created, outcome.owner))
-    return tuple(entries)

@@ -1,13 +1,13 @@
-"""Watches: persistent recursive ones of the server say which keys to look at again; what is read is what is reported.
+"""Watches of prefixes, by the server's persistent recursive watches: events say which keys to read, reads are reported.
 
-One connection and no thread for all of them. A watch loads (set the server's watch, barrier, read the subtree, report
-it as a ``Snapshot``), then lives on re-reads of the keys that events named. Everything starts anew with each
-connection. States between two reads are merged; a key never moves backwards, because one connection's reads never do
-and a load begins with a barrier. Once a second one barrier serves all watches: the events of all that was committed
-before it was sent have come before its answer.
+One connection serves all of them, without a thread of their own. A watch loads: it sets the server's watch, sends a
+barrier, reads the subtree and reports it as a ``Snapshot``. Then it reads again the keys that events name. Everything
+starts anew with each connection. States between two reads are merged. A key never moves backwards, because one
+connection's reads never do and a load begins with a barrier. Once a second one barrier serves all watches: the events
+of everything that was committed before the barrier was sent arrive before its answer.
 
-Rights: the server says nothing when they are taken away. A watch finds out when it next reads what it is about; the
-prefix itself is looked at every few seconds, for all watches by one request.
+The server says nothing when rights are taken away. A watch finds out when it next reads a key; one request reads the
+prefixes of all watches every few seconds.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import threading
 from typing import TYPE_CHECKING
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.futures import drive
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Cut
-from latchwork.backends.zookeeper.leaves import LeafHub, LeafWatch
-from latchwork.backends.zookeeper.outlets import Outlet
+from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from latchwork.backends.base import Sink
     from latchwork.backends.futures import Steps
     from latchwork.backends.timer import Timer
     from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.reads import Reader
+    from latchwork.backends.zookeeper.lists import Lister
     from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -49,21 +49,17 @@ _SMALL = 4_096
 _LOAD_TIMEOUT_S = 60.0
 
 
-class ZooKeeperWatch(Outlet):
-    """The hub's."""
+class ZooKeeperWatch(DeliveringWatch):
+    """One watch of a prefix. The hub keeps its state and delivers to it."""
 
-    def __init__(self, hub: WatchHub, prefix: str, sink: Sink, *, beats: bool) -> None:
-        super().__init__(prefix, sink)
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[ZooKeeperWatch], None], *, beats: bool) -> None:
+        super().__init__(prefix, sink, drop)
         self.beats = beats  # whether it wants to be told that its state is the newest
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
         self.dirty: set[str] = set()  # named by events while loading
         self.tokens: dict[str, int] = {}  # of the keys reported
         self.size = 0  # of the value at the prefix, as last reported
-        self._hub = hub
-
-    def _drop(self) -> None:
-        self._hub.drop(self)
 
     def changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
         """What is news to this watch."""
@@ -83,10 +79,10 @@ class ZooKeeperWatch(Outlet):
 class WatchHub:
     """All watches of a store. Safe to share."""
 
-    def __init__(self, connection: Connection, layout: Layout, reader: Reader, timer: Timer, clock: Clock) -> None:
+    def __init__(self, connection: Connection, lister: Lister, timer: Timer, clock: Clock) -> None:
         self._connection = connection
-        self._layout = layout
-        self._reader = reader
+        self._lister = lister
+        self._layout = lister.reader.layout
         self._timer = timer
         self._clock = clock
         self._lock = threading.Lock()
@@ -96,7 +92,7 @@ class WatchHub:
         self._pumping = self._beating = self._closed = False
         self._beats = 0
         is_watched = self._watches.__contains__
-        self._leaves = LeafHub(connection, reader, layout, timer, lock=self._lock, is_watched=is_watched)
+        self._leaves = LeafHub(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
     def watch_leaf(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
         """Begin a watch of a single key; its first event comes by itself."""
@@ -104,7 +100,7 @@ class WatchHub:
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
         """Begin a watch; its first event comes by itself."""
-        watch = ZooKeeperWatch(self, prefix, sink, beats=beats)
+        watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -114,7 +110,7 @@ class WatchHub:
             self._timer.call_later(_HEARTBEAT_S, self._beat)
         return watch
 
-    def drop(self, watch: ZooKeeperWatch) -> None:
+    def _drop(self, watch: ZooKeeperWatch) -> None:
         """Forget a closed watch, and the server's when it was the last at its prefix."""
         with self._lock:
             same = self._watches.get(watch.prefix, [])
@@ -192,18 +188,16 @@ class WatchHub:
         drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
-        connection, reader = self._connection, self._reader
-        deadline = self._clock.now() + _LOAD_TIMEOUT_S
-        gens = reader.gens()
-        confirmed = connection.confirm(deadline)
-        first = reader.ask_first(connection, watch.prefix, deadline)  # all at once: answers come in the order of asking
+        context = self._lister.reader.context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
+        confirmed = self._connection.confirm(context.deadline)
+        first = self._lister.ask_first(context, watch.prefix)  # all at once: answers come in the order of asking
         reply = yield added
         if reply.error != wire.OK:
             raise LatchworkError(
                 f"the server refused a recursive watch with error {reply.error}; it needs 3.6 or newer"
             )
         yield confirmed
-        entries = yield from reader.whole(connection, watch.prefix, first, deadline, gens)
+        entries = yield from self._lister.whole(context, watch.prefix, first)
         with self._lock:
             if watch.loads != load:
                 return
@@ -274,10 +268,10 @@ class WatchHub:
         """Read these keys again and tell every live watch what is news to it."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
-            entries = yield from self._reader.read_with_guards(self._connection, keys, deadline)
+            entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
         except PermissionDenied:
             for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
-                self._load(watch)  # whoever it concerns finds out by itself
+                self._load(watch)  # a watch that may not read its prefix finds out by that
             return
         by_watch: dict[int, tuple[ZooKeeperWatch, dict[str, Entry | None]]] = {}
         for key, entry in zip(keys, entries, strict=True):

@@ -1,18 +1,20 @@
-"""Watches of single session-bound keys: the server's one-shot watch, set by the read that tells the first state.
+"""Watches of single session-bound keys, by the server's one-shot watch.
 
-One request begins such a watch, its end is told by the event itself, and nothing is left to remove then: what a
-hand-over of a lock costs hangs on this. Who will ask what else is beside the key has it read by the thread that hears
-of the end: sent at once, it is mostly ahead of what the key's owner writes next, and need not wait for that. A state
-*without* the key is believed only behind a barrier: the connected server may lag behind the one that told of the key.
-A deletion is believed when it comes after a state with the key on the same connection, and with no question open;
-otherwise the key is looked at again.
+One request reads the first state and sets the watch. The event that the watch sends tells the end, and leaves nothing
+to remove. The cost of handing over a lock depends on this. With ``beside`` the thread that hears of the end also asks
+for the names beside the key, at once: its request is mostly ahead of what the key's owner writes next, and does not
+wait for that.
 
-A server before 3.9 has one watch for each path and connection: a one-shot watch set where the hub has its persistent
-one would replace that. So where the hub watches the same path no watch is asked for, its events serve; and when the hub
-removes its own, the key is looked at again. The lock that both share puts these requests in order.
+A state *without* the key is believed only behind a barrier: the connected server may lag behind the one that told of
+the key. A deletion is believed when it comes after a state with the key on the same connection, and while no read is
+under way; otherwise the key is read again.
 
-The server says nothing when rights are taken away, and hides what happens then: all keys are looked at every few
-seconds, by one request.
+A server before 3.9 keeps one watch for each path and connection: a one-shot watch would replace the persistent one that
+``WatchHub`` has at the same path. So where that hub watches the path no one-shot watch is set, and its events serve;
+when that hub removes its own, the key is read again. The lock that both hubs share puts these requests in order.
+
+The server says nothing when rights are taken away, and hides what happens then. So one request reads all keys every few
+seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +24,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from latchwork.backends.base import Broken, Delta, Snapshot
+from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.futures import drive
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Cut
-from latchwork.backends.zookeeper.errors import code_error
+from latchwork.backends.zookeeper.errors import Cut, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
-from latchwork.backends.zookeeper.outlets import Outlet
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
 from latchwork.types import Change
 
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
     from latchwork.backends.base import Sink
     from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.connection import Call, Connection
-    from latchwork.backends.zookeeper.layout import Layout
+    from latchwork.backends.zookeeper.calls import Call
+    from latchwork.backends.zookeeper.connection import Connection
     from latchwork.backends.zookeeper.reads import Reader
     from latchwork.types import Entry
 
@@ -51,20 +52,16 @@ _RIGHTS_EVERY_S, _AT_ONCE = 4.0, 200
 _UNKNOWN_AGE = float("-inf")
 
 
-class LeafWatch(Outlet):
-    """The hub's."""
+class LeafWatch(DeliveringWatch):
+    """One watch of a key. The hub keeps its state and delivers to it."""
 
-    def __init__(self, hub: LeafHub, prefix: str, sink: Sink, *, beside: bool) -> None:
-        super().__init__(prefix, sink)
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[LeafWatch], None], *, beside: bool) -> None:
+        super().__init__(prefix, sink, drop)
         self.beside = beside
         self.asks = 0  # an answer to an ask that is not the newest is of no use
         self.waits = False  # for an answer
         self.told: int | None = None  # token of the state told last; None before the first
         self.over = False
-        self._hub = hub
-
-    def _drop(self) -> None:
-        self._hub.drop(self)
 
 
 class LeafHub:
@@ -72,10 +69,9 @@ class LeafHub:
 
     Args:
         connection: the store's own.
-        reader: of names.
-        layout: of the root.
+        reader: reads the names beside a key that has gone.
         timer: for looking again after trouble.
-        lock: the one of the hub of the other watches.
+        lock: that of the hub of the other watches: it puts the requests of both hubs in order.
         is_watched: whether that hub watches exactly this key; called with the lock held.
     """
 
@@ -83,7 +79,6 @@ class LeafHub:
         self,
         connection: Connection,
         reader: Reader,
-        layout: Layout,
         timer: Timer,
         *,
         lock: threading.Lock,
@@ -91,7 +86,7 @@ class LeafHub:
     ) -> None:
         self._connection = connection
         self._reader = reader
-        self._layout = layout
+        self._layout = reader.layout
         self._timer = timer
         self._lock = lock
         self._is_watched = is_watched
@@ -100,7 +95,7 @@ class LeafHub:
 
     def watch(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
         """Begin a watch; its first event comes by itself."""
-        watch = LeafWatch(self, prefix, sink, beside=beside)
+        watch = LeafWatch(prefix, sink, self._drop, beside=beside)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
             begin, self._beating = not self._beating, True
@@ -109,7 +104,7 @@ class LeafHub:
             self._timer.call_later(_RIGHTS_EVERY_S, self._look_at_all)
         return watch
 
-    def drop(self, watch: LeafWatch) -> None:
+    def _drop(self, watch: LeafWatch) -> None:
         """Forget a closed watch, and the server's when it was the last at its path and has not fired."""
         with self._lock:
             self._forget(watch, remove=not watch.over)
@@ -132,7 +127,7 @@ class LeafHub:
             self._ask(watch)
 
     def on_event(self, kind: int, path: str) -> None:
-        """A watch fired; many of these are not about us."""
+        """A watch fired; many events are about other watches."""
         if path not in self._watches:
             return
         for watch in self._at(path):
@@ -208,7 +203,7 @@ class LeafHub:
         self._timer.call_later(_RETRY_S, again)
 
     def _look_at_all(self) -> None:
-        """Whoever is not there as expected, or may not be read, is asked for."""
+        """Ask again for the keys that are not there as expected, or may not be read."""
         with self._lock:
             paths = list(self._watches)
             self._beating = bool(paths) and not self._connection.over
@@ -256,6 +251,6 @@ class LeafHub:
             self._tell_end(watch, None)
 
     def _tell_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
-        """Without names, when they could not be read: whoever wants them asks."""
+        """Tell the end; without names where they could not be read: the watcher then asks for them."""
         beside = tuple(names.result()) if names is not None and names.exception() is None else None
         watch.deliver(Delta((Change(watch.prefix, None),), beside=beside))

@@ -1,0 +1,64 @@
+"""A running watch hands its events to its sink until it is closed. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from latchwork.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork.backends.base import Sink, WatchEvent
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class DeliveringWatch:
+    """As ``BackendWatch``. Any thread may close it; its owner sees to it that one thread at a time delivers.
+
+    Args:
+        prefix: what it watches.
+        sink: takes the events.
+        drop: called once with the watch when it is closed, so that its owner forgets it.
+    """
+
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[Any], None]) -> None:
+        self.prefix = prefix
+        self.closed = False
+        self._sink = sink
+        self._drop = drop
+        self._idle = threading.Condition()
+        self._deliverer: int | None = None
+
+    def deliver(self, event: WatchEvent) -> None:
+        """Hand an event to the sink, unless closed."""
+        with self._idle:
+            if self.closed:
+                return
+            self._deliverer = threading.get_ident()
+        try:
+            self._sink(event)
+        except Exception:
+            _log.exception("the sink of the watch on %r raised, the event is lost; please report this", self.prefix)
+        finally:
+            with self._idle:
+                self._deliverer = None
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Stop; waits for a delivery that another thread is in. Twice is fine."""
+        with self._idle:
+            first, self.closed = not self.closed, True
+        if first:
+            self._drop(self)
+        deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
+        with self._idle:
+            while self._deliverer not in {None, threading.get_ident()}:
+                if not SYSTEM_CLOCK.wait_condition(self._idle, deadline - SYSTEM_CLOCK.now()):
+                    _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
+                    break

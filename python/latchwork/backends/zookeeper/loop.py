@@ -1,0 +1,276 @@
+"""kazoo's connection loop with our own sending and receiving.
+
+Requests wait in our outbox (``connection``), not in kazoo's queue: what has not been sent survives a reconnect and is
+never failed as if it had been. Several requests share a system call in both directions. Replies end their futures on
+the connection's thread.
+
+While nothing is in flight, the thread that asks sends: to wake the connection's thread for that is a good part of what
+a small request costs. One lock covers sending, and the step from sending to the end of a connection. A thread that asks
+only tries for it; it never waits, for the lock or for the network. With TLS the connection's thread sends everything,
+because such a socket must not be used by two threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, KazooException, SessionClosedRequireSaslError
+from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.states import KeeperState
+
+from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kazoo.client import KazooClient
+    from kazoo.retry import KazooRetry
+
+    from latchwork.backends.zookeeper.calls import Call
+    from latchwork.clock import Clock
+
+_RECEIVE_BYTES = 262_144
+_BATCH_BYTES = 65_536
+_MAX_XID = 2_147_483_647
+#: A server that is just starting may swallow a handshake; kazoo would wait a whole session timeout for the answer.
+_HANDSHAKE_S = 0.4
+
+
+class LinkOwner(Protocol):
+    """Told by the link, on its own thread."""
+
+    def take(self, most_bytes: int) -> Sequence[Call]:
+        """The next requests to send."""
+        ...
+
+    def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
+        """A session is established or regained; nothing has been sent yet."""
+        ...
+
+    def went_down(self) -> None:
+        """The connection broke; the session may go on."""
+        ...
+
+    def expired(self) -> bool:
+        """The server ended the session. True: stop; False: open a new one."""
+        ...
+
+    def ended(self) -> None:
+        """The thread is about to end."""
+        ...
+
+    def event(self, kind: int, path: str) -> None:
+        """A watch fired."""
+        ...
+
+
+class Loop(ConnectionHandler):  # type: ignore[misc]
+    """The connection's thread. ``Link`` starts it; ``send_now`` and ``cut`` may be called by any thread."""
+
+    def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl)  # noqa: SLF001
+        self._owner = owner
+        self._clock = clock
+        self._unread = bytearray()
+        self._sending = threading.Lock()  # held while requests are taken from the outbox and sent
+        self._is_open = False  # to threads that are not the connection's; changes with the lock held
+        self._unsent = bytearray()  # what such a thread could not send without waiting
+        self._arrivals = select.poll()
+        self._xid = 0
+        self._patience_s = _HANDSHAKE_S
+        self.trouble = ""
+        self.was_refused = False
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """None before the start."""
+        routine: threading.Thread | None = self._connection_routine
+        return routine
+
+    def cut(self) -> None:
+        """Break the connection from any thread."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(2)
+
+    def zk_loop(self) -> None:
+        """What the thread runs."""
+        try:
+            super().zk_loop()
+        finally:
+            self._owner.ended()
+
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        """Every address of every host, in random order; a name that cannot even be looked up stops no other.
+
+        kazoo's own lets pass what ``getaddrinfo`` raises for a name that no DNS message can hold: that would end the
+        thread, and with it the connection, however many other servers there are.
+        """
+        found: list[tuple[str, str, int]] = []
+        for host, port in self.client.hosts:
+            try:
+                infos = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
+            except (OSError, ValueError) as error:
+                self.trouble = f"the name {host!r} leads to no address: {' '.join(str(error).split())}"
+                continue
+            found += [(host, str(info[4][0]), int(info[4][1])) for info in infos]
+        random.shuffle(found)
+        return found
+
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
+        """One server; what nobody foresaw ends the attempt, never the thread."""
+        try:
+            return super()._connect_attempt(host, hostip, port, retry)
+        except KazooException:
+            raise
+        except Exception as error:  # kazoo has logged it, with its traceback
+            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if self.client._state != KeeperState.CONNECTING:  # noqa: SLF001
+                self.client._session_callback(KeeperState.CONNECTING)  # noqa: SLF001
+            return None
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        self._unread.clear()
+        sent_at = self._clock.now()
+        try:
+            read_ms, connect_ms = super()._connect(host, hostip, port)
+        except Exception as error:
+            self.trouble = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
+            if self.was_refused:
+                # A server that dies at this moment looks the same: try on, as after any broken connection.
+                raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
+            raise
+        session_id = self.client._session_id or 0  # noqa: SLF001
+        self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
+        arrivals = select.poll()
+        arrivals.register(self._socket, select.POLLIN)
+        with self._sending:
+            self._arrivals = arrivals
+            self._is_open = not self.client.use_ssl
+        return read_ms, connect_ms
+
+    def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
+        """A step of the handshake: tried anew soon, with more patience each time, in case the server is just slow."""
+        try:
+            answer: object = super()._invoke(min(timeout, self._patience_s), request, xid)
+        except self.handler.timeout_exception:
+            self._patience_s = min(2 * self._patience_s, max(timeout, _HANDSHAKE_S))
+            raise
+        self._patience_s = _HANDSHAKE_S
+        return answer
+
+    def close_to_others(self) -> None:
+        """Only the connection's own thread sends from now on, until the next connection is up."""
+        with self._sending:
+            self._is_open = False
+            self._unsent.clear()
+
+    def send_now(self) -> bool:
+        """Send what waits, in the thread that asks; False when that is the connection's thread's to do.
+
+        With nothing in flight, what has arrived is an event or the end of the connection: that comes first, so that
+        nothing is sent on a connection that is known to be closed.
+        """
+        if self.client._pending or not self._sending.acquire(blocking=False):  # noqa: SLF001
+            return False
+        try:
+            if not self._is_open or self._unsent or self._arrivals.poll(0):
+                return False
+            batch = self._next_batch()
+            sent = 0
+            try:
+                sent = self._socket.send(batch) if batch else 0
+            except BlockingIOError:
+                pass
+            except OSError:  # broken: the connection's thread sees that as well, and fails what is in flight
+                sent = len(batch)
+            self._unsent += batch[sent:]
+            return not self._unsent
+        finally:
+            self._sending.release()
+
+    def _next_batch(self) -> bytearray:
+        """With the lock held: requests from the outbox, as bytes; from here on they are in flight."""
+        batch = bytearray()
+        for sent in self._owner.take(_BATCH_BYTES):
+            self._xid = self._xid % _MAX_XID + 1
+            batch += REQUEST_HEAD.pack(len(sent.payload) + 8, self._xid, sent.kind)
+            batch += sent.payload
+            self.client._pending.append((sent, sent, self._xid))  # noqa: SLF001
+        return batch
+
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(4096)
+        with self._sending:
+            self._send_rest(connect_timeout)
+            batch = self._next_batch()
+            if batch:
+                self._write(batch, connect_timeout)
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        with self._sending:
+            self._send_rest(connect_timeout)
+            super()._send_ping(connect_timeout)
+
+    def _send_rest(self, connect_timeout: float) -> None:
+        rest, self._unsent = self._unsent, bytearray()
+        if rest:
+            self._write(rest, connect_timeout)
+
+    def _read_socket(self, _read_timeout: float) -> object:
+        self._receive()
+        unread = self._unread
+        at, end = 0, len(unread)
+        try:
+            while end - at >= 4:
+                (size,) = INT.unpack_from(unread, at)
+                if end - at - 4 < size:
+                    break
+                frame = bytes(unread[at + 4 : at + 4 + size])
+                at += 4 + size
+                if self._take_frame(frame) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
+        finally:
+            del unread[:at]
+        return None
+
+    def _receive(self) -> None:
+        """Read what is there, and all of it when TLS holds some back."""
+        with self._socket_error_handling():
+            while True:
+                try:
+                    chunk = self._socket.recv(_RECEIVE_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return
+                if not chunk:
+                    raise ConnectionDropped("the server closed the connection")
+                self._unread += chunk
+                if not (hasattr(self._socket, "pending") and self._socket.pending()):
+                    return
+
+    def _take_frame(self, frame: bytes) -> object:
+        xid, zxid, error = REPLY_HEAD.unpack_from(frame, 0)
+        if xid == PING_XID:
+            self.ping_outstanding.clear()
+        elif xid == WATCH_XID:
+            kind, _ = EVENT_HEAD.unpack_from(frame, 16)
+            self._owner.event(kind, parse_text(frame, 24)[0])
+        elif xid != AUTH_XID:
+            return self._take_reply(xid, Reply(error, zxid, frame[16:]))
+        return None
+
+    def _take_reply(self, xid: int, reply: Reply) -> object:
+        client = self.client
+        if not client._pending or client._pending[0][2] != xid:  # noqa: SLF001
+            raise ConnectionDropped("the server answered out of order")
+        sent = client._pending.popleft()[0]  # noqa: SLF001
+        if reply.zxid > 0:
+            client.last_zxid = reply.zxid
+        sent.answer(reply)
+        return CLOSE_RESPONSE if sent.kind == CLOSE else None

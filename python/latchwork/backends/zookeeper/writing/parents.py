@@ -1,0 +1,95 @@
+"""Implied parents: made before a multi that would be too long with them, removed when they are empty."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
+from latchwork.backends.zookeeper.layout import parent
+from latchwork.backends.zookeeper.wire import MULTI, OK
+from latchwork.backends.zookeeper.writing.states import read_states
+from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.zookeeper.connection import Connection
+    from latchwork.backends.zookeeper.layout import Layout, Znode
+    from latchwork.backends.zookeeper.lists import Lister
+    from latchwork.backends.zookeeper.reads import Reader
+    from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
+    from latchwork.backends.zookeeper.writing.task import Task
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 100
+
+
+def make_parents(task: Task, plan: Plan) -> Steps[None]:
+    """Create the missing parents beforehand, where the multi would be too long with them."""
+    parts = [part.data for part in plan.parts if part.role == "parent"]
+    if not parts:
+        raise TransactionTooLarge(
+            f"{task.what}: {plan.size} bytes with all that ZooKeeper needs, and it takes at most "
+            f"{wire.MAX_PAYLOAD}; write in several transactions"
+        )
+    for at in range(0, len(parts), _BATCH):
+        result = yield from task.send(parts[at : at + _BATCH])
+        if result.error in FINAL_CODES:
+            raise task.refusal(result.error, plan.entries[0].key)
+
+
+def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
+    """Remove empty implied parents below a key that is to be bound; True if there were none.
+
+    Args:
+        lister: finds what is below.
+        task: in whose name.
+        found: the key.
+        cleared: what was returned when this was called before for the task.
+    Raises:
+        InvalidKey: there are keys; or what is below stays for ever: it numbers sequential keys.
+    """
+    try:
+        names, childless = yield from lister.children(task.connection, found.key, task.deadline)
+    except Cut as cut:
+        raise task.error(cut, write=False) from cut
+    if names:
+        raise InvalidKey(str(found))
+    if not childless and cleared:
+        raise InvalidKey(
+            f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
+            "their numbering stays there for ever; bind another key"
+        )
+    yield from sweep(lister.reader, task.connection, childless, task.deadline)
+    return not childless
+
+
+def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
+    """Remove those of these that are implied parents without children, and their parents likewise. Best effort."""
+    left = sorted(keys, key=len, reverse=True)
+    while left:
+        try:
+            known = yield from read_states(reader, connection, left[:_BATCH], deadline)
+            flying = []
+            for key in left[:_BATCH]:
+                node = known.nodes[key]
+                if node.exists and node.version is None and not node.children and not node.leaf:
+                    removal = wire.multi(_removal(reader.layout, key, node))
+                    flying.append((key, connection.call(MULTI, removal, deadline)))
+            above = set()
+            for key, call in flying:
+                if wire.parse_multi((yield call)).error == OK:
+                    above.add(parent(key))
+        except (Cut, LatchworkError) as error:
+            _log.debug("empty parents were not swept: %s", error)
+            return
+        left = sorted({*left[_BATCH:], *above} - {""}, key=len, reverse=True)
+
+
+def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
+    """Guarded: a key that came to life at this path in the meantime has bumped the guard, or another version."""
+    return [wire.set_data(layout.guard(key), b"", node.gen), wire.delete(layout.path(key), node.data)]

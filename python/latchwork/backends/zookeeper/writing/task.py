@@ -1,0 +1,114 @@
+"""One call that writes, and the evidence that it needs: an ephemeral znode in which a connection numbers its writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
+from latchwork.errors import Unavailable
+
+if TYPE_CHECKING:
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.zookeeper.connection import Connection
+    from latchwork.backends.zookeeper.layout import Layout
+    from latchwork.backends.zookeeper.reads import Reader
+    from latchwork.errors import LatchworkError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One call: through which connection, by when, for which session (None: none), and its name in messages."""
+
+    connection: Connection
+    deadline: float
+    session_id: str | None
+    what: str
+
+    def error(self, cut: Cut, *, write: bool) -> LatchworkError:
+        """What to tell the caller of a lost connection."""
+        return cut_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
+
+    def refusal(self, code: int, key: str) -> LatchworkError:
+        """What to tell the caller of a request that the server refused."""
+        return code_error(code, what=self.what, key=key)
+
+    def may_retry(self) -> bool:
+        """There is time, and somebody to ask."""
+        return not self.connection.over and not self.connection.is_late(self.deadline)
+
+    def send(self, parts: list[bytes]) -> Steps[wire.MultiReply]:
+        """Send a multi that may be repeated, and so needs no evidence."""
+        try:
+            return wire.parse_multi((yield self.connection.call(MULTI, wire.multi(parts), self.deadline)))
+        except Cut as cut:
+            raise self.error(cut, write=False) from cut
+
+    def judge_evidence(self, result: wire.MultiReply) -> None:
+        """Raise what it means that a multi failed at the evidence that was added to it.
+
+        Raises:
+            EvidenceGone: the store's own connection needs another one; nothing was written.
+            SessionLost: the session has ended.
+        """
+        if result.error != NO_NODE:
+            raise self.refusal(result.error, "@w")
+        if self.session_id is not None:
+            raise session_lost(self.session_id, self.what)
+        self.connection.evidence = None
+        raise EvidenceGone
+
+
+def prepare(reader: Reader, task: Task, path: str) -> Steps[int]:
+    """Create the evidence of the task's connection, and the root if it is missing.
+
+    Args:
+        reader: learns the versions of the guards.
+        task: in whose name.
+        path: of the evidence, never used before.
+    Returns:
+        The zxid of its creation.
+    """
+    layout = reader.layout
+    payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))
+    while not task.connection.is_late(task.deadline):
+        try:
+            reply: Reply = yield task.connection.call(CREATE, payload, task.deadline)
+            if reply.error == NO_NODE:
+                yield from _make_root(layout, task)
+                continue
+            if reply.error not in {OK, NODE_EXISTS}:
+                raise task.refusal(reply.error, layout.root)
+            yield from _learn_guards(reader, task)
+        except Cut as cut:
+            if cut.sent and not cut.over and task.may_retry():
+                continue  # the path is unique: if it is there already, it is ours
+            raise task.error(cut, write=False) from cut
+        task.connection.evidence = path
+        return reply.zxid
+    raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
+
+
+def _make_root(layout: Layout, task: Task) -> Steps[None]:
+    """Create what is missing of the root, its guards and its folders."""
+    for path in layout.root_parts():
+        reply: Reply = yield task.connection.call(CREATE, wire.alone(layout.create(path)), task.deadline)
+    if reply.error not in {OK, NODE_EXISTS}:
+        # Above the root anything may be refused: it only matters that the root itself is there.
+        there: Reply = yield task.connection.call(EXISTS, wire.path_and_flag(layout.root), task.deadline)
+        if there.error != OK:
+            raise task.refusal(reply.error, layout.root)
+    parts = [layout.create(path) for path in (*layout.folders, *layout.guards)]
+    error = wire.parse_multi((yield task.connection.call(MULTI, wire.multi(parts), task.deadline))).error
+    if error not in {OK, NODE_EXISTS}:
+        raise task.refusal(error, layout.root)
+
+
+def _learn_guards(reader: Reader, task: Task) -> Steps[None]:
+    payload = wire.multi([wire.read_data(path) for path in reader.layout.guards])
+    reply: Reply = yield task.connection.call(MULTI_READ, payload, task.deadline)
+    for number, guard in enumerate(wire.parse_multi_read(reply.body)):
+        if isinstance(guard, Data):
+            reader.learn(number, guard.stat.version)

@@ -1,0 +1,180 @@
+"""Transactions: the loop around ``compile_plan``, and whole trees, which are deleted by several of them.
+
+A commit is one multi and one round trip when what is remembered of its keys is still true; otherwise the states are
+read and it is compiled again, until it goes through, a freshly read check fails, or the time is over.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import TYPE_CHECKING
+
+from latchwork.backends.outcomes import partly_deleted
+from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
+from latchwork.backends.zookeeper.layout import UNKNOWN, ancestors
+from latchwork.backends.zookeeper.wire import MULTI, NO_AUTH, OK, Reply
+from latchwork.backends.zookeeper.writing.compiler import compile_plan
+from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
+from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Plan, entries_of
+from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.errors import LatchworkError, Unavailable
+from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from latchwork.backends.futures import Steps
+    from latchwork.backends.timer import Timer
+    from latchwork.backends.zookeeper.lists import Lister
+    from latchwork.backends.zookeeper.writing.task import Task
+
+_EVIDENCE_BYTES = 256
+#: What somebody else's write in between explains: the states are read again.
+_STALE_CODES = frozenset({wire.NO_NODE, wire.NODE_EXISTS, wire.BAD_VERSION, wire.NOT_EMPTY})
+_BATCH = 100
+_LONGEST_PAUSE_S = 0.05
+
+
+class Writer:
+    """Commits through any connection that has its evidence. Safe to share.
+
+    Args:
+        lister: reads, and keeps the guards' versions.
+        timer: for backoff.
+        on_emptied: told of parents that may have lost their last child; must not block.
+    """
+
+    def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
+        self._lister = lister
+        self._reader = lister.reader
+        self._timer = timer
+        self.memory = Memory()
+        self._on_emptied = on_emptied
+
+    def commit(self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
+        """One transaction, as ``Backend.commit``."""
+        layout, session_id = self._reader.layout, task.session_id
+        known = self.memory.known(checks, ops)
+        extra: frozenset[str] = frozenset()
+        tidy, cleared = True, False
+        for attempt in count():
+            try:
+                plan = compile_plan(layout, checks, ops, known, session_id=session_id, tidy=tidy)
+            except NeedStates as need:
+                extra |= need.keys
+            except HasDescendants as found:
+                cleared = yield from clear_below(self._lister, task, found, cleared=cleared)
+            else:
+                if not plan.writes and not checks:
+                    return Committed(0)
+                if plan.size > wire.MAX_PAYLOAD - _EVIDENCE_BYTES:
+                    yield from make_parents(task, plan)
+                    known = Known({})
+                    continue
+                gens = self._reader.gens()
+                reply = yield from self._send(task, plan)
+                if reply is None:  # it only checks, and the connection was lost
+                    continue
+                result = wire.parse_multi(reply)
+                if result.error == OK:
+                    return self._done(plan, result.results, reply.zxid, gens)
+                if result.failed == len(plan.parts):
+                    task.judge_evidence(result)
+                tidy = self._judge(task, plan, result, tidy=tidy)
+            known = yield from self._fresh(task, checks, ops, extra, attempt)
+        raise AssertionError("unreachable")
+
+    def _fresh(
+        self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
+    ) -> Steps[Known]:
+        """Read the states of all keys; after some attempts, wait a little first."""
+        if attempt >= 2:
+            yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
+        if attempt and task.connection.is_late(task.deadline):
+            raise Unavailable(f"{task.what}: others kept changing the same keys until the time was over; try again")
+        keys = dict.fromkeys(each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive))
+        keys |= dict.fromkeys(extra)
+        sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
+        while True:
+            try:
+                return (yield from read_states(self._reader, task.connection, list(keys), task.deadline, sessions))
+            except Cut as cut:
+                if not task.may_retry():
+                    raise task.error(cut, write=False) from cut
+
+    def _send(self, task: Task, plan: Plan) -> Steps[Reply | None]:
+        parts = [part.data for part in plan.parts]
+        connection = task.connection
+        try:
+            if plan.writes:
+                reply: Reply = yield connection.write(parts, task.deadline)
+            else:
+                reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
+        except Cut as cut:
+            if not plan.writes and task.may_retry():
+                return None
+            raise task.error(cut, write=plan.writes) from cut
+        return reply
+
+    def _done(self, plan: Plan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
+        now = dict(enumerate(gens))
+        for number, index in plan.bumped.items():
+            guard = results[index] if results else None
+            now[number] = guard.version if isinstance(guard, wire.Stat) else UNKNOWN
+            if isinstance(guard, wire.Stat):
+                self._reader.learn(number, guard.version)
+        if not plan.writes:
+            return Committed(0)
+        entries = entries_of(plan, results, token, now)
+        self.memory.forget(plan.deleted)
+        for entry in entries:
+            self.memory.note(entry)
+        emptied = plan.emptied - self.memory.kept
+        if emptied:
+            self._on_emptied(emptied)
+        return Committed(token, entries, tuple(plan.deleted))
+
+    def _judge(self, task: Task, plan: Plan, result: wire.MultiReply, *, tidy: bool) -> bool:
+        """Raise what reading again cannot help with; else whether to tidy in the next attempt."""
+        if result.failed < 0:  # the request as a whole was refused
+            if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
+                raise session_lost(task.session_id, task.what)
+            if result.error in FINAL_CODES:
+                raise task.refusal(result.error, plan.parts[-1].key)
+            return tidy
+        part = plan.parts[result.failed]
+        if part.role == "tidy" and result.error == NO_AUTH:
+            return False
+        if part.role == "probe" and result.error == wire.EPHEMERAL_PARENT:
+            return tidy  # nothing can be there, but that has to be guarded in another way
+        if result.error not in _STALE_CODES:
+            raise task.refusal(result.error, part.key or plan.parts[-1].key)
+        return tidy
+
+    def delete_tree(self, task: Task, prefix: str) -> Steps[int]:
+        """Delete what is there now, the deepest first, in transactions of some keys each."""
+        try:
+            context = yield from self._reader.begin(task.connection, task.deadline)
+            entries = yield from self._lister.subtree(context, prefix)
+            if prefix:
+                own = yield from self._reader.read_keys(context, [prefix])
+                entries += [entry for entry in own if entry is not None]
+        except Cut as cut:
+            raise task.error(cut, write=False) from cut
+        for entry in entries:
+            self.memory.note(entry)
+        keys = sorted((entry.key for entry in entries), reverse=True)
+        deleted = 0
+        for at in range(0, len(keys), _BATCH):
+            try:
+                committed = yield from self.commit(task, [], [Delete(key) for key in keys[at : at + _BATCH]])
+            except LatchworkError as error:
+                if not deleted:
+                    raise
+                raise partly_deleted(task.what, deleted, len(keys), error) from error
+            deleted += len(committed.deleted)
+        above = {each for key in keys for each in ancestors(key)}
+        yield from sweep(self._reader, task.connection, above, task.deadline)
+        return deleted

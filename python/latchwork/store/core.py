@@ -1,0 +1,115 @@
+"""What a store and its namespaces share: the backend, the sessions and the watches, and the order in which they end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from latchwork.backends.url import MAX_DURATION_S
+from latchwork.store.answers import Answers
+from latchwork.store.calls import Gate
+from latchwork.store.dispatch import Dispatcher
+from latchwork.store.session import Session
+
+if TYPE_CHECKING:
+    from latchwork.backends.base import Backend
+    from latchwork.clock import Clock
+    from latchwork.store.watch import Feed
+
+_log = logging.getLogger(__name__)
+
+
+class Core:
+    """What a store and its namespaces share. Safe to share between threads."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, url: str, *, session_ttl_s: float, call_timeout_s: float
+    ) -> None:
+        self.backend = backend
+        self.waiting: Backend = getattr(backend, "waiting", backend)
+        self.clock = clock
+        self.url = url
+        self.session_ttl_s = session_ttl_s
+        self.call_timeout_s = call_timeout_s
+        self.answers = Answers(url, clock, call_timeout_s)
+        self.gate = Gate(url)
+        self.dispatcher = Dispatcher(backend.capabilities.name)
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._primary: Session | None = None
+        self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
+        self._feeds: dict[Feed, None] = {}
+
+    def primary(self) -> Session:
+        """The primary session; a new one when the last was lost or closed."""
+        with self._opening:  # one opener; the lock that guards the fields is not held during I/O
+            session = self._primary
+            if session is None or session.state in ("lost", "closed"):
+                session = self._primary = self.open_session(self.session_ttl_s)
+            return session
+
+    def open_session(self, ttl_s: float) -> Session:
+        """A session of its own."""
+        if not 0 < ttl_s <= MAX_DURATION_S:
+            msg = f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}"
+            raise ValueError(msg)
+        self.gate.check()
+        opened: list[Session] = []
+        gone = threading.Event()
+
+        def on_gone() -> None:
+            gone.set()
+            for session in opened:
+                session.notice_gone()
+
+        handle = self.answers.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
+        session = Session(handle, self.clock, self._forget_session)
+        opened.append(session)
+        if gone.is_set():
+            session.notice_gone()
+        if session.ttl_s > ttl_s * 1.001:
+            _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
+        with self._lock:
+            self._sessions[session] = None
+        if self.gate.closed:
+            session.close()
+            self.gate.check()
+        return session
+
+    def add_feed(
+        self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False, beats: bool = False
+    ) -> None:
+        """Start a watch of the absolute prefix and own it until it is closed."""
+        self.gate.check()
+        with self._lock:
+            self._feeds[feed] = None
+        watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside, beats=beats)
+        feed.attach(watch, self._forget_feed)
+
+    def close(self) -> None:
+        """End sessions, watches and the backend, in that order."""
+        with self._lock:
+            if self.gate.closed:
+                return
+            self.gate.closed = True
+            sessions, feeds = list(self._sessions), list(self._feeds)
+        if self.gate.home.is_foreign:  # the parent's connections are not ours to close
+            return
+        for session in sessions:
+            session.close()
+        for feed in feeds:
+            feed.close()
+        self.dispatcher.close()
+        try:
+            self.backend.close()
+        finally:
+            self.dispatcher.close_outlets()  # after the last calls have ended: they have callbacks too
+
+    def _forget_session(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def _forget_feed(self, feed: Feed) -> None:
+        with self._lock:
+            self._feeds.pop(feed, None)
