@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import typer
 
 from latchwork.cli.main import app
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 #: Of all commands; they have a table of their own at the top of the page.
 COMMON = {"--url", "--json", "--debug", "--help", "--version"}
 #: What a table may say for an option that has no value of its own.
@@ -106,3 +109,9 @@ def test_the_help_of_a_command_tells_what_each_option_does_and_the_unit_of_a_tim
         assert len(text) > 10, f"{command} {option.name} has no help"
         if option.name.endswith("_s"):
             assert "econds" in text, f"{command} {option.name} does not say its unit: {text}"
+
+
+def test_the_tables_of_options_are_those_that_the_table_in_the_code_makes():
+    check = [sys.executable, "scripts/make_reference", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

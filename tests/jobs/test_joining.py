@@ -72,7 +72,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
 
     leader = Member.of_this_process("boss", since=0, ttl_s=10, weight=1, labels={})
     fence = memory.fence(ticket.created, Exists(ticket.key))
-    options = ManagerOptions(Strategies(), 0.1, 1.0, 1.0, 0.0, lambda: None)
+    options = ManagerOptions(strategies=Strategies(), sweep=lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         known = KnownPools(memory, pools)
         monkeypatch.setattr(known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.pool("report"))]})

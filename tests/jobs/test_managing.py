@@ -36,8 +36,8 @@ class Rebalances(Observer):
 
 
 def options(**periods):
-    given = {"cleanup_period_s": 0.0, "sweep_period_s": 0.0, **periods}
-    return ManagerOptions(Strategies(), 0.1, 1.0, sweep=lambda: None, **given)
+    given = {"debounce_s": 0.1, "debounce_max_s": 1.0, "cleanup_period_s": 0.0, "sweep_period_s": 0.0, **periods}
+    return ManagerOptions(strategies=Strategies(), sweep=lambda: None, **given)
 
 
 # Chores

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Annotated, Any
 
 import typer
 
 from latchwork.cli.outcome import UsageError
-from latchwork.jobs import JobManager
 
 Unset = Annotated[
     list[str] | None,
@@ -20,24 +18,6 @@ Unset = Annotated[
         help="An option that goes back to what the nodes' code says, as `-u threads`; may be given several times.",
     ),
 ]
-
-
-def seconds(what: str, *, unset: str) -> Any:
-    """An option in seconds.
-
-    Args:
-        what: its help: what it does, and an example of when to change it.
-        unset: what holds when neither this nor the code says anything.
-    """
-    return typer.Option(
-        min=0.0, metavar="S", show_default=False, help=f"{what}  [unless set, here or in the code: {unset}]"
-    )
-
-
-def of_manager(name: str, what: str) -> Any:
-    """An option in seconds that ``JobManager`` has too, by its name there."""
-    default = inspect.signature(JobManager.__init__).parameters[name].default
-    return seconds(what, unset="as long as the locks allow" if default is None else f"{default:g}")
 
 
 def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:

@@ -11,18 +11,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.cli.changes import Unset, chosen, described, seconds, short
+from latchwork.cli.changes import Unset, chosen, described, short
 from latchwork.cli.cluster import open_store
+from latchwork.cli.flags import flags, to_set
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.jobs import Control, Schedule, Settings, inspect
 from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.kinds import number
+from latchwork.jobs.options.table import JobRows, Row, rows
 
 _HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)
 
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
+_PACES = (
+    Row(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
+    Row(number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -122,30 +129,18 @@ def default(
 
 
 @reported
+@flags(_PACES, to_set, before="cron")
+@flags(rows(JobRows), to_set, before="unset")
 def set_job(
     job: JobId,
     *,
-    fixed_delay_s: Annotated[
-        float | None,
-        seconds(
-            "Seconds from the end of a run to the start of the next: 5 leaves the machine 5 s between two.", unset="60"
-        ),
-    ] = None,
-    fixed_rate_s: Annotated[
-        float | None,
-        seconds(
-            "Seconds from the start of a run to the start of the next: 300 for every five minutes; "
-            "starts that a long run covers drop out.",
-            unset="no fixed rate",
-        ),
-    ] = None,
     cron: Annotated[
         str | None,
         typer.Option(
             metavar="EXPRESSION",
             show_default=False,
-            help="Runs start at these times: '0 3 * * *' is each night "
-            "at 3, '*/10 * * * * *' every ten seconds. One of --fixed-delay-s, --fixed-rate-s and --cron at most.",
+            help="Runs start at these times: `0 3 * * *` is each night "
+            "at 3, `*/10 * * * * *` every ten seconds. One of --fixed-delay-s, --fixed-rate-s and --cron at most.",
         ),
     ] = None,
     tz: Annotated[
@@ -159,56 +154,20 @@ def set_job(
             "once makes up for them with one run, all with one for each, skip not at all.",
         ),
     ] = "once",
-    initial_delay_s: Annotated[
-        float | None,
-        seconds(
-            "Seconds before the first run of an item that is new on a node: 30 lets a node warm up.",
-            unset="the delay or rate itself; with --cron its next time",
-        ),
-    ] = None,
-    jitter_s: Annotated[
-        float | None,
-        seconds(
-            "Seconds that a run starts later at most, at random: 10 keeps nodes from starting all at once.", unset="0"
-        ),
-    ] = None,
-    pool_check_period_s: Annotated[
-        float | None,
-        seconds(
-            "Seconds between two reads of the job's work pool: how long a new item is not seen at most. 0 for "
-            "never again after the first.",
-            unset="60",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Runs at a time on each node: its share is cut into so "
-            "many parts; 0 is a run for each item.  [unless set, here or in the code: 1]",
-        ),
-    ] = None,
     unset: Unset = None,
     url: Url = None,
     debug: Debug = False,  # noqa: ARG001
+    **given: float | None,
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short.
 
     What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
     """
-    fires = {"cron": cron, "tz": tz, "misfire": misfire}
-    given: dict[str, Any] = {
-        "schedule": _schedule({"fixed_delay_s": fixed_delay_s}, {"fixed_rate_s": fixed_rate_s}, fires),
-        "initial_delay_s": initial_delay_s,
-        "jitter_s": jitter_s,
-        "pool_check_period_s": pool_check_period_s,
-        "threads": threads,
-    }
+    paces = [{row.name: given.pop(row.name)} for row in _PACES]
+    schedule = _schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
     with open_store(url) as store:
         control = Control(store)
-        control.change_job(job, **chosen(given, unset))
+        control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
         typer.echo(f"{job}: {described(stored.encode(control.settings().job(job)))}")
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from latchwork.cli.flags import flags, to_start
 from latchwork.cli.options import Debug, Url, examples, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, Terminated, UsageError, debugging, reported
 from latchwork.cli.probe import metrics_if_installed, serving
@@ -18,6 +19,8 @@ from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.manager.rebalance import StrategyOption
+from latchwork.jobs.options.node import NodeOptions
+from latchwork.jobs.options.table import rows
 from latchwork.store import Store, connect
 
 
@@ -36,6 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 @reported
+@flags([row for row in rows(NodeOptions) if row.flag], to_start, before="probe_port")
 def run(
     target: Annotated[
         str,
@@ -45,7 +49,12 @@ def run(
         ),
     ],
     *,
-    node_id: Annotated[str, typer.Option("--node-id", help="This node's id, unique in the cluster: A-Za-z0-9._-")],
+    node_id: Annotated[
+        str,
+        typer.Option(
+            metavar="ID", help="This node's id, unique among the living nodes: 1 to 120 characters of A-Za-z0-9._-"
+        ),
+    ],
     url: Url = None,
     strategy: Annotated[
         list[str] | None,
@@ -57,9 +66,6 @@ def run(
             "Give all nodes the same: that of the elected one counts.  [default: balanced]",
         ),
     ] = None,
-    weight: Annotated[
-        float, typer.Option(help="How much this node takes: one of weight 2 gets twice as much as one of weight 1.")
-    ] = 1.0,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,36 +75,18 @@ def run(
             "May be given several times.",
         ),
     ] = None,
-    session_ttl_s: Annotated[
-        float, typer.Option("--session-ttl-s", help="Seconds after which a node that died is given up.")
-    ] = 10.0,
-    lock_ttl_s: Annotated[
-        float, typer.Option("--lock-ttl-s", help="Seconds for which the items of a node that died stay locked.")
-    ] = 10.0,
-    disconnect_grace_s: Annotated[
-        float | None,
-        typer.Option(
-            "--disconnect-grace-s",
-            show_default=False,
-            help="Seconds that runs go on after the last answer of a store that is out of reach; at most three "
-            "quarters of --lock-ttl-s, and --session-ttl-s.  [unless given: as long as the locks allow]",
-        ),
-    ] = None,
-    debounce_s: Annotated[
-        float,
-        typer.Option(
-            "--debounce-s", help="Seconds without a change before items are shared out anew: more merges more into one."
-        ),
-    ] = 0.3,
-    close_timeout_s: Annotated[
-        float, typer.Option("--close-timeout-s", help="Seconds that runs get to stop when the node is closed.")
-    ] = 30.0,
     probe_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve /healthz, and /metrics for Prometheus, on this port; 0 picks one."),
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve /healthz, and /metrics for Prometheus, on this port; 0 picks one.",
+        ),
     ] = None,
-    probe_host: Annotated[str, typer.Option(help="The address to serve them on.")] = "127.0.0.1",
+    probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve them on.")] = "127.0.0.1",
     debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
+    **given: float | None,
 ) -> None:
     """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0.
 
@@ -118,14 +106,9 @@ def run(
                 node_id,
                 jobs,
                 strategy=_strategies(strategy or []),
-                weight=weight,
                 labels=_labels(label or []),
-                disconnect_grace_s=disconnect_grace_s,
-                debounce_s=debounce_s,
-                session_ttl_s=session_ttl_s,
-                lock_ttl_s=lock_ttl_s,
-                close_timeout_s=close_timeout_s,
                 observers=observers,
+                **given,
             )
             with serving(node, probe_host, probe_port):
                 node.run_forever()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
-from latchwork.cli.changes import Unset, chosen, described, of_manager
+from latchwork.cli.changes import Unset, chosen, described
 from latchwork.cli.cluster import open_store
+from latchwork.cli.flags import flags, to_set
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import reported
 from latchwork.jobs import Control
 from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.table import NodeRows, rows
 
 settings_app = typer.Typer(
     help="Show and change what is set for the whole cluster.", no_args_is_help=True, rich_markup_mode=None
@@ -45,70 +46,18 @@ def show(*, url: Url = None, as_json: Json = False, debug: Debug = False) -> Non
 
 
 @reported
+@flags(rows(NodeRows), to_set, before="unset")
 def set_cluster(
     *,
-    debounce_s: Annotated[
-        float | None,
-        of_manager(
-            "debounce_s",
-            "Seconds without a change before a rebalance, so that a burst becomes one: 2 where nodes start one by one.",
-        ),
-    ] = None,
-    debounce_max_s: Annotated[
-        float | None,
-        of_manager(
-            "debounce_max_s", "Seconds from the first change to the rebalance at the latest, however long the burst."
-        ),
-    ] = None,
-    cleanup_period_s: Annotated[
-        float | None,
-        of_manager(
-            "cleanup_period_s", "Seconds between two cleanings of jobs that no living node can run; 0 for never."
-        ),
-    ] = None,
-    sweep_period_s: Annotated[
-        float | None,
-        of_manager("sweep_period_s", "Seconds between two sweeps of what dead nodes left locked; 0 for never."),
-    ] = None,
-    stop_timeout_s: Annotated[
-        float | None,
-        of_manager(
-            "stop_timeout_s",
-            "Seconds after which a run that was told to stop and did not is reported, in the log and by "
-            "the health probe; its items stay locked.",
-        ),
-    ] = None,
-    close_timeout_s: Annotated[
-        float | None,
-        of_manager(
-            "close_timeout_s", "Seconds that a closing node waits for its runs; then it leaves their locks to run out."
-        ),
-    ] = None,
-    disconnect_grace_s: Annotated[
-        float | None,
-        of_manager(
-            "disconnect_grace_s",
-            "Seconds that runs go on after the last answer of a store that is out of reach, at least "
-            "0.3; never longer than the locks last.",
-        ),
-    ] = None,
     unset: Unset = None,
     url: Url = None,
     debug: Debug = False,  # noqa: ARG001
+    **given: float | None,
 ) -> None:
     """Change options of the manager, and of nodes, in the whole cluster, at once.
 
     What is set here beats the nodes' code, also after their restart, until --unset.
     """
-    given = {
-        "debounce_s": debounce_s,
-        "debounce_max_s": debounce_max_s,
-        "cleanup_period_s": cleanup_period_s,
-        "sweep_period_s": sweep_period_s,
-        "stop_timeout_s": stop_timeout_s,
-        "close_timeout_s": close_timeout_s,
-        "disconnect_grace_s": disconnect_grace_s,
-    }
     with open_store(url) as store:
         control = Control(store)
         control.change_cluster(**chosen(given, unset))

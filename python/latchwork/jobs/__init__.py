@@ -1,12 +1,13 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
 from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.job.job import InvalidJob, Job, Threads, WorkPoolFailed
+from latchwork.jobs.job.job import Job, WorkPoolFailed
 from latchwork.jobs.node.activity import Activity
 from latchwork.jobs.node.node import JobManager
 from latchwork.jobs.node.records import Health, NodeState, NodeStats
 from latchwork.jobs.observe.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
-from latchwork.jobs.options.settings import ClusterSettings, InvalidSetting, JobSettings, Settings
+from latchwork.jobs.options.kinds import InvalidJob, InvalidSetting, Threads
+from latchwork.jobs.options.settings import ClusterSettings, JobSettings, Settings
 from latchwork.jobs.outside.control import Control, LockFree, UnknownNode
 from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.outside.why import Reasons, why

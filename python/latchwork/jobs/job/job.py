@@ -2,79 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.options.kinds import InvalidJob, Threads
+from latchwork.jobs.options.settings import JOB_DEFAULTS, JobOptions
+from latchwork.jobs.options.table import JobRows, documented, rows
 from latchwork.jobs.stored.keys import check_id, check_item
-from latchwork.schedules.schedule import FixedDelay, Schedule
+from latchwork.schedules.schedule import Schedule
 
-DEFAULT_POOL_CHECK_PERIOD_S = 60.0
-DEFAULT_SCHEDULE: Schedule = FixedDelay(60.0)
-_CHANGEABLE = frozenset({"schedule", "initial_delay_s", "pool_check_period_s", "threads", "jitter_s"})
-
-
-class InvalidJob(LatchworkError, ValueError):
-    """A job is put together wrongly: its id, its options, or what its work pool returned."""
+_CHANGEABLE = frozenset(each.name for each in rows(JobRows))
 
 
 class WorkPoolFailed(LatchworkError):
     """A job's work pool raised; the original is the ``__cause__``. The items stored before stay as they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """How many runs a node's share of a job is cut into; each run has a thread of its own.
-
-    Attributes:
-        limit: most runs at a time on one node; 0 is one run per item.
-    """
-
-    limit: int
-
-    def __post_init__(self) -> None:
-        if type(self.limit) is not int or self.limit < 0:
-            msg = f"Threads({self.limit!r}) cannot be used; give Threads.whole(), .per_item() or .at_most(n)"
-            raise InvalidJob(msg)
-
-    @classmethod
-    def whole(cls) -> Threads:
-        """One run with the node's whole share."""
-        return cls(1)
-
-    @classmethod
-    def per_item(cls) -> Threads:
-        """One run for each item, with just that item."""
-        return cls(0)
-
-    @classmethod
-    def at_most(cls, limit: int) -> Threads:
-        """Up to ``limit`` runs with disjoint parts of the share, of sizes within 1."""
-        if type(limit) is not int or limit < 1:
-            msg = f"Threads.at_most({limit!r}) cannot be used; give a whole number of at least 1"
-            raise InvalidJob(msg)
-        return cls(limit)
-
-    def slices(self, items: Iterable[str]) -> list[tuple[str, ...]]:
-        """The items cut into runs: sorted, disjoint, none empty."""
-        ordered = sorted(items)
-        if self.limit == 0:
-            return [(item,) for item in ordered]
-        count = min(self.limit, len(ordered))
-        bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
-        return [tuple(ordered[a:b]) for a, b in pairwise(bounds)]
-
-
 WorkPool = Callable[[], Iterable[str]] | Sequence[str]
 Run = Callable[[JobContext], Any]
 
 
+@documented(JobOptions)
 class Job:
     """A job to be shared out over a cluster: construct one with functions, or subclass it.
 
@@ -90,26 +42,20 @@ class Job:
             def run(self, context):
                 for region in context.work_share: ...
 
+    Options may change while it runs: by ``change`` on one node, by settings in the whole cluster. They are told in
+    ``latchwork.jobs.options.table``, and here at run time.
+
     Attributes:
         id: 1 to 120 characters of ``A-Za-z0-9._-``, unique in the cluster.
-        schedule: when runs start; by default 60 s after the end of the run before.
-        initial_delay_s: seconds before the first run; None is the schedule's own.
-        pool_check_period_s: seconds between two reads of the work pool, 60 by default; 0 reads it once, at the start.
-        threads: how many runs a node's share is cut into; one by default.
-        jitter_s: runs start up to so many seconds later, at random, so that not all start at once; 0 by default. On a
-            cron schedule always by the same part of it, which the first item of the run decides.
-        requires: labels, with their values, that a node must have to get items of this job; none by default.
-
-    All but the id may change while it runs: by ``change`` on one node, by settings in the whole cluster.
     """
 
     id: str = ""
-    schedule: Schedule = DEFAULT_SCHEDULE
-    initial_delay_s: float | None = None
-    pool_check_period_s: float = DEFAULT_POOL_CHECK_PERIOD_S
-    threads: Threads = Threads(1)
-    jitter_s: float = 0.0
-    requires: Mapping[str, str] = MappingProxyType({})
+    requires: Mapping[str, str] = JOB_DEFAULTS.requires
+    schedule: Schedule = JOB_DEFAULTS.schedule
+    initial_delay_s: float | None = JOB_DEFAULTS.initial_delay_s
+    jitter_s: float = JOB_DEFAULTS.jitter_s
+    pool_check_period_s: float = JOB_DEFAULTS.pool_check_period_s
+    threads: Threads = JOB_DEFAULTS.threads
     _work_pool: WorkPool | None = None
     _run: Run | None = None
 
@@ -119,42 +65,27 @@ class Job:
         *,
         work_pool: WorkPool | None = None,
         run: Run | None = None,
+        requires: Mapping[str, str] | None = None,
         schedule: Schedule | None = None,
         initial_delay_s: float | None = None,
+        jitter_s: float | None = None,
         pool_check_period_s: float | None = None,
         threads: Threads | None = None,
-        jitter_s: float | None = None,
-        requires: Mapping[str, str] | None = None,
     ) -> None:
         """Make a job; what is not given stays what the class says.
 
-        Args:
-            id: 1 to 120 characters of ``A-Za-z0-9._-``.
-            work_pool: the items, or a function that returns them: texts of up to 512 UTF-8 bytes, unique, any order.
-            run: called with a ``JobContext`` for each run; raising counts as a failure and it runs again next time.
-            schedule: ``FixedDelay``, ``FixedRate``, ``Cron`` or your own.
-            initial_delay_s: seconds before the first run on a node; None is the schedule's own.
-            pool_check_period_s: seconds between two reads of the work pool; 0 for never after the first.
-            threads: ``Threads.whole()``, ``Threads.per_item()`` or ``Threads.at_most(n)``.
-            jitter_s: most seconds that a run starts later than it is due, at random; see the class.
-            requires: labels that a node must have, with their values; a node without them gets no items of this job.
+        ``work_pool`` is the items, or a function that returns them: texts of up to 512 UTF-8 bytes, unique, any order.
+        ``run`` is called with a ``JobContext`` for each run; raising counts as a failure, and it runs again next time.
+
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.
         """
+        given = locals()
         self._work_pool = work_pool
         self._run = run
-        given = {
-            "id": id,
-            "schedule": schedule,
-            "initial_delay_s": initial_delay_s,
-            "pool_check_period_s": pool_check_period_s,
-            "threads": threads,
-            "jitter_s": jitter_s,
-            "requires": requires,
-        }
-        for name, value in given.items():
-            if value is not None:
-                setattr(self, name, value)
+        for name in ("id", *(each.name for each in rows(JobOptions))):
+            if given[name] is not None:
+                setattr(self, name, given[name])
         self.validate()
 
     def __repr__(self) -> str:
@@ -188,8 +119,8 @@ class Job:
         """Change options while the job runs; a wait under way is cut short. For this process: settings are for all.
 
         Args:
-            options: ``schedule``, ``initial_delay_s``, ``pool_check_period_s``, ``threads``, ``jitter_s``, as in the
-                constructor. What the cluster's settings say goes before them.
+            options: those that settings may change too, as in the constructor. What the cluster's settings say goes
+                before them.
         Raises:
             InvalidJob: one of them is unknown or cannot be used; nothing is changed then.
         """
@@ -237,23 +168,12 @@ class Job:
         if type(self).run is Job.run and not callable(self._run):
             msg = f"job {self.id}: run is {self._run!r}; give run= a function of one argument, or override run()"
             raise InvalidJob(msg)
-        if not all(callable(getattr(self.schedule, name, None)) for name in ("first_due", "next_due", "remaining_s")):
-            msg = f"job {self.id}: schedule is {self.schedule!r}; give a FixedDelay, a FixedRate or a Cron"
-            raise InvalidJob(msg)
-        threads: object = self.threads
-        if not isinstance(threads, Threads):
-            msg = f"job {self.id}: threads is {threads!r}; give Threads.whole(), .per_item() or .at_most(n)"
-            raise InvalidJob(msg)
-        self._check_seconds("pool_check_period_s", self.pool_check_period_s)
-        self._check_seconds("jitter_s", self.jitter_s)
-        requires: object = self.requires
-        if not isinstance(requires, Mapping) or not all(
-            isinstance(text, str) for text in (*requires, *requires.values())
-        ):
-            msg = f"job {self.id}: requires is {requires!r}; give label names and values as str"
-            raise InvalidJob(msg)
-        if self.initial_delay_s is not None:
-            self._check_seconds("initial_delay_s", self.initial_delay_s)
+        for option in rows(JobOptions):
+            value = getattr(self, option.name)
+            try:
+                option.check(value)
+            except ValueError as error:
+                raise InvalidJob(f"job {self.id}: {error}") from None
 
     def _validate_pool(self) -> None:
         if isinstance(self._work_pool, (str, bytes)) or not (
@@ -264,12 +184,6 @@ class Job:
         if not callable(self._work_pool):
             self._work_pool = tuple(self._work_pool)
             check_pool(self.id, self._work_pool)
-
-    def _check_seconds(self, name: str, value: object) -> None:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        if not good:
-            msg = f"job {self.id}: {name} is {value!r}; give a finite number of seconds, 0 or more"
-            raise InvalidJob(msg)
 
 
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from latchwork.jobs.job.job import Threads
+from latchwork.jobs.options.kinds import Threads
 
 
 @dataclass(frozen=True, slots=True)

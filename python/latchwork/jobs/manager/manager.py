@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.chores import Chores
@@ -19,13 +19,13 @@ from latchwork.jobs.manager.rebalance import QuietTime, Rebalance, Strategies
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.term import Term
 from latchwork.jobs.observe.observer import NOBODY, Observers, RebalanceInfo
+from latchwork.jobs.options.table import ManagerRows
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.marks import NODES
 from latchwork.primitives import LeaderLatch
 
 if TYPE_CHECKING:
-    from latchwork.jobs.options.settings import ClusterSettings
     from latchwork.jobs.stored.members import Member
     from latchwork.store import Session, Store
 
@@ -37,31 +37,17 @@ _JOIN_S = 5.0
 _MANY_MOVES = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerOptions:
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions(ManagerRows[NoReturn]):
     """How the manager behaves.
 
     Attributes:
         strategies: who decides which job.
-        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
-        debounce_max_s: seconds after the first change when it comes at the latest.
-        cleanup_period_s: seconds between two cleanings of jobs no living worker can run; 0 for never.
-        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
         sweep: removes what dead owners of locks left.
     """
 
     strategies: Strategies
-    debounce_s: float
-    debounce_max_s: float
-    cleanup_period_s: float
-    sweep_period_s: float
     sweep: Callable[[], object]
-
-    def under(self, settings: ClusterSettings) -> ManagerOptions:
-        """These options, but for what is set for the cluster."""
-        names = ("debounce_s", "debounce_max_s", "cleanup_period_s", "sweep_period_s")
-        given = {name: getattr(settings, name) for name in names}
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(slots=True)

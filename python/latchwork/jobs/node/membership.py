@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ class Membership:
         store: Store,
         jobs: Mapping[str, Job],
         options: MemberOptions,
-        manager: ManagerOptions,
+        manager: Callable[[], ManagerOptions],
         settings: LiveSettings,
         *,
         observers: Observers = NOBODY,
@@ -74,7 +74,7 @@ class Membership:
         self._clock = store.clock
         self._jobs = jobs
         self._options = options
-        self._manager_options = manager
+        self._manager_options = manager  # asked again and again: they may change at any time
         self._settings = settings
         self._observers = observers
         settings.on_change(self._settings_changed)
@@ -170,9 +170,6 @@ class Membership:
                 )
         session.close()
 
-    def _options_now(self) -> ManagerOptions:
-        return self._manager_options.under(self._settings.now.cluster)
-
     def _settings_changed(self) -> None:
         self._pools.look()
         with self._mutex:
@@ -222,7 +219,7 @@ class Membership:
         self._refuse_closing()
         registration.become_ready()
         manager = Manager(
-            self._store, session, registration.member, self._options_now, self.counters, observers=self._observers
+            self._store, session, registration.member, self._manager_options, self.counters, observers=self._observers
         )
         manager.start()
         session.on_lost(self._wake.set)

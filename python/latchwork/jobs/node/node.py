@@ -16,12 +16,13 @@ from latchwork.jobs.job.job import Job, check_jobs
 from latchwork.jobs.manager.manager import ManagerOptions
 from latchwork.jobs.manager.rebalance import Strategies, StrategyOption
 from latchwork.jobs.node.activity import RunBoard
-from latchwork.jobs.node.membership import Membership
+from latchwork.jobs.node.membership import MemberOptions, Membership
 from latchwork.jobs.node.records import Health, NodeState, NodeStats
 from latchwork.jobs.observe.event_log import EventLog
 from latchwork.jobs.observe.observer import Observer, Observers
 from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.node import able_jobs, node_options, with_lacks
+from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions, node_options
+from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.worker.runs import JobStats
 from latchwork.jobs.worker.worker import Worker
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
 _SIGNALS_S = 0.5
+#: Of jobs that a node has and cannot run only so many are named in the record that everybody follows.
+_MOST_LACKS = 50
 
 
+@documented(NodeOptions)
 class JobManager:
     """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
 
@@ -44,6 +48,8 @@ class JobManager:
     Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
     process is gone and its locks have run out.
 
+    Options that are numbers or labels are told in ``latchwork.jobs.options.table``, and here at run time.
+
     Args:
         store: the store, which stays the caller's, or a URL to open one with for the time it runs.
         node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
@@ -51,22 +57,6 @@ class JobManager:
         strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
             of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
         namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
-        session_ttl_s: seconds after which a dead node's items are given to others; the server may grant more.
-        lock_ttl_s: seconds that item locks outlive a dead node, at least 0.3; a run is told to stop when a quarter
-            of it is left.
-        close_timeout_s: seconds that ``close`` waits for runs to stop.
-        stop_timeout_s: seconds after which a run that was told to stop and did not is reported; its items stay
-            locked, and start nowhere else, until it has ended.
-        disconnect_grace_s: seconds that runs go on after the last answer of a store that is out of reach, at least
-            0.3; not longer than three quarters of ``lock_ttl_s``, nor than ``session_ttl_s``, after which the
-            others get this node's items; a longer one that is set for the cluster is cut to that, with a warning.
-            None is as long as the locks allow, even if that is longer than the session lasts.
-        debounce_s: seconds without a change before a rebalance, so that a burst becomes one.
-        debounce_max_s: seconds after the first change when it comes at the latest.
-        cleanup_period_s: seconds between two cleanings of jobs that no living node can run; 0 for never.
-        sweep_period_s: seconds between two sweeps of what dead nodes left locked; 0 for never.
-        weight: how much this node takes, relative to the others.
-        labels: anything, shown by ``inspect`` and to strategies of your own; a job may demand some.
         observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
     Raises:
         InvalidJob: a job cannot be used, or two have one id.
@@ -81,41 +71,32 @@ class JobManager:
         *,
         strategy: StrategyOption | Mapping[str, StrategyOption] = "balanced",
         namespace: str | None = None,
-        session_ttl_s: float = 10.0,
-        lock_ttl_s: float = 10.0,
-        close_timeout_s: float = 30.0,
-        stop_timeout_s: float = 30.0,
-        disconnect_grace_s: float | None = None,
-        debounce_s: float = 0.3,
-        debounce_max_s: float = 3.0,
-        cleanup_period_s: float = 3 * 3600.0,
-        sweep_period_s: float = 600.0,
-        weight: float = 1.0,
+        session_ttl_s: float = NODE_DEFAULTS.session_ttl_s,
+        lock_ttl_s: float = NODE_DEFAULTS.lock_ttl_s,
+        weight: float = NODE_DEFAULTS.weight,
         labels: Mapping[str, str] | None = None,
+        debounce_s: float = NODE_DEFAULTS.debounce_s,
+        debounce_max_s: float = NODE_DEFAULTS.debounce_max_s,
+        cleanup_period_s: float = NODE_DEFAULTS.cleanup_period_s,
+        sweep_period_s: float = NODE_DEFAULTS.sweep_period_s,
+        stop_timeout_s: float = NODE_DEFAULTS.stop_timeout_s,
+        close_timeout_s: float = NODE_DEFAULTS.close_timeout_s,
+        disconnect_grace_s: float | None = NODE_DEFAULTS.disconnect_grace_s,
         observers: Iterable[Observer] = (),
     ) -> None:
         """Check everything; nothing is started."""
+        given = {**locals(), "labels": labels or {}}
         self.node_id = check_id("node", node_id)
         self._jobs = check_jobs(jobs)
         self._store_or_url = store
         self._namespace = namespace
-        self._options = node_options(
-            self.node_id,
-            labels,
-            disconnect_grace_s,
-            session_ttl_s=session_ttl_s,
-            lock_ttl_s=lock_ttl_s,
-            close_timeout_s=close_timeout_s,
-            stop_timeout_s=stop_timeout_s,
-            debounce_s=debounce_s,
-            debounce_max_s=debounce_max_s,
-            cleanup_period_s=cleanup_period_s,
-            sweep_period_s=sweep_period_s,
-            weight=weight,
-        )
-        self._able = able_jobs(self._jobs, self._options.member)
+        self._options = node_options(given)
+        self._lacks = lacking(self._jobs, self._options.labels)
+        for job_id, missing in self._lacks.items():
+            log.info("node %s gets no items of job %s, which requires %s", node_id, job_id, missing)
+        self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
         self._strategies = Strategies(strategy)
-        self._settings = LiveSettings(self._able)
+        self._settings = LiveSettings(self._able, self._options)
         self._board = RunBoard(self.node_id)
         self._observers = Observers((EventLog(), self._board, *observers))
         self._mutex = threading.Lock()
@@ -274,24 +255,16 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         self._store = store.namespace(self._namespace) if self._namespace else store
-        self._settings.start(self._store, longest_grace_s=self._options.longest_grace_s)
-        worker = Worker(
-            self._store,
-            self.node_id,
-            self._able,
-            self._settings,
-            lock_ttl_s=self._options.lock_ttl_s,
-            stop_timeout_s=self._options.stop_timeout_s,
-            disconnect_grace_s=self._options.disconnect_grace_s,
-            observers=self._observers,
-        )
-        options = ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **self._options.manager)
+        self._settings.start(self._store)
+        worker = Worker(self._store, self.node_id, self._able, self._settings, observers=self._observers)
+        # The jobs that it has and cannot run are told too, so that the cluster knows of them.
+        own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}
         self._worker = worker
         self._membership = Membership(
             self._store,
             self._able,
-            with_lacks(self._options.member, self._jobs),
-            options,
+            MemberOptions(self.node_id, own.session_ttl_s, own.weight, own.labels, lacks),
+            lambda: self._manager_options(worker),
             self._settings,
             observers=self._observers,
         )
@@ -300,14 +273,18 @@ class JobManager:
         self._board.start(self._store.clock, self._membership.registration)
         worker.start()
 
+    def _manager_options(self, worker: Worker) -> ManagerOptions:
+        """What the manager works with at this moment; settings may change it."""
+        now = values(ManagerRows, self._settings.node)
+        return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
+
     def _close(self) -> None:
         log.info("node %s is closing", self.node_id)
         clock = self._store.clock if self._store is not None else None
         began = clock.now() if clock is not None else 0.0
         stuck: list[str] = []
         if self._worker is not None:
-            timeout_s = self._settings.now.cluster.close_timeout_s
-            timeout_s = self._options.close_timeout_s if timeout_s is None else timeout_s
+            timeout_s = self._settings.node.close_timeout_s
             stuck = self._worker.close(timeout_s)
             for job_id in stuck:
                 log.error(
@@ -347,3 +324,12 @@ class JobManager:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The jobs of which the demands are not met, each with the labels that are missing."""
+    found = {
+        job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
+        for job_id, job in jobs.items()
+    }
+    return {job_id: missing for job_id, missing in found.items() if missing}

@@ -17,9 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork.jobs.job.job import InvalidJob, Job, WorkPoolFailed, read_pool
+from latchwork.jobs.job.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import pool_version
 from latchwork.jobs.observe.observer import NOBODY, Observers, PoolInfo
+from latchwork.jobs.options.kinds import InvalidJob
 
 if TYPE_CHECKING:
     from latchwork.jobs.node.registration import Registration

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from latchwork.jobs.options.settings import InvalidSetting
+from latchwork.jobs.options.kinds import InvalidSetting
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -6,21 +6,19 @@ A watch keeps them current; a read takes no I/O. Safe to share between threads.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from latchwork.jobs.job.job import Job
 from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.settings import ClusterSettings, InvalidSetting, JobOptions, JobSettings, Settings
-
-if TYPE_CHECKING:
-    from latchwork.schedules.schedule import Schedule
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Entry
+from latchwork.jobs.options.kinds import InvalidSetting
+from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions
+from latchwork.jobs.options.settings import ClusterSettings, JobOptions, JobSettings, Settings
+from latchwork.schedules.schedule import Schedule
+from latchwork.store import Mirror, Store
+from latchwork.types import Entry
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +45,9 @@ class SettingsReader:
                 self._report(entry, [str(error)])
                 continue
             if entry.key == stored.CLUSTER:
-                cluster, bad = stored.decode_cluster(document)
+                cluster, bad = stored.decode(ClusterSettings(), document)
             elif entry.key.startswith(f"{stored.JOBS}/"):
-                jobs[entry.key[len(stored.JOBS) + 1 :]], bad = stored.decode_job(document)
+                jobs[entry.key[len(stored.JOBS) + 1 :]], bad = stored.decode(JobSettings(), document)
             else:
                 continue
             self._report(entry, bad)
@@ -61,17 +59,30 @@ class SettingsReader:
             log.warning("%s holds what cannot be used, and counts as not set: %s", entry.key, "; ".join(bad))
 
 
+class HasOptions(Protocol):
+    """A job, as far as its options go: they are its attributes, and it says ``options`` when they changed."""
+
+    def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]: ...  # noqa: D102
+
+
 class LiveSettings:
     """Owned by the job manager. ``start`` reads them and follows them, ``close`` ends that.
 
     Args:
         jobs: this node's jobs; a change of their options counts as a change of the settings.
+        node: the options of this node, as its code says; a ``disconnect_grace_s`` that is longer than its TTLs allow is
+            cut to that.
         wall_s: seconds since the epoch.
     """
 
-    def __init__(self, jobs: Mapping[str, Job], wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        jobs: Mapping[str, HasOptions],
+        node: NodeOptions = NODE_DEFAULTS,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
         self._jobs = jobs
-        self._longest_grace_s = math.inf
+        self._code = self._node = node
         self._too_long_s: float | None = None
         self._wall_s = wall_s
         self._mutex = threading.Lock()
@@ -86,6 +97,11 @@ class LiveSettings:
     def now(self) -> Settings:
         """What is stored, as far as this node can follow it."""
         return self._settings
+
+    @property
+    def node(self) -> NodeOptions:
+        """The options of this node that hold."""
+        return self._node
 
     def options(self, job_id: str) -> JobOptions:
         """The options that hold for one of this node's jobs; who asks first after a change sees to its moment."""
@@ -105,17 +121,13 @@ class LiveSettings:
         """Call this after each change; it must not block."""
         self._listeners.append(listener)
 
-    def start(self, store: Store, *, longest_grace_s: float = math.inf) -> None:
+    def start(self, store: Store) -> None:
         """Read them, so that nothing disabled runs for a moment, and follow them.
 
-        Args:
-            store: the cluster's.
-            longest_grace_s: the longest ``disconnect_grace_s`` that this node's TTLs allow; a longer one is cut to it.
         Raises:
             Unavailable: the store did not answer.
         """
-        self._longest_grace_s = longest_grace_s
-        self._settings = self._usable(self._reader.read(store.list(stored.SETTINGS, recursive=True)))
+        self._adopt(store.list(stored.SETTINGS, recursive=True))
         self._schedules.clear()  # until now nothing ran, so what the settings say has held since the start
         self._mirror = store.mirror(stored.SETTINGS)
         self._mirror.on_change(lambda _batch: self._reread())
@@ -129,18 +141,23 @@ class LiveSettings:
 
     def _reread(self) -> None:
         assert self._mirror is not None
-        found = self._usable(self._reader.read(self._mirror.snapshot().values()))
-        if found == self._settings:
+        before = self._settings
+        self._adopt(self._mirror.snapshot().values())
+        found = self._settings
+        if found == before:
             return
-        before, self._settings = self._settings, found
         for job_id in self._jobs:
             if before.is_enabled(job_id) != found.is_enabled(job_id):
                 log.info("job %s is %s from now on", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
         self._tell()
 
+    def _adopt(self, entries: Iterable[Entry]) -> None:
+        self._settings = self._usable(self._reader.read(entries))
+        self._node = self._code.under(self._settings.cluster)
+
     def _usable(self, found: Settings) -> Settings:
         """The settings, with what other nodes may be able to do and this one is not cut to what it can."""
-        grace_s, longest_s = found.cluster.disconnect_grace_s, self._longest_grace_s
+        grace_s, longest_s = found.cluster.disconnect_grace_s, self._code.longest_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None
             return found

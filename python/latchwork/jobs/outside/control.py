@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs.options import settings as stored
+from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import read_settings
-from latchwork.jobs.options.settings import InvalidSetting, Settings
+from latchwork.jobs.options.settings import Settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
 from latchwork.jobs.stored.keys import check_id
@@ -230,8 +231,7 @@ class Control:
             if name not in known:
                 raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")
             if value is not None:
-                checked = stored.check(name, value)
-                settings[name] = stored.encode_schedule(checked) if name == "schedule" else checked
+                settings[name] = stored.encoded(name, value)
 
         def write(tx: Tx) -> None:
             before = tx.get(key)

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from latchwork.jobs.options.node import STOP_MARGIN
+from latchwork.jobs.options.table import LEAST_GRACE_S
+
 if TYPE_CHECKING:
     from latchwork.clock import Clock
     from latchwork.jobs.worker.runs import JobRun
@@ -18,10 +21,6 @@ log = logging.getLogger(__name__)
 
 _LEAST_WAIT_S = 0.01
 _RETRY_S = 0.1
-#: Runs are told to stop when this part of the TTL is left of their locks, if not earlier.
-STOP_MARGIN = 0.25
-#: A shorter grace than this would take a busy server for one that is out of reach.
-LEAST_GRACE_S = 0.3
 
 
 def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:

@@ -56,17 +56,13 @@ class Worker:
         jobs: Mapping[str, Job],
         settings: LiveSettings,
         *,
-        lock_ttl_s: float,
-        stop_timeout_s: float = 30.0,
-        disconnect_grace_s: float | None = None,
         observers: Observers = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
         self._node_id = node_id
         self._wake = threading.Event()
-        self.locks = ItemLocks(store, node_id, lock_ttl_s, self._wake.set)
-        self._grace_s = disconnect_grace_s
+        self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set)
         self._settings = settings
         self._observers = observers
         self._turns = LockTurns()
@@ -81,7 +77,6 @@ class Worker:
         self._close_by = 0.0
         self._closer: JobRun | None = None
         self._unreleased = False
-        self._stop_timeout_s = stop_timeout_s
         self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
@@ -114,7 +109,7 @@ class Worker:
 
     def stuck(self) -> list[str]:
         """The jobs with runs that were told to stop and did not within the time set for it."""
-        late_s = self._stop_timeout_now_s()
+        late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
 
     def lock_margin_s(self) -> float | None:
@@ -122,7 +117,7 @@ class Worker:
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
     def _settings_changed(self) -> None:
-        self.locks.renew_within(self._grace_now_s())
+        self.locks.renew_within(self._settings.node.disconnect_grace_s)
         self._guard.look()
         self._tell_runs()
         self._wake.set()
@@ -135,16 +130,8 @@ class Worker:
             elif self._settings.options(run.job_id) != self._states[run.job_id].options:
                 run.reschedule()
 
-    def _grace_now_s(self) -> float | None:
-        grace_s = self._settings.now.cluster.disconnect_grace_s
-        return self._grace_s if grace_s is None else grace_s
-
     def _margin_s(self) -> float:
-        return stop_margin_s(self.locks.ttl_s, self._grace_now_s())
-
-    def _stop_timeout_now_s(self) -> float:
-        timeout_s = self._settings.now.cluster.stop_timeout_s
-        return self._stop_timeout_s if timeout_s is None else timeout_s
+        return stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
 
     def is_run_thread(self) -> bool:
         """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
@@ -332,7 +319,7 @@ class Worker:
 
     def _warn_of_stuck(self) -> float | None:
         stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
-        timeout_s = self._stop_timeout_now_s()
+        timeout_s = self._settings.node.stop_timeout_s
         for state, run in stopping:
             if run.stopping_for_s >= timeout_s and run.number not in state.warned:
                 state.warned.add(run.number)

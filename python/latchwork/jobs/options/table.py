@@ -1,0 +1,233 @@
+"""The table of options: each is told once, in one row. Nothing here touches the network.
+
+A row says what an option is called (its unit is the end of its name), what values it takes, what holds unless it is
+given, and what it does. From the rows come the checks of ``Job``, ``JobManager`` and of settings, the flags of the
+command line, the docstrings, and the tables of docs/reference (``scripts/make_reference``).
+
+The rows are fields of dataclasses, so that a type checker knows each value. The class of a row says who may set it:
+``JobRows`` and ``NodeRows`` are for the code and, for all nodes and while the cluster runs, for settings; ``JobOnly``
+and ``NodeOnly`` are for the code.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from latchwork.jobs.options.kinds import LABELS, SCHEDULE, SWITCH, THREADS, Kind, Threads, number
+from latchwork.schedules.schedule import FixedDelay, Schedule
+
+T = TypeVar("T")
+#: What a value may also be where it need not be set: None in settings, nothing (NoReturn) in options.
+Unset = TypeVar("Unset")
+#: How the number of threads is written: as ``Threads`` in options, as its limit in settings.
+Limit = TypeVar("Limit")
+
+#: A shorter grace than this would take a busy server for one that is out of reach.
+LEAST_GRACE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option.
+
+    Attributes:
+        kind: what values it takes.
+        default: what holds unless it is given; an option with a default of None may be given None.
+        text: what it does, in Markdown; with its unit before it, it is a sentence.
+        none: what None comes to.
+        flag: ``latchwork run`` has a flag for it, if its kind has one.
+        name: its name.
+    """
+
+    kind: Kind
+    default: Any
+    text: str
+    none: str = ""
+    flag: bool = True
+    name: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The unit of its values."""
+        return "seconds" if self.name.endswith("_s") else ""
+
+    @property
+    def meaning(self) -> str:
+        """What it does, and its least value, without the unit."""
+        return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
+
+    @property
+    def sentence(self) -> str:
+        """The same with the unit, in plain text."""
+        return f"{self.unit} {self.meaning}".strip().replace("`", "")
+
+    def check(self, value: Any) -> Any:
+        """The value as it is kept.
+
+        Raises:
+            ValueError: it cannot be used; the message begins with the name.
+        """
+        return None if value is None and self.default is None else self.kind.check(self.name, value)
+
+
+def row(kind: Kind, default: Any, text: str, **more: Any) -> Any:
+    """A field that is a row. Its own default is None: not set."""
+    return field(default=None, metadata={"row": Row(kind, default, text, **more)})
+
+
+def seconds(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
+    """A field that is a row, for a time."""
+    return row(number(least), default, text, **more)
+
+
+@dataclass(frozen=True)
+class JobRows(Generic[Unset, Limit]):
+    """Options of a job that settings may change."""
+
+    schedule: Schedule | Unset = row(SCHEDULE, FixedDelay(60.0), "when runs start: `FixedDelay`, `FixedRate`, `Cron`")
+    initial_delay_s: float | None = seconds(
+        None,
+        "before the first run of an item that is new on a node: 30 lets a node warm up",
+        none="the schedule's own: its delay or rate, or the next time that matches",
+    )
+    jitter_s: float | Unset = seconds(
+        0.0, "by which a run starts late at most, at random: anew for each run, on a cron schedule once for each share"
+    )
+    pool_check_period_s: float | Unset = seconds(
+        60.0, "between two reads of the work pool; 0 reads it once, and again when another node stored its own since"
+    )
+    threads: Limit = row(
+        THREADS, Threads.whole(), "how many runs a node's share is cut into, each on a thread of its own"
+    )
+
+
+@dataclass(frozen=True)
+class JobOnly:
+    """Options of a job that only its code sets."""
+
+    requires: Mapping[str, str] = row(
+        LABELS, MappingProxyType({}), "labels, with their values, that a node must have to get items of this job"
+    )
+
+
+@dataclass(frozen=True)
+class ManagerRows(Generic[Unset]):
+    """Options of a node that it manages the cluster with while it is elected; settings may change them."""
+
+    debounce_s: float | Unset = seconds(
+        0.3, "without a change before a rebalance, so that a burst becomes one: 2 where nodes start one by one"
+    )
+    debounce_max_s: float | Unset = seconds(
+        3.0, "from the first change to the rebalance at the latest, however long the burst", flag=False
+    )
+    cleanup_period_s: float | Unset = seconds(
+        3 * 3600.0, "between two cleanings of jobs that no living node can run; 0 for never", flag=False
+    )
+    sweep_period_s: float | Unset = seconds(
+        600.0, "between two sweeps of what dead nodes left locked; 0 for never", flag=False
+    )
+
+
+@dataclass(frozen=True)
+class NodeRows(ManagerRows[Unset]):
+    """Options of a node that settings may change."""
+
+    stop_timeout_s: float | Unset = seconds(
+        30.0,
+        "after which a run that was told to stop and did not is reported; its items stay locked until it has ended",
+        flag=False,
+    )
+    close_timeout_s: float | Unset = seconds(
+        30.0, "that a closing node waits for its runs to stop; then it leaves their locks to run out"
+    )
+    disconnect_grace_s: float | None = seconds(
+        None,
+        "that runs go on after the last answer of a store that is out of reach: at most three quarters of "
+        "`lock_ttl_s`, and `session_ttl_s`; a longer one that is set for the cluster is cut to that, with a warning",
+        least=LEAST_GRACE_S,
+        none="as long as the locks allow, even beyond `session_ttl_s`",
+    )
+
+
+@dataclass(frozen=True)
+class NodeOnly:
+    """Options of a node that only its code sets."""
+
+    session_ttl_s: float = seconds(
+        10.0, "after which a dead node's items are given to others; the server may grant more", least=0.1
+    )
+    lock_ttl_s: float = seconds(
+        10.0, "that the items of a dead node stay locked; runs are told to stop when a quarter is left", least=0.3
+    )
+    weight: float = row(
+        number(1e-9), 1.0, "how much this node takes: one of weight 2 takes twice as much as one of weight 1"
+    )
+    labels: Mapping[str, str] = row(
+        LABELS, MappingProxyType({}), "anything, for `inspect` and strategies of your own; jobs may demand some"
+    )
+
+
+@dataclass(frozen=True)
+class JobSwitches:
+    """Settings of a job that are no options."""
+
+    enabled: bool | None = row(SWITCH, None, "its switch", none="as the default says")
+
+
+@dataclass(frozen=True)
+class ClusterSwitches:
+    """Settings of the cluster that are no options."""
+
+    all_disabled: bool | None = row(SWITCH, None, "no job runs anywhere, whatever its switch says", none="no")
+    default_enabled: bool | None = row(SWITCH, None, "whether jobs without a switch run", none="yes")
+
+
+@lru_cache
+def _rows(table: Any) -> tuple[Row, ...]:
+    found = {each.name: each.metadata.get("row") for each in fields(table)}
+    return tuple(replace(each, name=name) for name, each in found.items() if each is not None)
+
+
+def rows(table: Any) -> tuple[Row, ...]:
+    """The rows among the fields of a dataclass, in their order."""
+    return _rows(table)
+
+
+def defaults(options: type[T]) -> T:
+    """Options of which none was given."""
+    return options(**{each.name: each.default for each in rows(options)})
+
+
+def values(table: Any, options: object) -> dict[str, Any]:
+    """The values of the rows of this table among these options, by name."""
+    return {each.name: getattr(options, each.name) for each in rows(table)}
+
+
+def in_force(options: type[T], settings: object, code: object) -> T:
+    """The options that hold: what is set, else what the code says."""
+    found = values(options, code)
+    for each in rows(options):
+        value = getattr(settings, each.name, None)
+        if value is not None:
+            found[each.name] = each.kind.in_force(value)
+    return options(**found)
+
+
+def documented(*tables: Any) -> Callable[[type[T]], type[T]]:
+    """Add these options to the docstring of a class: to its arguments or attributes, before what it raises."""
+
+    def add(cls: type[T]) -> type[T]:
+        found = [row for table in tables for row in rows(table)]
+        lines = [f"{row.name}: {row.sentence}" + (f"; None is {row.none}" if row.none else "") for row in found]
+        told = [textwrap.fill(line, 116, initial_indent=8 * " ", subsequent_indent=12 * " ") for line in lines]
+        above, raises, below = (cls.__doc__ or "").partition("    Raises:")
+        heading = [] if ":\n        " in above else ["", "    Attributes:"]
+        cls.__doc__ = "\n".join([above.rstrip(), *heading, *told, raises + below])
+        return cls
+
+    return add

@@ -1,0 +1,129 @@
+"""The table of options: a row is all that a check, a setting, a flag and a docstring need."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from dataclasses import dataclass
+from typing import Generic
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from latchwork.cli.flags import flags, to_set, to_start
+from latchwork.jobs import ClusterSettings, Job, JobManager, JobSettings, Threads
+from latchwork.jobs.options.kinds import LABELS, SWITCH, THREADS, number
+from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions
+from latchwork.jobs.options.settings import JobOptions
+from latchwork.jobs.options.table import NodeRows, Unset, defaults, documented, in_force, row, rows, seconds
+
+
+@dataclass(frozen=True)
+class Dummy(Generic[Unset]):
+    nap_s: float | Unset = seconds(2.0, "that `run` sleeps", least=0.5)
+    pause_s: float | None = seconds(None, "between two naps", none="for ever")
+    threads: object = row(THREADS, Threads(1), "runs at a time")
+
+
+def test_what_is_set_goes_before_the_code_and_what_is_not_set_does_not():
+    assert in_force(Dummy, Dummy(pause_s=0.0, threads=3), defaults(Dummy)) == Dummy(2.0, 0.0, Threads(3))
+
+
+@pytest.mark.parametrize("wrong", ["2", True, None, float("nan"), float("inf"), 0.4, -1])
+def test_a_number_that_cannot_be_used_is_refused_by_the_name_of_its_row(wrong):
+    with pytest.raises(ValueError, match=r"nap_s is .*; give a finite number of seconds, at least 0\.5"):
+        rows(Dummy)[0].check(wrong)
+
+
+def test_only_a_row_without_a_default_may_be_none():
+    assert rows(Dummy)[1].check(None) is None
+    with pytest.raises(ValueError, match="nap_s is None"):
+        rows(Dummy)[0].check(None)
+
+
+def test_values_are_kept_as_what_they_mean():
+    assert type(number(0.0).check("x", 3)) is float
+    given = {"gpu": "yes"}
+    kept = LABELS.check("labels", given)
+    given["gpu"] = "no"
+    assert kept == {"gpu": "yes"}
+    with pytest.raises(ValueError, match="labels is"):
+        LABELS.check("labels", {"gpu": 1})
+    with pytest.raises(ValueError, match="give true or false"):
+        SWITCH.check("enabled", 1)
+
+
+def command(flag):
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    @flags(rows(Dummy), flag, before="last")
+    def nap(*, first: int = 1, last: int = 2, **given: float | None) -> None:
+        """Sleep."""
+        typer.echo(f"{first} {last} {given}")
+
+    return lambda *args: CliRunner().invoke(app, args)
+
+
+def test_a_row_makes_a_flag_that_sets_it_and_what_is_not_given_is_none():
+    run = command(to_set)
+    assert run("--nap-s", "3").output == "1 2 {'nap_s': 3.0, 'pause_s': None, 'threads': None}\n"
+    assert run("--nap-s", "0.1").exit_code == 2
+    told = " ".join(run("--help").output.split())
+    assert "Seconds that run sleeps; at least 0.5. [unless set, here or in the code: 2]" in told
+    assert "[unless set, here or in the code: for ever]" in told
+    assert told.index("--first") < told.index("--nap-s") < told.index("--pause-s") < told.index("--last")
+
+
+def test_a_row_makes_a_flag_to_start_with_and_what_is_not_given_is_its_default():
+    run = command(to_start)
+    assert run("--pause-s", "0", "--threads", "1").output == "1 2 {'nap_s': 2.0, 'pause_s': 0.0, 'threads': 1}\n"
+    told = " ".join(run("--help").output.split())
+    assert "Seconds that run sleeps; at least 0.5. [default: 2.0]" in told
+    assert "Seconds between two naps. [unless given: for ever]" in told
+
+
+def test_a_docstring_gets_its_rows_before_what_it_raises():
+    @documented(Dummy)
+    class Sleeper:
+        """Sleeps.
+
+        Raises:
+            ValueError: it cannot.
+        """
+
+    told = signatures.cleandoc(Sleeper.__doc__)
+    assert "nap_s: seconds that run sleeps; at least 0.5\n" in told
+    assert "pause_s: seconds between two naps; None is for ever\n" in told
+    assert told.index("Attributes:") < told.index("nap_s") < told.index("Raises:") < told.index("it cannot")
+
+
+@pytest.mark.parametrize(
+    ("of", "table", "before"),
+    [(Job, JobOptions, ["id", "work_pool", "run"]), (JobManager, NodeOptions, None)],
+    ids=["Job", "JobManager"],
+)
+def test_the_arguments_are_those_of_the_table_in_its_order_and_the_docstring_tells_each(of, table, before):
+    names = [each.name for each in rows(table)]
+    parameters = list(signatures.signature(of.__init__).parameters)[1:]
+    at = parameters.index(names[0])
+    assert parameters[at : at + len(names)] == names
+    assert before is None or parameters == [*before, *names]
+    assert all(f"\n        {name}: " in of.__doc__ for name in names)
+
+
+def test_the_defaults_of_a_node_and_of_a_job_are_those_of_the_table():
+    given = signatures.signature(JobManager.__init__).parameters
+    of_node = {each.name: each.default for each in rows(NodeOptions)}
+    assert {name: {} if name == "labels" else given[name].default for name in of_node} == of_node
+    assert [getattr(Job, each.name) for each in rows(JobOptions)] == [each.default for each in rows(JobOptions)]
+
+
+def test_nothing_is_set_unless_it_is_given():
+    assert {*vars(JobSettings()).values(), *vars(ClusterSettings()).values()} == {None}
+    assert NODE_DEFAULTS.under(ClusterSettings()) == NODE_DEFAULTS
+
+
+@pytest.mark.parametrize("option", rows(NodeRows), ids=lambda each: each.name)
+def test_each_setting_of_the_cluster_reaches_the_options_of_a_node(option):
+    assert getattr(NODE_DEFAULTS.under(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0
