@@ -312,8 +312,8 @@ DEFECTS = (
         "Settings",
         "a disabled job runs for a moment on a node that starts",
         "jobs/options/live.py",
-        "        self._settings = self._usable(self._reader.read(store.list(stored.SETTINGS, recursive=True)))\n",
-        "        self._settings = self._usable(Settings())\n",
+        "        self._adopt(store.list(stored.SETTINGS, recursive=True))\n",
+        "        self._adopt(())\n",
         of("jobs/settings", "a_job_that_is_disabled_when_a_node_starts_is_so_from_the_first_moment"),
     ),
     Defect(
