@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import bench, demo, jobs, nodes, run, settings, status, tree, why
+from latchwork.cli import jobs, nodes, run, settings
+from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, examples
+from latchwork.cli.screens import status, tree, why
 
 app = typer.Typer(
     name="latchwork",
