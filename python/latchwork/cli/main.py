@@ -1,4 +1,4 @@
-"""The entry point: `latchwork`."""
+"""The commands put together; `entry.py` is what the console script calls."""
 
 from __future__ import annotations
 
