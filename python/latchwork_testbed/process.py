@@ -1,6 +1,6 @@
 """A supervised child process that can be stopped, killed, paused and resumed, and is never orphaned.
 
-Nothing here knows about servers: see `servers.py`.
+Nothing here knows about servers: see `server.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every server launcher shares: ports, a data directory, the process, waiting until it answers.
 
-`servers.py` has the launchers themselves.
+`etcd.py` and `zookeeper.py` have the launchers themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -33,6 +34,19 @@ _PORT_TAKEN = "address already in use"
 
 class ServerFailed(LatchworkError):
     """A server did not come up or ended early; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates that a server shows its clients, and whether it asks them for theirs.
+
+    All files are PEM; ZooKeeper wants the key as PKCS #8.
+    """
+
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+    client_cert_auth: bool = False
 
 
 class Launcher(ABC):
@@ -136,7 +150,8 @@ class Server(Launcher):
     PORTS: tuple[str, ...]
     LABEL: str
 
-    def __init__(self, *, data_dir: Path | None = None) -> None:
+    def __init__(self, *, data_dir: Path | None = None, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._host = HOST
         self._enter: list[str] = []  # what to put in front of the command: it runs on another host of a test network
         self._given_data_dir = data_dir
@@ -150,6 +165,12 @@ class Server(Launcher):
         """`host:port` for clients; the host is 127.0.0.1 unless it lives in a test network."""
         self._ports_pinned = True
         return f"{self._host}:{self._port(self.PORTS[0])}"
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
+        if self._tls is not None:
+            options.setdefault("tls_ca", self._tls.ca_file)
+        return super().url(root, **options)
 
     @property
     def pid(self) -> int:
@@ -220,6 +241,10 @@ class Server(Launcher):
         if self._own_data_dir is not None:
             self._discard_data()
             self._own_data_dir = None
+
+    @abstractmethod
+    def is_leader(self) -> bool:
+        """Whether it leads the group it belongs to, by its own word; False when it gives none."""
 
     @abstractmethod
     def _command(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import latchwork
-from latchwork.cli import status as status_command
+from latchwork.cli.screens import status as status_command
 
 
 @pytest.mark.parametrize(

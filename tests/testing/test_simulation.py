@@ -254,7 +254,7 @@ def test_going_round_in_circles_is_told():
 
 
 def test_a_thread_that_waits_for_something_real_is_told(monkeypatch):
-    monkeypatch.setattr("latchwork.testing._sim_turns._STUCK_AFTER_S", 0.2)
+    monkeypatch.setattr("latchwork.testing._sim.turns._STUCK_AFTER_S", 0.2)
     monkeypatch.setattr("latchwork.testing.simulation._UNWIND_TIMEOUT_S", 0.2)
     read, write = os.pipe()
     try:

@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote, unquote
@@ -24,6 +23,8 @@ from urllib.parse import quote, unquote
 from latchwork.errors import BackendNotInstalled, InvalidURL
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from latchwork.backends.base import Backend
     from latchwork.clock import Clock
 
@@ -192,6 +193,13 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
         raise _not_installed(spec.schemes[0], spec.extra, error) from error
 
 
+def entry_points(*, group: str) -> EntryPoints:
+    """See ``importlib.metadata``, which takes as long to import as the rest of latchwork and is seldom needed."""
+    from importlib.metadata import entry_points as installed
+
+    return installed(group=group)
+
+
 def known_schemes() -> list[str]:
     """Every scheme that can be written, sorted: our own with their aliases, and those of installed packages."""
     return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
@@ -238,7 +246,7 @@ def readable_file(text: str) -> Path:
 def _module(scheme: str) -> Any:
     if scheme in _MODULES:
         return importlib.import_module(_MODULES[scheme])
-    added: EntryPoint | None = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=scheme)), None)
+    added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
     if added is None:
         raise InvalidURL(f"unknown scheme {scheme!r}; known schemes are {_listed(known_schemes())}")
     try:

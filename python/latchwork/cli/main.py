@@ -1,4 +1,4 @@
-"""The entry point: `latchwork`."""
+"""The commands put together; `entry.py` is what the console script calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import bench, demo, jobs, nodes, run, settings, status, tree, why
+from latchwork.cli import jobs, nodes, run, settings
+from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, examples
+from latchwork.cli.screens import status, tree, why
 
 app = typer.Typer(
     name="latchwork",

@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import Any
 
 from latchwork.backends.embedded.connection import Database
-from latchwork.testing._sim_locks import SimLock, installed, join_for_good, real_start
-from latchwork.testing._sim_order import Order
-from latchwork.testing._sim_tasks import (
+from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
+from latchwork.testing._sim.order import Order
+from latchwork.testing._sim.stand_ins import installed
+from latchwork.testing._sim.tasks import (
     Deadlock,
     SimulationError,
     ThreadFailed,
@@ -33,7 +34,7 @@ from latchwork.testing._sim_tasks import (
     Turn,
     hide,
 )
-from latchwork.testing._sim_turns import Turns
+from latchwork.testing._sim.turns import Turns
 
 __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "ThreadsLeft", "TooLong", "Turn"]
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from latchwork.testing._sim_locks import SimLock, join_for_good
-from latchwork.testing._sim_order import Order
-from latchwork.testing._sim_tasks import (
+from latchwork.testing._sim.locks import SimLock, join_for_good
+from latchwork.testing._sim.order import Order
+from latchwork.testing._sim.tasks import (
     Busy,
     Deadlock,
     SimulationError,

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from latchwork.backends.base import BackendWatch, Sink, WatchEvent
-    from latchwork.testing._faulty_backend import FaultyBackend
+from latchwork.backends.base import BackendWatch, Sink, WatchEvent
+from latchwork.testing._faulty.plan import Fault
 
 _CLOSE_TIMEOUT_S = 10.0
+
+
+class Opener(Protocol):
+    """What a watch asks of the backend that opened it; ``FaultyBackend`` documents each."""
+
+    def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
+    def forget(self, watch: FaultyWatch) -> None: ...
+    def event(self, prefix: str) -> Fault | None: ...
+    def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
 
 
 class FaultyWatch:
     """A watch that can fall silent, break off and be late; tells in order, one event at a time."""
 
-    def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, **how: bool) -> None:
+    def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
         self._prefix = prefix
         self._sink = sink

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from latchwork.apps.assign_bench import bench
-from latchwork.cli import bench_cluster
+from latchwork.cli.apps import bench_cluster
 from latchwork.cli.options import Debug, Json, examples
 from latchwork.cli.outcome import reported
 

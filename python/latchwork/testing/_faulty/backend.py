@@ -7,23 +7,20 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from latchwork.backends.base import BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Steps, completed, drive, failed, then
 from latchwork.backends.timer import Timer
+from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
-from latchwork.testing._faulty_watch import FaultyWatch
-from latchwork.testing._stale_replica import StaleReplica
+from latchwork.testing._faulty.plan import Fault
+from latchwork.testing._faulty.replica import StaleReplica
+from latchwork.testing._faulty.watch import FaultyWatch
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Put, SessionAlive, SimpleCheck
 
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
-    from latchwork.testing.faults import Fault
-
 T = TypeVar("T")
-Decide = Callable[[str, tuple[str, ...]], "Fault | None"]
+Decide = Callable[[str, tuple[str, ...]], Fault | None]
 
 _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}

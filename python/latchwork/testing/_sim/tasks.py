@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import LatchworkError
-from latchwork.testing._sim_locks import SimLock, real_lock
+from latchwork.testing._sim.locks import SimLock, real_lock
 
 if TYPE_CHECKING:
     from types import FrameType

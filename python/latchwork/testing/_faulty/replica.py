@@ -5,13 +5,10 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from latchwork.backends.base import Backend, BackendWatch, WatchEvent
 from latchwork.store.feed import Tracker
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend, BackendWatch, WatchEvent
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 Later = Callable[[float, Callable[[], None]], None]
 

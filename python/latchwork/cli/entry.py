@@ -1,0 +1,21 @@
+"""The console script. It imports nothing of the extra `cli`, so that it can name the extra where it is missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+_LIBRARIES = ("rich", "typer")
+
+
+def main() -> None:
+    """Run the command line on this process's arguments, and exit; without the extra, name it and exit with 1.
+
+    Only libraries that are not there are told so: what fails while it is imported is an error like any other.
+    """
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        sys.exit(f'error: the command line needs {" and ".join(missing)}; run: pip install "latchwork[cli]"')
+    from latchwork.cli.main import main as run
+
+    run()

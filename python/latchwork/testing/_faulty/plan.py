@@ -1,0 +1,177 @@
+"""What may go wrong, and when: faults, calls, and the plans that decide about each call. See ``faults``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol, get_args
+
+FaultKind = Literal[
+    "fail",
+    "cut_before",
+    "cut_after",
+    "land_late",
+    "drop",
+    "slow_request",
+    "slow_answer",
+    "expire_session",
+    "cut_watch",
+]
+#: What a call may be: the store's operations as its backend sees them. ``put``, ``create``, ``delete`` and ``transact``
+#: all are commits; the first three are named for themselves when they are alone in their commit.
+Operation = Literal[
+    "get",
+    "get_many",
+    "list",
+    "children",
+    "put",
+    "create",
+    "delete",
+    "commit",
+    "delete_tree",
+    "open_session",
+    "renew",
+    "close_session",
+    "event",
+]
+OPERATIONS: tuple[str, ...] = get_args(Operation)
+_KINDS: tuple[str, ...] = get_args(FaultKind)
+_FOR_CALLS: tuple[FaultKind, ...] = (
+    "fail",
+    "cut_before",
+    "cut_after",
+    "land_late",
+    "drop",
+    "slow_request",
+    "slow_answer",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call on its way to the server, or one event of a watch on its way back.
+
+    Attributes:
+        number: how many calls of the store came before it.
+        op: what it is, one of ``OPERATIONS``.
+        keys: the keys it names, checks included; of a watch's event, the watched prefix; of a session, its id. Keys
+            are relative to the root of the URL, also in a namespace.
+        fault: what happened to it; None for nothing.
+    """
+
+    number: int
+    op: str
+    keys: tuple[str, ...]
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, and with which calls.
+
+    Attributes:
+        kind: ``fail``: not applied, ``Unavailable``. ``cut_before``: the connection breaks before the server has the
+            call: not applied. ``cut_after``: applied, but the answer is lost. ``land_late``: the connection breaks, and
+            the write is applied ``delay_s`` later all the same. ``drop``: not applied and never answered, until the
+            call timeout. ``slow_request``, ``slow_answer``: applied, and answered, ``delay_s`` late; the first is also
+            applied late. ``expire_session``: the server ends every session of this store, then serves the call.
+            ``cut_watch``: the watch is silent for ``delay_s`` and then begins anew. A write that was cut off raises
+            ``OutcomeUnknown``, a read ``Unavailable``.
+        op: which operation, with ``*`` for any; see ``OPERATIONS``. Watches have the operation ``event``.
+        key: a pattern that one of the call's keys must match: ``leader/*``.
+        nth: the first so-manieth matching call that it hits, from 1 on.
+        times: how many matching calls it hits from there on; None for all.
+        delay_s: seconds on the store's clock, where the kind has a delay.
+    """
+
+    kind: FaultKind
+    op: str = "*"
+    key: str = "*"
+    nth: int = 1
+    times: int | None = 1
+    delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"fault kind {self.kind!r} is unknown; known are {', '.join(_KINDS)}")
+        if "*" not in self.op and self.op not in OPERATIONS:
+            raise ValueError(f"operation {self.op!r} is unknown; known are {', '.join(OPERATIONS)}, or * for any")
+        if self.op == "event" and self.kind not in {"cut_watch", "slow_answer"}:
+            raise ValueError(f"a watch's event can be late (slow_answer) or cut off (cut_watch), not {self.kind}")
+        if self.nth < 1 or (self.times is not None and self.times < 1) or not self.delay_s >= 0:
+            raise ValueError(f"{self!r} can never happen; nth and times count from 1, delay_s is not negative")
+
+    def matches(self, op: str, keys: Sequence[str]) -> bool:
+        """Whether a call is one of those that this fault counts."""
+        if op == "event":
+            meant = self.kind == "cut_watch" or self.op == "event"
+        else:
+            meant = self.kind != "cut_watch" and fnmatchcase(op, self.op)
+        return meant and (self.key == "*" or any(fnmatchcase(key, self.key) for key in keys))
+
+
+class FaultPlan(Protocol):
+    """Decides about each call. Asked by one thread at a time."""
+
+    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
+        """What happens to this call; None for nothing."""
+        ...
+
+
+class Listed:
+    """The faults of a list, each counting its own matches; the first that is due wins."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._counts = [(fault, [0]) for fault in faults]
+
+    def add(self, fault: Fault) -> None:
+        """One more, which counts calls from now on."""
+        self._counts.append((fault, [0]))
+
+    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
+        """See ``FaultPlan.decide``; every fault counts the call."""
+        found: Fault | None = None
+        for fault, count in self._counts:
+            if not fault.matches(op, keys):
+                continue
+            count[0] += 1
+            last = None if fault.times is None else fault.nth + fault.times
+            if found is None and count[0] >= fault.nth and (last is None or count[0] < last):
+                found = fault
+        return found
+
+
+class RandomFaults:
+    """A plan that hits calls at random; the same seed and the same calls give the same faults.
+
+    Args:
+        seed: decides which.
+        rate: how likely each call is hit, 0 to 1.
+        kinds: what may happen to calls.
+        delay_s: the longest delay.
+        watch_rate: how likely a watch breaks off at each event.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        rate: float = 0.05,
+        kinds: Sequence[FaultKind] = _FOR_CALLS,
+        delay_s: float = 1.0,
+        watch_rate: float = 0.0,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._kinds = tuple(kind for kind in kinds if kind != "cut_watch")
+        self._delay_s = delay_s
+        self._watch_rate = watch_rate
+
+    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
+        """What happens to this call; None for nothing."""
+        kinds: tuple[FaultKind, ...] = ("cut_watch",) if op == "event" else self._kinds
+        if self._random.random() >= (self._watch_rate if op == "event" else self._rate) or not kinds:
+            return None
+        return Fault(self._random.choice(kinds), delay_s=self._random.uniform(0.0, self._delay_s))

@@ -1,0 +1,135 @@
+"""Locks of a simulation, and the real ones that they stand in for. See ``simulation``.
+
+A lock made by a simulated thread blocks by asking the scheduler, so that the real thread never blocks on anything but
+its own turn. Conditions, events, semaphores, queues, futures and thread pools are built of locks and need nothing more.
+Threads that do not belong to the simulation (a test runner's) keep real locks and real time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from typing import Any, Protocol
+
+_FOREIGN_PAUSE_S = 0.001
+
+real_lock = _thread.allocate_lock
+real_rlock = threading.RLock
+real_sleep = time.sleep
+real_monotonic = time.monotonic
+real_start = threading.Thread.start
+real_join = threading.Thread.join
+
+
+class Scheduler(Protocol):
+    """What a lock asks of ``Turns``; a thread that it speaks of is a ``Task``."""
+
+    def me(self) -> Any: ...
+    def point(self, task: Any) -> None: ...
+    def block(self, task: Any, lock: SimLock, timeout: float) -> bool: ...
+
+
+class SimLock:
+    """A lock of a simulation; used by other threads too it is merely correct, not fast."""
+
+    __slots__ = ("__weakref__", "_sim", "holder", "is_locked")
+
+    def __init__(self, sim: Scheduler) -> None:
+        self._sim = sim
+        self.is_locked = False
+        self.holder: Any = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As ``threading.Lock.acquire``, in virtual time."""
+        task = self._sim.me()
+        if task is None:
+            return self._acquire_outside(blocking, timeout)
+        self._sim.point(task)
+        if self.is_locked and not (blocking and self._sim.block(task, self, timeout)):
+            return False
+        self.is_locked = True
+        self.holder = task
+        task.held += 1
+        return True
+
+    def release(self) -> None:
+        """As ``threading.Lock.release``: any thread may."""
+        if not self.is_locked:
+            raise RuntimeError("release unlocked lock")
+        holder, self.holder, self.is_locked = self.holder, None, False
+        if holder is not None:
+            holder.held -= 1
+
+    def locked(self) -> bool:
+        """Whether somebody has it."""
+        return self.is_locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _acquire_outside(self, blocking: bool, timeout: float) -> bool:
+        deadline = None if timeout < 0 else real_monotonic() + timeout
+        while self.is_locked:
+            if not blocking or (deadline is not None and real_monotonic() >= deadline):
+                return False
+            real_sleep(_FOREIGN_PAUSE_S)
+        self.is_locked = True
+        return True
+
+
+class SimRLock:
+    """A lock that its owner may take again."""
+
+    def __init__(self, sim: Scheduler) -> None:
+        self._lock = SimLock(sim)
+        self._owner: int | None = None
+        self._count = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As ``threading.RLock.acquire``."""
+        me = threading.get_ident()
+        if self._owner != me:
+            if not self._lock.acquire(blocking, timeout):
+                return False
+            self._owner = me
+        self._count += 1
+        return True
+
+    def release(self) -> None:
+        """As ``threading.RLock.release``."""
+        if self._owner != threading.get_ident():
+            raise RuntimeError("cannot release un-acquired lock")
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    # What ``threading.Condition`` asks of a reentrant lock.
+
+    def _is_owned(self) -> bool:
+        return self._owner == threading.get_ident()
+
+    def _release_save(self) -> tuple[int, int | None]:
+        saved = (self._count, self._owner)
+        self._count, self._owner = 0, None
+        self._lock.release()
+        return saved
+
+    def _acquire_restore(self, saved: tuple[int, int | None]) -> None:
+        self._lock.acquire()
+        self._count, self._owner = saved
+
+
+def join_for_good(thread: threading.Thread) -> None:
+    """Wait for the real end of a simulated thread that has had its last turn."""
+    real_join(thread, 10.0)

@@ -1,0 +1,125 @@
+"""What stands in for locks, threads, clocks and chance while a simulation runs. See ``simulation``.
+
+A simulated thread gets the simulation's, any other thread (a test runner's) keeps the real ones.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from latchwork.testing._sim.locks import (
+    SimLock,
+    SimRLock,
+    real_join,
+    real_lock,
+    real_monotonic,
+    real_rlock,
+    real_sleep,
+    real_start,
+)
+from latchwork.testing._sim.tasks import hide
+from latchwork.testing._sim.turns import Turns
+
+hide(__file__)
+
+_real_gettime = time.clock_gettime
+_real_urandom = os.urandom
+_real_import = builtins.__import__
+_real_import_module = importlib.import_module
+_real_is_alive = threading.Thread.is_alive
+_RUNNING_CLOCKS = {getattr(time, name, time.CLOCK_MONOTONIC) for name in ("CLOCK_MONOTONIC", "CLOCK_BOOTTIME")}
+
+
+@contextmanager
+def installed(sim: Turns) -> Iterator[None]:
+    """Put the stand-ins in place while the simulation runs."""
+    replaced = [(where, name, getattr(where, name)) for where, name, _ in _stand_ins(sim)]
+    for where, name, stand_in in _stand_ins(sim):
+        setattr(where, name, stand_in)
+    try:
+        yield
+    finally:
+        for where, name, original in replaced:
+            setattr(where, name, original)
+
+
+def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
+    def lock() -> object:
+        return SimLock(sim) if sim.me() is not None else real_lock()
+
+    def rlock() -> object:
+        return SimRLock(sim) if sim.me() is not None else real_rlock()
+
+    def monotonic() -> float:
+        return sim.now() if sim.me() is not None else real_monotonic()
+
+    def gettime(clock: int) -> float:
+        return sim.now() if clock in _RUNNING_CLOCKS and sim.me() is not None else _real_gettime(clock)
+
+    def sleep(seconds: float) -> None:
+        (sim.sleep if sim.me() is not None else real_sleep)(seconds)
+
+    def as_one_step(load: Callable[..., object]) -> Callable[..., object]:
+        def import_outside(*args: Any, **options: Any) -> object:
+            if sim.me() is None:
+                return load(*args, **options)
+            with sim.outside():  # locks that a module makes for itself outlive the simulation
+                return load(*args, **options)
+
+        return import_outside
+
+    def urandom(size: int) -> bytes:
+        return sim.random.randbytes(size) if sim.me() is not None else _real_urandom(size)
+
+    return [
+        (threading, "Lock", lock),
+        (threading, "_allocate_lock", lock),
+        (threading, "RLock", rlock),
+        (threading, "_time", monotonic),
+        (queue, "time", monotonic),
+        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]  # noqa: SLF001
+        (time, "monotonic", monotonic),
+        (time, "clock_gettime", gettime),
+        (time, "sleep", sleep),
+        (builtins, "__import__", as_one_step(_real_import)),
+        (importlib, "import_module", as_one_step(_real_import_module)),
+        (os, "urandom", urandom),
+        (random, "_urandom", urandom),
+        *_thread_stand_ins(sim),
+    ]
+
+
+def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
+    def start(thread: threading.Thread) -> None:
+        if sim.me() is None:
+            real_start(thread)
+            return
+        run: Callable[[], None] = thread.run
+        task = sim.add(thread)
+        thread.run = lambda: sim.carry(task, run)  # type: ignore[method-assign]
+        with sim.outside():
+            thread._started = threading.Event()  # type: ignore[attr-defined]  # noqa: SLF001 - set before its first turn
+            real_start(thread)
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        if sim.me() is None or not sim.join(thread, timeout):
+            real_join(thread, timeout)
+
+    def is_alive(thread: threading.Thread) -> bool:
+        alive = sim.is_alive(thread)
+        return _real_is_alive(thread) if alive is None else alive
+
+    return [
+        (threading.Thread, "start", start),
+        (threading.Thread, "join", join),
+        (threading.Thread, "is_alive", is_alive),
+    ]

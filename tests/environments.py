@@ -1,0 +1,127 @@
+"""Virtual environments that have latchwork with some extras, and nothing else.
+
+Ordinarily they are put together by links: to the sources, and to the distributions that the extras bring, as they are
+installed here. That takes a second and no network. With `LATCHWORK_LONG_TESTS=1` (as `make check` sets it) a wheel is
+built, and pip installs it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
+_BUILD_TIMEOUT_S = 1500
+_MODULE, _, _FUNCTION = PROJECT["scripts"]["latchwork"].partition(":")
+_SCRIPT = f"import sys\nfrom {_MODULE} import {_FUNCTION}\nsys.exit({_FUNCTION}())\n"
+
+
+class Environment:
+    """A virtual environment.
+
+    Args:
+        folder: where to make it.
+        extras: those of latchwork, joined by commas; "" for none.
+        more: what else a user has installed there.
+        wheel: the wheel to install; None to link the sources.
+    """
+
+    def __init__(self, folder, extras, more=(), wheel=None):
+        self.folder = folder
+        venv.create(folder, symlinks=True)
+        self.python = folder / "bin" / "python"
+        (self.site,) = folder.glob("lib/python*/site-packages")
+        named = [f"latchwork[{extras}]" if extras else "latchwork", *more]
+        if wheel is None:
+            self._link(needed(named))
+        else:
+            pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+            subprocess.run([*pip, named[0].replace("latchwork", str(wheel), 1), *more], check=True)
+
+    def run(self, *command):
+        """Run a program of the environment, with nothing of the environment around it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LATCHWORK"))}
+        return subprocess.run(
+            [self.folder / "bin" / command[0], *command[1:]],
+            cwd=self.folder,
+            env=kept,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def write(self, module, text):
+        """Install a module of one file."""
+        (self.site / f"{module}.py").write_text(text)
+
+    def distributions(self):
+        """Names of everything installed, but latchwork."""
+        found = metadata.distributions(path=[str(self.site)])
+        return {canonicalize_name(each.metadata["Name"]) for each in found} - {"latchwork"}
+
+    def _link(self, distributions):
+        (self.site / "latchwork.pth").write_text(str(ROOT / "python"))
+        script = self.folder / "bin" / "latchwork"
+        script.write_text(f"#!{self.python}\n{_SCRIPT}")
+        script.chmod(0o755)
+        for name in distributions:
+            root = Path(metadata.distribution(name).locate_file(""))
+            files = [file for file in metadata.files(name) if not {"..", "__pycache__"} & {*file.parts}]
+            for part in {_whole(root, file) for file in files}:
+                (self.site / part).parent.mkdir(parents=True, exist_ok=True)
+                (self.site / part).symlink_to(root / part)
+
+
+def needed(requirements):
+    """Names of the distributions that these requirements bring, but latchwork; all of them are installed here."""
+    seen, todo = set(), [Requirement(each) for each in requirements]
+    while todo:
+        one = todo.pop()
+        name, extras = canonicalize_name(one.name), frozenset(one.extras)
+        if (name, extras) not in seen:
+            seen.add((name, extras))
+            todo += [each for each in map(Requirement, _requires(name, extras)) if _is_wanted(each, extras)]
+    return {name for name, _ in seen} - {"latchwork"}
+
+
+def build_wheel(folder):
+    """A wheel of these sources: seconds after `make build`, minutes without."""
+    command = [Path(sys.executable).with_name("maturin"), "build", "--release", "--out", folder]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=_BUILD_TIMEOUT_S)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _requires(name, extras):
+    if name == "latchwork":  # of these sources, not as it was installed
+        return [*PROJECT["dependencies"], *(each for extra in extras for each in EXTRAS[extra])]
+    return metadata.requires(name) or []
+
+
+def _is_wanted(requirement, extras):
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def _whole(root, file):
+    """The greatest part of a distribution with this file that it shares with no other: folders may be namespaces."""
+    for depth in range(1, len(file.parts)):
+        part = Path(*file.parts[:depth])
+        if (root / part / "__init__.py").exists() or part.suffix in {".dist-info", ".libs"}:
+            return part
+    return Path(file)

@@ -1,0 +1,38 @@
+"""The first page of the design notes: each file that it names is there, and each wing is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from test_layering import PACKAGE
+
+ROOT = PACKAGE.parents[1]
+TEXT = (ROOT / "docs" / "design" / "0000-map.md").read_text(encoding="utf-8")
+NAMED = sorted(
+    span
+    for span in set(re.findall(r"`([A-Za-z0-9_./-]+)`", TEXT))
+    if span.endswith("/") or Path(span).suffix in {".py", ".md", ".toml", ".rs"}
+)
+FOLDERS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+WINGS = [folder for folder in FOLDERS if len(folder.relative_to(PACKAGE).parts) > 1]
+BASES = [ROOT, PACKAGE.parent, *FOLDERS, PACKAGE.parent / "latchwork_testbed"]
+BASES += [ROOT / "docs", ROOT / "docs" / "reference", ROOT / "tests" / "assignment", ROOT / "tests" / "primitives"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_file_or_folder_of_the_map_is_there(name):
+    assert any((base / name).exists() for base in BASES)
+
+
+@pytest.mark.parametrize("wing", WINGS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_wing_is_on_the_map(wing):
+    assert f"`{wing.name}/`" in TEXT
+
+
+@pytest.mark.parametrize("wing", WINGS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_wing_says_what_it_is_for(wing):
+    text = (wing / "__init__.py").read_text(encoding="utf-8")
+    assert re.match(r'"""\S.{20,}\n\n\S', text)
