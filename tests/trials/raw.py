@@ -1,4 +1,7 @@
-"""What others see and do, without latchwork: raw clients of each server that read, probe, revoke and compact."""
+"""What others see and do, without latchwork: raw clients of each server that read, probe, revoke and compact.
+
+Each reads everything below one root (``state``), and latchwork's own keys there, which no store shows (``hidden``).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,27 @@ from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
-from trials.record import Stored
+from trials.judges.contract.facts import Stored
 
 _OWNER_CHARS = 32
 _PROBE_S = 0.5
 _RAW_TTL_S = 4.0
+_REVOKE_S = 90.0
 _READ_ATTEMPTS = 5
-_HIDDEN = ("@",)
+_HIDDEN = "@"
+#: Made once and kept for ever: numbers of sequential keys, and ZooKeeper's guards; there are no more of them with time.
+KEPT = ("@q/", "@gen/")
 #: Members may be behind each other for so long; clients write their guards and sessions meanwhile.
 _AGREE_S = 5.0
+
+
+def secret(session: Any) -> list[Any]:
+    """What it takes to end a session from outside: its id; on ZooKeeper the server's, and its password."""
+    connection = getattr(session._backend, "connection", None)
+    if connection is None:
+        return [session.id]
+    number, password = connection._link._client.client_id
+    return [number, password.hex()]
 
 
 class RawEtcd:
@@ -38,26 +53,30 @@ class RawEtcd:
         self._channel = grpc.insecure_channel("ipv4:" + ",".join(endpoints), impatient)
 
     def state(self) -> list[Stored]:
-        request = pb.RangeRequest(key=self._root, range_end=self._root[:-1] + b"0")
-        answer = pb.KVStub(self._channel).Range(request, timeout=10, wait_for_ready=True)
-        found = []
-        for kv in answer.kvs:
-            key = kv.key[len(self._root) :].decode()
-            if not key.startswith(_HIDDEN):
-                found.append(Stored(key, kv.value.decode(), kv.mod_revision, f"{kv.lease:x}" if kv.lease else None))
-        return found
+        found = self._range(self._root, self._root[:-1] + b"0")
+        return [one for one in found if not one.key.startswith(_HIDDEN)]
 
-    def revoke(self, session: Any) -> None:
+    def hidden(self) -> list[str]:
+        """Markers of sessions, guards of writers, numbers.
+
+        Without the guards that are bound to a lease: those of a writer that died go with it, a minute later.
+        """
+        found = self._range(self._root + b"@", self._root + b"A")
+        return [one.key for one in found if not (one.owner and one.key.startswith("@w/"))]
+
+    def revoke(self, secret: list[Any]) -> None:
         """As an operator could."""
-        pb.LeaseStub(self._channel).LeaseRevoke(pb.LeaseRevokeRequest(ID=int(session.id, 16)), timeout=10)
+        pb.LeaseStub(self._channel).LeaseRevoke(pb.LeaseRevokeRequest(ID=int(secret[0], 16)), timeout=10)
+
+    def revision(self) -> int:
+        answer = pb.KVStub(self._channel).Range(pb.RangeRequest(key=b"\0"), timeout=10, wait_for_ready=True)
+        return int(answer.header.revision)
 
     def compact(self) -> None:
         """Forget everything but the present state."""
-        answer = pb.KVStub(self._channel).Range(pb.RangeRequest(key=b"x"), timeout=10)
+        revision = self.revision()
         with contextlib.suppress(grpc.RpcError):  # somebody compacted there already
-            pb.KVStub(self._channel).Compact(
-                pb.CompactionRequest(revision=answer.header.revision, physical=True), timeout=10
-            )
+            pb.KVStub(self._channel).Compact(pb.CompactionRequest(revision=revision, physical=True), timeout=10)
 
     def churn(self, writes: int) -> None:
         """Write keys of the play, and delete them, behind everybody's back."""
@@ -70,6 +89,15 @@ class RawEtcd:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _range(self, start: bytes, end: bytes) -> list[Stored]:
+        request = pb.RangeRequest(key=start, range_end=end)
+        answer = pb.KVStub(self._channel).Range(request, timeout=10, wait_for_ready=True)
+        found = [(kv.key[len(self._root) :], kv.value, kv.mod_revision, kv.lease) for kv in answer.kvs]
+        return [
+            Stored(key.decode(), value.decode(errors="replace"), token, f"{lease:x}" if lease else None)
+            for key, value, token, lease in found
+        ]
 
 
 def etcd_members_differ(endpoints: list[str]) -> str:
@@ -115,11 +143,20 @@ class RawZooKeeper:
             self._client = self._connect()
         raise TimeoutError("the raw client could not read in peace")
 
-    def revoke(self, session: Any) -> None:
+    def hidden(self) -> list[str]:
+        """The same; folders themselves are none."""
+        self._client.sync("/")
+        found = []
+        for folder in ("@s", "@w", "@gen"):
+            with contextlib.suppress(NoNodeError):
+                found += [f"{folder}/{name}" for name in self._client.get_children(f"{self._root}/{folder}")]
+        return sorted(found)
+
+    def revoke(self, secret: list[Any]) -> None:
         """Take the session over, knowing its password, and close it."""
-        kazoo = session._backend.connection._link._client
-        thief = KazooClient(self._hosts, client_id=kazoo.client_id, timeout=5.0)
-        thief.start()
+        number, password = secret
+        thief = KazooClient(self._hosts, client_id=(number, bytes.fromhex(password)), timeout=5.0)
+        thief.start(timeout=_REVOKE_S)
         thief.stop()
         thief.close()
 
@@ -164,10 +201,18 @@ class RawSqlite:
             )
             return [Stored(key, bytes(value).decode(), token, owner) for key, value, token, owner in rows]
 
-    def revoke(self, session: Any) -> None:
+    def hidden(self) -> list[str]:
+        """The same, and the sessions, which have a table of their own."""
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
+            keys = connection.execute("SELECT key FROM entries WHERE root = ? AND key LIKE '@%'", (self._root,))
+            found = [key for (key,) in keys]
+            ids = connection.execute("SELECT id FROM sessions WHERE root = ?", (self._root,))
+            return sorted(found + [f"@s/{name}" for (name,) in ids])
+
+    def revoke(self, secret: list[Any]) -> None:
         """Let its deadline have passed."""
         with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as connection:
-            connection.execute("UPDATE sessions SET deadline = 0 WHERE id = ?", (session.id,))
+            connection.execute("UPDATE sessions SET deadline = 0 WHERE id = ?", (secret[0],))
             connection.commit()
 
     def close(self) -> None:

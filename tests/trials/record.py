@@ -1,162 +1,46 @@
-"""What happened in one play: calls, changes seen, sessions, and what is in the store at the end.
+"""What happened in a trial: facts of this process and of others, in the order in which they came, judged afterwards.
 
-All times are of the machine's monotonic clock, so that records of several processes can be compared. What clients write
-is unique: ``<client>:<number>``; of session-bound keys ``<client>:<number>:<session>``.
+All times are of the machine's monotonic clock, so that those of several processes can be compared. What a fact is, each
+judge says for itself: a dataclass. Facts of other processes come as JSON.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from dataclasses import dataclass, field
+from collections import defaultdict
 from typing import Any
 
-OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
+OK = "ok"  # applied, or read
+CONFLICT = "conflict"  # not applied, for the checks that the answer names
+REFUSED = "refused"  # not applied, and never will be
+UNKNOWN = "unknown"  # applied, or not, or yet to be
 
 
-@dataclass
-class Call:
-    """One call of a client.
+class Facts:
+    """Facts by kind, in order. Safe to share between threads.
 
-    Attributes:
-        began, ended: when; ``ended`` is None while it has not returned.
-        outcome: OK, REFUSED (known not to be applied) or UNKNOWN.
-        token: of the commit or of the entry read; 0 when there is none.
-        value: written or read.
-        session: id of the session that it was asked of.
-        error: class name of what was raised.
+    A fact with a ``number`` is put where one of the same number was: a call is a fact when it begins, and once more
+    when it has ended.
     """
 
-    client: str
-    kind: str
-    keys: tuple[str, ...]
-    began: float
-    value: str = ""
-    session: str = ""
-    ended: float | None = None
-    outcome: str = ""
-    token: int = 0
-    error: str = ""
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._facts: dict[type, list[Any]] = defaultdict(list)
+        self._numbered: dict[object, int] = {}
 
-
-@dataclass(frozen=True)
-class Seen:
-    """A change that a client's watch reported; ``value`` is None for a deletion."""
-
-    client: str
-    at: float
-    key: str
-    value: str | None
-    token: int = 0
-    owner: str | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A moment in the life of a session: opened, lost, heard (its ``on_lost`` was called), closing, state:<name>."""
-
-    client: str
-    session: str
-    what: str
-    at: float
-
-
-@dataclass(frozen=True)
-class Settled:
-    """After the trouble, a client's confirmed write, and what it then found of a write that had been unknown."""
-
-    client: str
-    key: str
-    value: str
-    token: int
-    present: bool
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A key as the raw client reads it, when all is over."""
-
-    key: str
-    value: str
-    token: int
-    owner: str | None
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How late things may be.
-
-    Attributes:
-        reconnect_s: a client works again so soon after its servers can be reached.
-        grace_s: a call may return so much later than its deadline, for want of a processor.
-        slack_s: a mark may be made so much later than what it tells.
-    """
-
-    reconnect_s: float = 1.0
-    grace_s: float = 0.5
-    slack_s: float = 0.05
-
-
-STRICT = Patience()
-
-
-@dataclass
-class Record:
-    """Everything about one play. ``add`` is safe to share between threads.
-
-    Attributes:
-        began: before the trouble.
-        reachable: client to the moment from which its servers could be reached again, by a raw client's word.
-        watched: client to the moment at which its watch first showed something written after that.
-        mirrors: client to key to value, when all was quiet.
-        state: the raw client's reading of everything, when all was quiet.
-        exempt: clients whose sessions were revoked from outside, or that were frozen: others may see their keys vanish
-            before they know.
-        gone: clients that were killed.
-        call_timeout_s: of every client.
-        patience: with everybody.
-        ttl_s: of every session.
-        problems: what the fault itself found wrong.
-        missed: how the fault did not land; the play says nothing then.
-        spoilt: how the servers disagree among themselves, by a defect that their version is known for.
-        read_at: when ``state`` began to be read.
-    """
-
-    call_timeout_s: float
-    ttl_s: float
-    patience: Patience = STRICT
-    began: float = 0.0
-    calls: list[Call] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    settled: list[Settled] = field(default_factory=list)
-    reachable: dict[str, float] = field(default_factory=dict)
-    mirrors: dict[str, dict[str, str]] = field(default_factory=dict)
-    state: list[Stored] = field(default_factory=list)
-    exempt: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
-    problems: list[str] = field(default_factory=list)
-    missed: str = ""
-    spoilt: str = ""
-    read_at: float = float("inf")
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, fact: Call | Seen | Mark | Settled) -> None:
-        """Take a fact in; a call is added when it begins and changes when it ends."""
-        lists: dict[type, list[Any]] = {
-            Call: self.calls, Seen: self.seen, Mark: self.marks, Settled: self.settled,
-        }  # fmt: skip
+    def add(self, fact: Any) -> None:
         with self._lock:
-            lists[type(fact)].append(fact)
+            facts = self._facts[type(fact)]
+            number = getattr(fact, "number", None)
+            at = len(facts) if number is None else self._numbered.setdefault(number, len(facts))
+            facts[at : at + 1] = [fact]
 
+    def of(self, kind: type) -> list[Any]:
+        """Those of one kind: the list itself, which grows."""
+        return self._facts[kind]
 
-KINDS = {kind.__name__: kind for kind in (Call, Seen, Mark, Settled)}
-
-
-def to_json(fact: Call | Seen | Mark | Settled) -> dict[str, Any]:
-    return {"is": type(fact).__name__, **dataclasses.asdict(fact)}
-
-
-def from_json(data: dict[str, Any]) -> Call | Seen | Mark | Settled:
-    fields = {name: tuple(value) if name == "keys" else value for name, value in data.items() if name != "is"}
-    return KINDS[data["is"]](**fields)
+    def take(self, kind: type) -> list[Any]:
+        """Those of one kind, which are forgotten here."""
+        with self._lock:
+            self._numbered.clear()
+            return self._facts.pop(kind, [])

@@ -1,21 +1,17 @@
-"""A node of the chaos cluster in a process of its own; run by `storm.py` as a script.
+"""A node of the chaos cluster, in a process of its own.
 
-Arguments: url, node id, log. Every event is one line of the log, appended in one write, with the time of the clock that
-all processes of the machine share. A run writes fenced results all the time, so that the referee can tell whether a
-frozen process got anything through after somebody else had taken over.
+Every event is reported with the time of the clock that all processes of the machine share. A run writes fenced results
+all the time, so that the referee can tell whether a frozen process got anything through after somebody else had taken
+over.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import logging
 import os
 import queue
 import random
-import signal
-import sys
 import threading
 import time
 
@@ -40,19 +36,14 @@ ON_CRON = {job: each for job, each in zip(JOBS, SCHEDULES, strict=True) if isins
 
 
 class Log:
-    """Appends events; each line reaches the file whole."""
+    """Reports events."""
 
-    def __init__(self, path, node_id):
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def __init__(self, wire, node_id):
+        self._wire = wire
         self._node = node_id
 
     def __call__(self, event, **figures):
-        line = {"event": event, "time": now(), "node": self._node, "pid": os.getpid(), **figures}
-        os.write(self._file, (json.dumps(line) + "\n").encode())
-
-
-def now():
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+        self._wire.report({"event": event, "time": time.monotonic(), "node": self._node, "pid": os.getpid(), **figures})
 
 
 def jobs(log, store):
@@ -109,9 +100,9 @@ def run(context, log, writers):
     for item in context.work_share:
         tokens[item] = context.fence(item).token
         log("start", job=context.job_id, item=item, token=tokens[item], fire=context.fire_time_s)
-    until = now() + random.uniform(0.05, 0.5)
+    until = time.monotonic() + random.uniform(0.05, 0.5)
     try:
-        while now() < until and not context.wait_stop(0.04):
+        while time.monotonic() < until and not context.wait_stop(0.04):
             item = random.choice(context.work_share)
             with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
                 writers.ask(context.fence(item), item)
@@ -135,26 +126,19 @@ def log_stops(log):
 
 def heartbeat(log):
     """Say when this process did not get to run for a while: the referee must not mistake that for a fault of ours."""
-    last = now()
+    last = time.monotonic()
     while True:
         time.sleep(0.05)
-        here = now()
+        here = time.monotonic()
         if here - last > 0.05 + STALL_S:
             log("stall", since=last)
         last = here
 
 
-def end_with_our_parent():
-    """Have the system kill this process when the one that started it dies, also while it is frozen."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def main(url, node_id, path):
-    end_with_our_parent()
+def serve(wire, url, node_id):
+    """Be a node until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    log = Log(path, node_id)
+    log = Log(wire, node_id)
     threading.Thread(target=heartbeat, args=(log,), daemon=True).start()
     log_stops(log)
     with latchwork.connect(url) as store:
@@ -167,7 +151,3 @@ def main(url, node_id, path):
             close_timeout_s=5.0,
             sweep_period_s=5.0,
         ).run_forever()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from trials.chaos.storm import BACKENDS, Storm
+from trials.chaos.storm import BACKENDS, Storm, kinds_of
 
 
 def main():
@@ -23,9 +23,14 @@ def main():
     parser.add_argument("--minutes", type=float, default=5.0, help="minutes of faults for each (default: 5)")
     parser.add_argument("--seed", type=int, default=1, help="which series of faults (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the reports as JSON; progress goes to stderr")
+    parser.add_argument("--list", action="store_true", help="only say which kinds of faults there are")
     options = parser.parse_args()
+    backends = BACKENDS if options.backend == "all" else [options.backend]
+    if options.list:
+        print("\n".join(f"{backend}, {kind}" for backend in backends for kind in kinds_of(backend)))
+        return 0
     reports = []
-    for backend in BACKENDS if options.backend == "all" else [options.backend]:
+    for backend in backends:
         folder = tempfile.mkdtemp(prefix=f"latchwork-chaos-{backend}-")
         print(f"{backend}: seed {options.seed}, logs in {folder}", file=sys.stderr)
         with Storm(backend, options.seed, folder) as storm:

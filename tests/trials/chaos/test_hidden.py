@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 
 import latchwork
-from trials.chaos.hidden import KEPT, hidden_of_etcd, hidden_of_sqlite, hidden_of_zookeeper
+from trials.raw import KEPT, RawEtcd, RawSqlite, RawZooKeeper
+
+ROOT = "hidden"
 
 
 @pytest.fixture(params=["sqlite", "etcd35", "zookeeper"])
 def place(request, tmp_path):
     """A URL of a root of its own, and what reads its hidden keys."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/hidden.db?root=hidden", lambda: hidden_of_sqlite(tmp_path / "hidden.db", "hidden")
-    endpoint = request.getfixturevalue(request.param).endpoint
-    scheme, read = {"etcd35": ("etcd", hidden_of_etcd), "zookeeper": ("zk", hidden_of_zookeeper)}[request.param]
-    return f"{scheme}://{endpoint}/hidden", lambda: read(endpoint, "hidden")
+        url, raw = f"sqlite:///{tmp_path}/hidden.db?root={ROOT}", RawSqlite(tmp_path / "hidden.db", ROOT)
+    else:
+        server = request.getfixturevalue(request.param)
+        url = server.url(ROOT)
+        raw = {"etcd35": RawEtcd, "zookeeper": RawZooKeeper}[request.param]([server.endpoint], ROOT)
+    with contextlib.closing(raw):
+        yield url, raw.hidden
 
 
 def test_a_session_shows_until_it_is_closed_and_nothing_but_what_is_kept_stays(place):

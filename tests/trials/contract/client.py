@@ -1,5 +1,7 @@
 """One client of a play: a store with a watch, a mirror and a session, and a loop that writes; all of it goes on record.
 
+``serve`` has it in a process of its own, to be frozen and killed.
+
 alive/<client>          bound to its session; bound anew to the next one when that is lost
 log/<client>-<number>   created once, never touched again: every watch has to report it
 reg/<0..2>              overwritten by everybody, and read
@@ -11,6 +13,7 @@ settle/<client>         written when the trouble is over, to settle what was unk
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +22,9 @@ from typing import Any
 import latchwork
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown
 from latchwork.types import Put
-from trials.record import OK, REFUSED, UNKNOWN, Call, Mark, Seen, Settled
+from trials.judges.contract.facts import Call, Mark, Seen, Settled, fact_to_json
+from trials.record import OK, REFUSED, UNKNOWN
+from trials.remote import Wire
 
 PACE_S = 0.01
 _RETRY_S = 0.02
@@ -33,19 +38,17 @@ class Client:
         name: in the record.
         url: of its store.
         sink: takes facts in; called from several threads.
-        changed: told of a call that has ended, which is a fact already.
     """
 
-    def __init__(
-        self, name: str, url: str, ttl_s: float, sink: Callable[[Any], None], changed: Callable[[Call], None]
-    ) -> None:
+    def __init__(self, name: str, url: str, ttl_s: float, sink: Callable[[Any], None]) -> None:
         self.name = name
         self.ttl_s = ttl_s
         self.store = latchwork.connect(url)
-        self._sink, self._changed = sink, changed
+        self._sink = sink
         self._stop, self._quiet, self._writing = threading.Event(), threading.Event(), threading.Event()
         self._session: latchwork.Session | None = None
         self._number = self._looks = 0
+        self._calls = itertools.count()
         self._lock = threading.Lock()
         self._unknown: list[Call] = []
         self.mirror = self.store.mirror("")
@@ -267,7 +270,9 @@ class Client:
         session: latchwork.Session | None,
         make: Callable[[], int],
     ) -> Call:
-        call = Call(self.name, kind, keys, time.monotonic(), value, session.id if session else "")
+        number = f"{self.name}-{next(self._calls)}"
+        bound_to = session.id if session else ""
+        call = Call(self.name, kind, keys, time.monotonic(), value, bound_to, number=number)
         self._sink(call)
         outcome = UNKNOWN
         try:
@@ -283,5 +288,11 @@ class Client:
             call.error = f"foreign {type(error).__name__}: {error}"
         call.ended = time.monotonic()
         call.outcome = outcome
-        self._changed(call)
+        self._sink(call)
         return call
+
+
+def serve(wire: Wire, name: str, url: str, ttl_s: float) -> None:
+    client = Client(name, url, ttl_s, lambda fact: wire.report(fact_to_json(fact)))
+    wire.serve(client)
+    client.close()

@@ -1,4 +1,4 @@
-"""The faults: what is done to a stage, to which backends it applies, and what the stage needs for it.
+"""The faults of the plays of the contract: what is done to a stage and its clients, and where it applies.
 
 A fault returns when the trouble is over. What only it can find wrong it adds to ``record.problems``; that it did not do
 what it was to do, it says in ``record.missed``.
@@ -7,315 +7,250 @@ what it was to do, it says in ``record.missed``.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AbstractContextManager as Context
 from typing import Any
 
 import latchwork
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
 from latchwork_testbed.proxy import Way
-from trials.contract.stage import BACKENDS, ETCD, SERVERS, Stage
-from trials.judges.contract import WRITES
-from trials.raw import wait_until
+from trials.contract.play import ROOT, Fault, Play
+from trials.fault import frozen, full, held, isolated, killed, moved_away, refused, unlinked
+from trials.judges.contract.rules import WRITES
+from trials.raw import secret, wait_until
+from trials.remote import Remote
+from trials.stage import BACKENDS, ETCD
 
 _HALF, _THRICE = 0.5, 3.0
 _FROZEN = 1.6
 #: In TTL: one, what the server adds, and what a busy machine adds.
 _VANISH = 3.0
 _SQLITE = ("sqlite",)
-_TESTS = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One kind of trouble.
+def lasting(blow: Callable[[Play], Context[Any]], ttls: float) -> Callable[[Play], None]:
+    """For so many TTL."""
 
-    Attributes:
-        name: in tables.
-        inflict: makes it and ends it.
-        backends: that it applies to.
-        members: servers it needs.
-        attach: see ``Stage``.
-        victim: see ``Stage``.
-        cuts: links between servers are cut, which takes a test network.
-        disk: sqlite's file lies on a small file system of its own.
-    """
-
-    name: str
-    inflict: Callable[[Stage], None]
-    backends: tuple[str, ...] = SERVERS
-    members: int = 1
-    attach: str = "all"
-    victim: bool = False
-    cuts: bool = False
-    disk: bool = False
-
-    @property
-    def needs_root(self) -> bool:
-        """It takes a file system of its own."""
-        return self.disk
-
-
-def server_killed(stage: Stage) -> None:
-    stage.server.kill()
-    stage.rest(0.5)
-    stage.server.start()
-
-
-def server_stopped(part: float) -> Callable[[Stage], None]:
-    def inflict(stage: Stage) -> None:
-        stage.server.pause()
-        stage.rest(part * stage.ttl_s)
-        stage.server.resume()
+    def inflict(play: Play) -> None:
+        with blow(play):
+            play.rest(ttls * play.ttl_s)
 
     return inflict
 
 
-def client_frozen(stage: Stage) -> None:
+def server_killed(play: Play) -> None:
+    with killed(play.stage.server):
+        play.rest(0.5)
+
+
+def client_frozen(play: Play) -> None:
     """For longer than its TTL: others see its keys vanish before it can know."""
-    stage.record.exempt.add("v")
-    stage.victim.freeze()
-    vanished = wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, _VANISH * stage.ttl_s)
-    stage.rest(max(0.0, (_FROZEN - 1) * stage.ttl_s))
-    stage.victim.wake()
+    play.record.exempt.add("v")
+    with frozen(play.victim):
+        vanished = _vanishes(play)
+        play.rest(max(0.0, (_FROZEN - 1) * play.ttl_s))
     if not vanished:
-        stage.record.problems.append(f"the keys of a frozen client did not vanish within {_VANISH:g} TTL")
+        play.record.problems.append(f"the keys of a frozen client did not vanish within {_VANISH:g} TTL")
 
 
-def client_killed(stage: Stage) -> None:
-    stage.victim.kill()
-    if not wait_until(lambda: "alive/v" not in {stored.key for stored in stage.raw.state()}, _VANISH * stage.ttl_s):
-        stage.record.problems.append(f"the keys of a killed client did not vanish within {_VANISH:g} TTL")
+def client_killed(play: Play) -> None:
+    play.victim.kill()
+    play.record.gone.add("v")
+    if not _vanishes(play):
+        play.record.problems.append(f"the keys of a killed client did not vanish within {_VANISH:g} TTL")
 
 
-def connection_cut(stage: Stage) -> None:
+def connection_cut(play: Play) -> None:
     ended = 0
     for _ in range(4):
-        ended += sum(proxy.cut() for proxy in stage.proxies)
-        stage.rest(0.15)
-    _landed(stage, ended > 0, "there was no connection to cut")
+        ended += play.stage.ways.cut()
+        play.rest(0.15)
+    play.missed(ended > 0, "there was no connection to cut")
 
 
-def one_way_cut(way: Way) -> Callable[[Stage], None]:
+def one_way_cut(way: Way) -> Callable[[Play], None]:
     """One direction is silent; then the connections break, and what was on its way is lost."""
 
-    def inflict(stage: Stage) -> None:
-        _each(stage, lambda proxy: proxy.hold(way))
-        stage.rest(_HALF * stage.ttl_s)
-        _each(stage, lambda proxy: proxy.cut())
-        _each(stage, lambda proxy: proxy.release())
-        _held(stage)
+    def inflict(play: Play) -> None:
+        with held(play.stage.ways, way=way):
+            play.rest(_HALF * play.ttl_s)
+            play.stage.ways.cut()
+        _held(play)
 
     return inflict
 
 
-def silence(part: float, way: Way = "both") -> Callable[[Stage], None]:
+def silence(ttls: float, way: Way = "both") -> Callable[[Play], None]:
     """Nothing passes, or nothing that way; afterwards all that was sent arrives, on connections that nobody cut."""
 
-    def inflict(stage: Stage) -> None:
-        _each(stage, lambda proxy: proxy.hold(way))
-        stage.rest(part * stage.ttl_s)
-        _each(stage, lambda proxy: proxy.release())
-        _held(stage)
+    def inflict(play: Play) -> None:
+        with held(play.stage.ways, way=way):
+            play.rest(ttls * play.ttl_s)
+        _held(play)
 
     return inflict
 
 
-def write_delayed(stage: Stage) -> None:
+def write_delayed(play: Play) -> None:
     """Requests hang in the network while their client has long connected anew; then they arrive."""
-    stage.a.write_on()  # else there is nothing that could arrive late
-    stage.rest(0.3)
+    ways = play.stage.ways
+    play.a.write_on()  # else there is nothing that could arrive late
+    play.rest(0.3)
     held_at = time.monotonic()
-    _each(stage, lambda proxy: proxy.hold("requests", present_only=True))
-    stage.rest(0.3)
-    cut_at = time.monotonic()
-    _each(stage, lambda proxy: proxy.cut_clients())
-    stage.rest(1.2)
-    _each(stage, lambda proxy: proxy.release())
-    late = wait_until(lambda: any(proxy.late_bytes for proxy in stage.proxies), 2.0)
-    writes = [call for call in stage.record.calls if call.client == "a" and call.kind in WRITES]
-    held = any(call.began < cut_at and (call.ended or cut_at) >= cut_at > held_at for call in writes)
-    _landed(stage, late and held, f"of the writes, held: {held}, arrived late: {late}")
+    with held(ways, way="requests", present_only=True):
+        play.rest(0.3)
+        cut_at = time.monotonic()
+        ways.cut_clients()
+        play.rest(1.2)
+    late = wait_until(ways.late_bytes, 2.0)
+    writes = [call for call in play.record.calls if call.client == "a" and call.kind in WRITES]
+    hung = any(call.began < cut_at and (call.ended or cut_at) >= cut_at > held_at for call in writes)
+    play.missed(late and hung, f"of the writes, held: {hung}, arrived late: {late}")
 
 
-def session_revoked(stage: Stage) -> None:
-    stage.record.exempt.add("a")
+def session_revoked(play: Play) -> None:
+    play.record.exempt.add("a")
     for _ in range(2):
-        session = stage.a.session
+        session = play.a.session
         assert session is not None
-        stage.raw.revoke(session)
-        if not session.lost.wait(stage.ttl_s + stage.record.patience.grace_s):
-            stage.record.problems.append("a revoked session was not lost within its TTL")
-        wait_until(lambda session=session: stage.a.session is not session, 5.0)
+        play.raw.revoke(secret(session))
+        if not session.lost.wait(play.ttl_s + play.record.patience.grace_s):
+            play.record.problems.append("a revoked session was not lost within its TTL")
+        wait_until(lambda session=session: play.a.session is not session, 5.0)
 
 
-def compacted(stage: Stage) -> None:
+def compacted(play: Play) -> None:
     """Again and again, under watches that follow."""
     for _ in range(8):
-        stage.raw.churn(20)
-        stage.raw.compact()
-        stage.rest(0.05)
+        play.raw.churn(20)
+        play.raw.compact()
+        play.rest(0.05)
 
 
-def compacted_behind(stage: Stage) -> None:
+def compacted_behind(play: Play) -> None:
     """While a watch is cut off: what it would go on from is no more."""
-    _each(stage, lambda proxy: proxy.refuse())
-    stage.raw.churn(60)
-    stage.raw.compact()
-    _each(stage, lambda proxy: proxy.accept())
+    with refused(play.stage.ways):
+        play.raw.churn(60)
+        play.raw.compact()
 
 
-def absent_at_start(stage: Stage) -> None:
+def absent_at_start(play: Play) -> None:
     """A store that is opened while the server is down says so in time, or waits for it as long as it is asked to."""
-    stage.server.kill()
+    server, problems = play.stage.server, play.record.problems
+    server.kill()
     began = time.monotonic()
     try:
-        latchwork.connect(stage.url(direct=True), connect_timeout_s=0.5).close()
-        stage.record.problems.append("connecting to an absent server succeeded")
+        latchwork.connect(play.url(), connect_timeout_s=0.5).close()
+        problems.append("connecting to an absent server succeeded")
     except ConnectFailed:
-        if time.monotonic() - began > 0.5 + stage.record.patience.grace_s:
-            stage.record.problems.append("an absent server was noticed late")
-    start = threading.Timer(1.0, stage.server.start)
+        if time.monotonic() - began > 0.5 + play.record.patience.grace_s:
+            problems.append("an absent server was noticed late")
+    start = threading.Timer(1.0, server.start)
     start.start()
     try:
-        with latchwork.connect(stage.url(direct=True), connect_timeout_s=20) as store:
+        with latchwork.connect(play.url(), connect_timeout_s=20) as store:
             store.put("reg/3", b"late:1")
     except LatchworkError as error:
-        stage.record.problems.append(f"a server that came up was not found: {error}")
+        problems.append(f"a server that came up was not found: {error}")
     start.join()
 
 
-def forked(stage: Stage) -> None:
+def forked(play: Play) -> None:
     """A process forks after connecting: the child gets a clear error from every call, the parent goes on."""
-    done = subprocess.run(
-        [sys.executable, "-m", "trials.contract.forked", stage.url(direct=True), str(stage.record.patience.grace_s)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(_TESTS)},
-    )
-    if done.returncode:
-        stage.record.problems.append(f"forking: {done.stderr[-2000:]}")
-    else:
-        stage.record.problems.extend(json.loads(done.stdout))
+    with contextlib.closing(Remote("trials.contract.processes:fork", play.url())) as parent:
+        try:
+            play.record.problems.extend(parent.fork(play.record.patience.grace_s))
+        except (AssertionError, LatchworkError) as error:
+            play.record.problems.append(f"forking: {str(error)[-2000:]}")
 
 
-def leader_killed(stage: Stage) -> None:
+def leader_killed(play: Play) -> None:
     """Again and again; the one before comes back in between."""
     for _ in range(3):
-        leader = stage.server.leader()
-        leader.kill()
-        _await_another_leader(stage, leader)
-        stage.rest(0.3)
-        leader.start()
-        wait_until(lambda leader=leader: stage.serves(leader))
+        leader = play.stage.server.leader()
+        with killed(leader):
+            _await_another_leader(play, leader)
+            play.rest(0.3)
+        wait_until(lambda leader=leader: play.stage.serves(leader))
 
 
-def deposed_leader_woken(stage: Stage) -> None:
+def deposed_leader_woken(play: Play) -> None:
     """It believes that it leads, while the others have written on without it."""
-    leader = stage.attached[0]
-    leader.pause()
-    _await_another_leader(stage, leader)
-    stage.rest(0.5 * stage.ttl_s)
-    leader.resume()
+    leader = play.attached[0]
+    with frozen(leader):
+        _await_another_leader(play, leader)
+        play.rest(0.5 * play.ttl_s)
 
 
-def cut_off(stage: Stage) -> None:
+def cut_off(play: Play) -> None:
     """Client a's member loses the others, while the client stays connected to it."""
-    member = stage.attached[0]
+    stage, member = play.stage, play.attached[0]
     led = member.is_leader()
-    until = time.monotonic() + _THRICE * stage.ttl_s
-    stage.server.network.isolate(stage.members.index(member))
-    alone = wait_until(lambda: not stage.serves(member), _THRICE * stage.ttl_s)
-    others = [other for other in stage.members if other is not member]
-    went_on = wait_until(
-        lambda: any(stage.serves(other) for other in others) and any(other.is_leader() for other in others), 20.0
-    )
-    stage.rest(max(0.0, until - time.monotonic()))
-    stage.server.network.heal()
-    _landed(stage, alone, "the member that was cut off served all the same")
-    _landed(stage, went_on, "no other leader arose" if led else "the others did not go on")
+    until = time.monotonic() + _THRICE * play.ttl_s
+    with isolated(stage, member):
+        alone = wait_until(lambda: not stage.serves(member), _THRICE * play.ttl_s)
+        others = [other for other in stage.members if other is not member]
+        went_on = wait_until(
+            lambda: any(stage.serves(other) for other in others) and any(other.is_leader() for other in others), 20.0
+        )
+        play.rest(max(0.0, until - time.monotonic()))
+    play.missed(alone, "the member that was cut off served all the same")
+    play.missed(went_on, "no other leader arose" if led else "the others did not go on")
 
 
-def link_cut(stage: Stage) -> None:
+def link_cut(play: Play) -> None:
     """Client a's follower loses the leader, while the client stays connected to it."""
-    follower, leader = stage.attached[0], stage.server.leader()
-    until = time.monotonic() + _THRICE * stage.ttl_s
-    stage.server.network.cut(stage.members.index(follower), stage.members.index(leader))
-    # It serves no more, or has found itself another leader: itself, or one that it can still reach.
-    noticed = wait_until(lambda: not leader.is_leader() or not stage.serves(follower), _THRICE * stage.ttl_s)
-    stage.rest(max(0.0, until - time.monotonic()))
-    reachable = _listens(follower)
-    stage.server.network.heal()
-    _landed(stage, noticed, "the follower went on with its leader")
-    _landed(stage, reachable, "the client could not reach the follower either")
+    stage, follower, leader = play.stage, play.attached[0], play.stage.server.leader()
+    until = time.monotonic() + _THRICE * play.ttl_s
+    with unlinked(stage, follower, leader):
+        # It serves no more, or has found itself another leader: itself, or one that it can still reach.
+        noticed = wait_until(lambda: not leader.is_leader() or not stage.serves(follower), _THRICE * play.ttl_s)
+        play.rest(max(0.0, until - time.monotonic()))
+        reachable = _listens(follower)
+    play.missed(noticed, "the follower went on with its leader")
+    play.missed(reachable, "the client could not reach the follower either")
 
 
-def stopped_in_a_write(stage: Stage) -> None:
+def stopped_in_a_write(play: Play) -> None:
     """Another process holds sqlite's write lock and stands still."""
-    code = (
-        "import sqlite3, sys\n"
-        "connection = sqlite3.connect(sys.argv[1], timeout=10, isolation_level=None)\n"
-        "connection.execute('BEGIN IMMEDIATE')\n"
-        "print('locked', flush=True)\n"
-        "sys.stdin.read()\n"
-        "connection.execute('ROLLBACK')\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(stage.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
-        _expect(stage, Unavailable, "a process stopped inside a write")
-        stage.rest(0.5)
-        os.kill(process.pid, signal.SIGCONT)
+    is_locked, path = threading.Event(), str(play.stage.path(ROOT))
+    holder = Remote("trials.contract.processes:hold_lock", path, report=lambda _: is_locked.set())
+    with contextlib.closing(holder):
+        assert is_locked.wait(20.0)
+        with frozen(holder):
+            _expect(play, Unavailable, "a process stopped inside a write")
+            play.rest(0.5)
 
 
-def disk_full(stage: Stage) -> None:
-    ballast = stage.directory / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096):
-            pass
-    _expect(stage, QuotaExceeded, "a full disk", value=b"x" * 500_000)
-    ballast.unlink()
+def disk_full(play: Play) -> None:
+    with full(play.stage.directory):
+        _expect(play, QuotaExceeded, "a full disk", value=b"x" * 500_000)
 
 
-def files_unwritable(stage: Stage) -> None:
+def files_unwritable(play: Play) -> None:
     """For one of the processes: the kernel refuses each of its writes to a file."""
-    stage.victim.limit_files(0)
-    stage.rest(_HALF * stage.ttl_s)
-    stage.victim.limit_files(resource.RLIM_INFINITY)
+    play.victim.limit_files(0)
+    play.rest(_HALF * play.ttl_s)
+    play.victim.limit_files(resource.RLIM_INFINITY)
 
 
-def file_moved_away(stage: Stage) -> None:
+def file_moved_away(play: Play) -> None:
     """And back: meanwhile nothing may be written to where it was."""
-    names = [stage.path.with_name(stage.path.name + suffix) for suffix in ("", "-wal", "-shm")]
-    for name in names:
-        if name.exists():
-            name.rename(name.with_name("moved-" + name.name))
-    _expect(stage, Unavailable, "a file that was moved away")
-    if stage.path.exists():
-        stage.record.problems.append("a new file appeared where the old one had been")
-    for name in names:
-        if name.with_name("moved-" + name.name).exists():
-            name.with_name("moved-" + name.name).rename(name)
+    path = play.stage.path(ROOT)
+    with moved_away(path):
+        _expect(play, Unavailable, "a file that was moved away")
+        if path.exists():
+            play.record.problems.append("a new file appeared where the old one had been")
 
 
 FAULTS = [
     Fault("server killed", server_killed),
-    Fault("server stopped for half a TTL", server_stopped(_HALF)),
-    Fault("server stopped for three TTLs", server_stopped(_THRICE)),
+    Fault("server stopped for half a TTL", lasting(lambda play: frozen(play.stage.server), _HALF)),
+    Fault("server stopped for three TTLs", lasting(lambda play: frozen(play.stage.server), _THRICE)),
     Fault("client frozen past its TTL", client_frozen, BACKENDS, victim=True),
     Fault("client killed", client_killed, BACKENDS, victim=True),
     Fault("connections cut", connection_cut),
@@ -344,19 +279,13 @@ FAULTS = [
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
-def _each(stage: Stage, do: Callable[..., None]) -> None:
-    for proxy in stage.proxies:
-        do(proxy)
+def _vanishes(play: Play) -> bool:
+    """Whether the victim's keys do, in time."""
+    return wait_until(lambda: "alive/v" not in {one.key for one in play.raw.state()}, _VANISH * play.ttl_s)
 
 
-def _landed(stage: Stage, true: bool, else_: str) -> None:
-    """Note that the fault did not land, unless it is true."""
-    if not true and not stage.record.missed:
-        stage.record.missed = else_
-
-
-def _held(stage: Stage) -> None:
-    _landed(stage, any(proxy.held_bytes for proxy in stage.proxies), "nothing was sent that could be held back")
+def _held(play: Play) -> None:
+    play.missed(play.stage.ways.held_bytes(), "nothing was sent that could be held back")
 
 
 def _listens(member: Any) -> bool:
@@ -367,21 +296,21 @@ def _listens(member: Any) -> bool:
     return False
 
 
-def _await_another_leader(stage: Stage, old: object) -> None:
-    others = [member for member in stage.members if member is not old]
+def _await_another_leader(play: Play, old: object) -> None:
+    others = [member for member in play.stage.members if member is not old]
     if not wait_until(lambda: any(member.running and member.is_leader() for member in others), 20.0):
-        stage.record.problems.append("the others elected no leader")
+        play.record.problems.append("the others elected no leader")
 
 
-def _expect(stage: Stage, error: type[LatchworkError], what: str, *, value: bytes = b"x") -> None:
+def _expect(play: Play, error: type[LatchworkError], what: str, *, value: bytes = b"x") -> None:
     """A write of client a's store ends with this error, in time, and is not applied."""
     began = time.monotonic()
     try:
-        stage.a.store.put("reg/refused", value)
-        stage.record.problems.append(f"a write succeeded under {what}")
+        play.a.store.put("reg/refused", value)
+        play.record.problems.append(f"a write succeeded under {what}")
     except error:
         pass
     except LatchworkError as other:
-        stage.record.problems.append(f"{what} gave {type(other).__name__} ({other}), not {error.__name__}")
-    if time.monotonic() - began > stage.record.call_timeout_s + stage.record.patience.grace_s:
-        stage.record.problems.append(f"a write under {what} took {time.monotonic() - began:.1f} s")
+        play.record.problems.append(f"{what} gave {type(other).__name__} ({other}), not {error.__name__}")
+    if time.monotonic() - began > play.record.call_timeout_s + play.record.patience.grace_s:
+        play.record.problems.append(f"a write under {what} took {time.monotonic() - began:.1f} s")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from trials.contract.faults import BY_NAME, FAULTS, Fault
-from trials.contract.play import play
-from trials.record import Patience
+from trials.contract.faults import BY_NAME, FAULTS
+from trials.contract.play import Fault, play
+from trials.judges.contract.facts import Patience
 
 #: Tests share the machine with others; `make check-faults` is strict.
 PATIENCE = Patience(reconnect_s=10.0, grace_s=10.0, slack_s=1.5)
@@ -53,7 +51,7 @@ BY_PROXIES = {("etcd34", "follower cut off"), ("zookeeper", "follower's link to 
 
 @pytest.mark.parametrize(("backend", "fault", "load"), SAMPLE, ids=lambda part: part.replace(" ", "-"))
 def test_the_contract_holds_through(backend, fault, load):
-    if BY_NAME[fault].needs_root and os.geteuid() != 0:
+    if not BY_NAME[fault].is_possible:
         pytest.skip("needs root")
     links = "proxies" if (backend, fault) in BY_PROXIES else ""
     verdict = play(backend, BY_NAME[fault], load, links=links, patience=PATIENCE)

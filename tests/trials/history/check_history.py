@@ -18,27 +18,30 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-if __name__ == "__main__":  # our directory is not the place to import from
-    sys.path[0] = str(Path(__file__).parents[2])
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from trials.history.run import Run, Summary, repeated
-from trials.history.stages import ON_REQUEST, STAGES
+from trials.history.setups import BACKENDS, ON_REQUEST, setup_of
 from trials.judges.linearizable.checker import minimise, timeline
 
 _ROOT = Path(__file__).parents[3]
 _PROGRESS_S = 10.0
-_ALL = STAGES | ON_REQUEST
+_ALL = (*BACKENDS, *ON_REQUEST)
 
 
 def main() -> int:
     options = _options()
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     names = options.backends.split(",")
     unknown = sorted(set(names) - set(_ALL))
     if unknown:
         print(f"unknown backends: {', '.join(unknown)}; there are {', '.join(_ALL)}", file=sys.stderr)
         return 2
+    if options.list:
+        for name in names:
+            print("\n".join(f"{name}, {fault.name}, weight {fault.weight}" for fault in setup_of(name).faults))
+        return 0
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
     if len(names) == 1:
         return _check(names[0], options, out)
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -51,12 +54,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", default=",".join(STAGES), help=f"also {', '.join(ON_REQUEST)}")
+    parser.add_argument("--backends", default=",".join(BACKENDS), help=f"also {', '.join(ON_REQUEST)}")
     parser.add_argument("--calls", type=int, default=100_000, help="at least so many on each backend")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--round-s", type=float, default=4.0)
     parser.add_argument("--limit-s", type=float, default=1800.0, help="of each backend; a run cut off does not count")
     parser.add_argument("--jobs", type=int, default=2, help="backends side by side")
+    parser.add_argument("--list", action="store_true", help="only say which faults there are")
     parser.add_argument("--out", default=str(_ROOT / "target" / "histories"))
     return parser.parse_args()
 
@@ -80,7 +84,7 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
 
     def run() -> Summary:
         with tempfile.TemporaryDirectory(prefix="latchwork-history-") as directory:
-            one = Run(name, _ALL[name](Path(directory)), options.seed, round_s=options.round_s)
+            one = Run(name, Path(directory), options.seed, round_s=options.round_s)
             return one.until(options.calls, limit_s=options.limit_s, progress=progress)
 
     summary = repeated(run)

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
-from latchwork.types import At, Committed, Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from latchwork import Store
-    from latchwork.types import Check, Op
+from latchwork import Store
+from latchwork.types import At, Check, Committed, Entry, Op
 
 
 class Planted:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import latchwork
 from latchwork.errors import LatchworkError
-from trials.history.client import KEYS, Recorder
-from trials.judges.linearizable.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, History, Seen
+from trials.history.client import Clients
+from trials.history.recorder import KEYS, Recorder
+from trials.history.setups import CLIENTS, Setup, setup_of
+from trials.judges.linearizable.calls import Call, History, Seen, call_from_json
 from trials.judges.linearizable.checker import judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trials.history.stages import Stage
+from trials.record import CONFLICT, OK, REFUSED, UNKNOWN, Facts
+from trials.remote import Remote
+from trials.stage import LINKS, Stage
+from trials.witness import Witness
 
 LEAST_FAULTS = 20
 LEAST_UNKNOWN = 0.01
 _TRIES = 3
+_NUMBERS = 10_000_000  # for each client
 
 
 @dataclass
@@ -99,20 +104,45 @@ def repeated(run: Callable[[], Summary]) -> Summary:
 
 
 class Run:
-    """Records and judges until it has enough, or something is wrong.
+    """A stage with eight clients; records and judges until it has enough, or something is wrong. One thread at a time.
 
     Args:
-        name: of the backend.
-        stage: not open yet.
+        name: of the backend, with ``-x3`` for three servers of it.
+        directory: for files.
         seed: of everything random but the timing.
         round_s: seconds of a round.
+        setup: by default that of the backend.
+        wrap: what the calls of clients in this process go through; see ``Clients``.
+
+    Attributes:
+        local: the clients of this process.
+        processes: those of others, with the numbers of their clients.
+        witness: what the servers lost by a fault of their own, by raw clients' word.
     """
 
-    def __init__(self, name: str, stage: Stage, seed: int, *, round_s: float) -> None:
+    ROOT = "test"
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        seed: int,
+        *,
+        round_s: float,
+        setup: Setup | None = None,
+        wrap: Callable[[latchwork.Store], Any] = lambda store: store,
+    ) -> None:
+        backend, _, members = name.partition("-x")
         self.summary = Summary(name, seed)
-        self._stage = stage
+        self.setup = setup or setup_of(name)
+        self.stage = Stage(backend, directory, members=int(members or 1), links=LINKS[0] if members else "")
+        self.witness = Witness(self.stage.server)
+        self.processes: dict[Remote, list[int]] = {}
+        self._facts = Facts()
         self._rng = random.Random(seed)
         self._round_s = round_s
+        self._wrap = wrap
+        self._started = 0
         self._start: dict[str, Seen | None] = dict.fromkeys(KEYS)
         self._after = 0
 
@@ -120,19 +150,63 @@ class Run:
         """Go on until there are so many calls and the run counts; the limit is for a run that never gets there."""
         began = time.monotonic()
         summary = self.summary
-        stage = self._stage
-        try:
-            stage.open()
-            with latchwork.connect(stage.url(None)) as store:
+        with self.stage, contextlib.ExitStack() as opened:
+            self._open_clients(opened)
+            with latchwork.connect(self.stage.url(self.ROOT)) as store:
                 while not summary.problems and not summary.spoilt and (summary.calls < calls or not summary.counts):
                     self._round(store)
                     summary.seconds = time.monotonic() - began
                     progress(summary)
                     if summary.seconds > limit_s:
                         break
-        finally:
-            stage.close()
         return summary
+
+    def wait(self, rng: random.Random) -> None:
+        """As long as a fault lasts."""
+        time.sleep(rng.uniform(*self.setup.outage_s))
+
+    def kill_a_process(self, rng: random.Random) -> None:
+        """Kill one with all its clients, and start another in its place."""
+        process = rng.choice(list(self.processes))
+        numbers = self.processes.pop(process)
+        moment = process.kill()
+        for call in self._facts.of(Call):
+            if call.number - call.number % _NUMBERS in numbers and call.returned is None:
+                call.returned = moment  # what it had under way can land no more
+        self._start_process([number // _NUMBERS % CLIENTS for number in numbers]).go(rng.getrandbits(32))
+
+    # The clients
+
+    def _open_clients(self, opened: contextlib.ExitStack) -> None:
+        self.stage.lay_ways(CLIENTS)
+        opened.callback(lambda: [process.close() for process in self.processes])
+        specs = [self._spec(way) for way in range(self.setup.local)]
+        self.local = Clients(
+            specs, self._facts.add, patience_s=self.setup.patience_s, think_s=self.setup.think_s, wrap=self._wrap
+        )
+        opened.callback(self.local.close)
+        for way in range(self.setup.local, CLIENTS, self.setup.in_each):
+            self._start_process(list(range(way, way + self.setup.in_each)))
+
+    def _start_process(self, ways: list[int]) -> Remote:
+        specs = [self._spec(way) for way in ways]
+        process = Remote(
+            "trials.history.client:serve",
+            specs,
+            self.setup.patience_s,
+            self.setup.think_s,
+            report=lambda told: self._facts.add(call_from_json(told)),
+        )
+        self.processes[process] = [number for _, number, _ in specs]
+        return process
+
+    def _spec(self, way: int) -> tuple[str, int, str]:
+        """Name, number of the first call and URL of a new client; the number tells its way, too."""
+        self._started += CLIENTS
+        url = self.stage.url(self.ROOT, way, **self.setup.options)
+        return f"c{way}.{self._started // CLIENTS}", (self._started + way) * _NUMBERS, url
+
+    # A round
 
     def _round(self, store: latchwork.Store) -> None:
         history = self._record(store)
@@ -143,65 +217,56 @@ class Run:
         summary.rounds += 1
         summary.most = max(summary.most, judgement.verdict.most)
         if not judgement.is_good:
-            summary.spoilt = self._stage.spoilt()
+            summary.spoilt = self.witness.told()
         if not judgement.is_good and not summary.spoilt:
             summary.problems += judgement.problems
             summary.bad = history
 
     def _record(self, store: latchwork.Store) -> History:
-        stage, summary = self._stage, self.summary
-        for client in stage.clients:
-            client.go(self._rng.getrandbits(32))
+        summary = self.summary
+        for clients in (self.local, *self.processes):
+            clients.go(self._rng.getrandbits(32))
         self._hurt(time.monotonic() + self._round_s)
-        for client in stage.clients:
-            client.stop()
-        calls, problems = stage.finished
-        stage.finished = ([], [])
-        for client in stage.clients:
-            more, wrong = client.finish()
-            calls += more
-            problems += wrong
-        summary.problems += problems
-        last = _Kept()
+        for clients in (self.local, *self.processes):
+            clients.stop()
+        for clients in (self.local, *self.processes):
+            summary.problems += clients.finish()
+        calls = self._facts.take(Call)
         try:
-            self._read_all(store, last)
+            self._read_all(store)
         except LatchworkError as error:
-            summary.problems.append(f"no answer after the last fault was over: {error}; {stage.condition()}")
-            last.calls.clear()
+            summary.problems.append(f"no answer after the last fault was over: {error}; {self._condition()}")
+            self._facts.take(Call)
+        last = self._facts.take(Call)
         summary.calls += len(calls)
         summary.answers.update(call.outcome for call in calls)
-        history = History(KEYS, self._start, self._after, calls + last.calls)
-        self._start = {call.key: call.found for call in last.calls}
+        history = History(KEYS, self._start, self._after, calls + last)
+        self._start = {call.key: call.found for call in last}
         tokens = [
             seen.token for call in history.calls for seen in (*call.written, *([call.found] if call.found else []))
         ]
         self._after = max([self._after, *tokens, *(call.token or 0 for call in history.calls)])
         return history
 
-    def _read_all(self, store: latchwork.Store, sink: _Kept) -> None:
-        reader = Recorder(store, "reader", self.summary.rounds * len(KEYS), sink)
+    def _read_all(self, store: latchwork.Store) -> None:
+        reader = Recorder(store, "reader", self.summary.rounds * len(KEYS), self._facts.add)
         for key in KEYS:
             reader.get(key)
 
+    def _condition(self) -> str:
+        """For people, when the store gives no answer although every fault is over."""
+        told = []
+        for member in self.stage.members:
+            lines = member.log_path.read_text(errors="replace").splitlines()[-15:] if not member.running else []
+            told.append("\n".join([repr(member), *lines]))
+        return "\n".join(told)
+
     def _hurt(self, until: float) -> None:
-        stage, rng = self._stage, self._rng
-        weights = [fault.weight for fault in stage.faults]
-        time.sleep(rng.uniform(*stage.pause_s))
+        setup, rng = self.setup, self._rng
+        weights = [fault.weight for fault in setup.faults]
+        time.sleep(rng.uniform(*setup.pause_s))
         while time.monotonic() < until:
-            fault = rng.choices(stage.faults, weights)[0]
-            if fault.inflict(rng):
+            fault = rng.choices(setup.faults, weights)[0]
+            if fault.inflict(self, rng):
                 self.summary.faults[fault.name] += 1
-            time.sleep(rng.uniform(*stage.pause_s))
-
-
-class _Kept:
-    """A sink that keeps the calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def begin(self, call: Call) -> None:
-        self.calls.append(call)
-
-    def end(self, call: Call) -> None:
-        """It is in the list."""
+            time.sleep(rng.uniform(*setup.pause_s))

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from trials.history.run import Run, Summary, repeated
-from trials.history.stages import STAGES, ServerStage
+from trials.history.setups import BACKENDS, SERVER, setup_of
 from trials.judges.linearizable.checker import minimise, timeline
 
 CALLS = 1_500
@@ -21,18 +22,17 @@ SERVER_THINK_S = 0.02
 
 
 @pytest.mark.timeout(3 * 180)
-@pytest.mark.parametrize("backend", STAGES)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_path):
     tries = itertools.count()
 
     def run() -> Summary:
         directory = tmp_path / str(next(tries))
         directory.mkdir()
-        stage = STAGES[backend](directory)
-        stage.outage_s = min(stage.outage_s, SHORT_OUTAGES_S)
-        if isinstance(stage, ServerStage):
-            stage.think_s = SERVER_THINK_S
-        return Run(backend, stage, seed=1, round_s=2.0).until(CALLS, limit_s=LIMIT_S)
+        usual = setup_of(backend)
+        think_s = SERVER_THINK_S if usual is SERVER else usual.think_s
+        setup = replace(usual, outage_s=min(usual.outage_s, SHORT_OUTAGES_S), think_s=think_s)
+        return Run(backend, directory, seed=1, round_s=2.0, setup=setup).until(CALLS, limit_s=LIMIT_S)
 
     summary = repeated(run)
     print(summary.as_json())

@@ -6,15 +6,13 @@ import pytest
 
 from trials.history.planted import LostUpdates, Planted, RestartingVersions, StaleReads
 from trials.history.run import Run
-from trials.history.stages import MemoryStage
 from trials.judges.linearizable.checker import judge, minimise, timeline
 
 LIMIT_S = 60.0
 
 
 def run(tmp_path, wrap, *, calls):
-    stage = MemoryStage(tmp_path, wrap=wrap)
-    return Run("memory", stage, seed=3, round_s=0.7).until(calls, limit_s=LIMIT_S)
+    return Run("memory", tmp_path, seed=3, round_s=0.7, wrap=wrap).until(calls, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("spoiled", [StaleReads, LostUpdates, RestartingVersions])

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork_testbed.servers import EtcdServer
 from trials.history.run import Summary, repeated
-from trials.history.witness import Witness, _may_differ, _may_forget
+from trials.witness import Witness, may_differ, may_forget
 
 
 def write(server):
@@ -29,12 +29,12 @@ def write(server):
     ],
 )
 def test_only_versions_that_are_known_for_it_are_excused(version, forgets, differs):
-    assert (_may_forget(version), _may_differ(version)) == (forgets, differs)
+    assert (may_forget(version), may_differ(version)) == (forgets, differs)
 
 
 @pytest.mark.parametrize("rolled_back", [True, False])
 def test_a_server_that_comes_back_with_an_older_revision_has_lost_what_it_confirmed(monkeypatch, tmp_path, rolled_back):
-    monkeypatch.setattr("trials.history.witness._version", lambda _series: (3, 5, 1))
+    monkeypatch.setattr("trials.witness.version_of", lambda _series: (3, 5, 1))
     with EtcdServer("3.4", data_dir=tmp_path / "data") as server:
         write(server)
         server.kill()

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from trials.judges.contract import judge
-from trials.record import OK, REFUSED, UNKNOWN, Call, Mark, Record, Seen, Settled, Stored
+from trials.judges.contract.facts import Call, Mark, Record, Seen, Settled, Stored
+from trials.judges.contract.rules import judge
+from trials.record import OK, REFUSED, UNKNOWN
 
 TTL_S, CALL_S = 2.0, 2.0
 

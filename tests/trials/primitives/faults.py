@@ -1,14 +1,20 @@
-"""The faults: how each strikes and is healed, and what becomes of what the victim's session held."""
+"""The faults of the plays of primitives: each a context, and what becomes of what the victim's session held."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager as Context
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from latchwork.errors import LatchworkError
-from trials.primitives.stage import BACKENDS, SERVERS, Stage, steal_session
+from trials import fault
+from trials.fault import frozen, held, killed, refused
+from trials.primitives.play import Play, insist
+from trials.stage import BACKENDS
 
 #: What becomes of the victim's session.
 Fate = Literal["dead", "lost", "kept", "either"]
@@ -16,29 +22,20 @@ Fate = Literal["dead", "lost", "kept", "either"]
 SHORT_TTL_S, LONG_TTL_S = 1.0, 8.0
 #: Seconds of a cut that a session outlives.
 CUT_S = 1.5
+_LEADER_S = 60.0
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One fault.
+class Fault(fault.Fault):
+    """One fault of these plays; ``inflict`` gives a context, at the end of which it is healed.
 
     Attributes:
-        name: as a phrase.
-        strike: begins it.
         fate: of the victim's session: ``dead`` with its process, ``lost``, ``kept``, or ``either``.
-        heal: ends it.
-        members: servers.
-        backends: where it applies.
         tells: the victim knows by its own clock that it has lost, before others can own what it had.
         waits: the victim does not own it but waits for it; only of what one can own.
     """
 
-    name: str
-    strike: Callable[[Stage], None]
-    fate: Fate
-    heal: Callable[[Stage], None] = lambda _stage: None
-    members: int = 1
-    backends: tuple[str, ...] = SERVERS
+    fate: Fate = "lost"
     tells: bool = True
     waits: bool = False
 
@@ -48,82 +45,79 @@ class Fault:
         return LONG_TTL_S if self.fate == "kept" else SHORT_TTL_S
 
 
-def _kill(stage: Stage) -> None:
-    stage.victim.kill()
+def _kill(play: Play) -> Context[None]:
+    play.victim.kill()
+    return nullcontext()
 
 
-def _freeze(stage: Stage) -> None:
+@contextlib.contextmanager
+def _freeze(play: Play) -> Iterator[None]:
     """Stop it; not inside a transaction on a file, which would stop everybody (SQLite has no other way)."""
     while True:
-        stage.victim.freeze()
+        play.victim.pause()
         try:
-            stage.store.put("probe", b"")
+            play.store.put("probe", b"")
         except LatchworkError:
-            stage.victim.wake()
+            play.victim.resume()
             time.sleep(0.05)
         else:
-            return
+            break
+    yield
+    play.victim.resume()
 
 
-def _wake(stage: Stage) -> None:
-    stage.victim.wake()
+def _restart(play: Play) -> Context[None]:
+    with killed(play.stage.server):
+        return nullcontext()
 
 
-def _restart(stage: Stage) -> None:
-    stage.scene.server.kill()
-    stage.scene.server.restart()
-
-
-def _kill_leader(stage: Stage) -> None:
-    stage.scene.server.leader(timeout_s=60.0).kill()
-    stage.scene.server.leader(timeout_s=60.0)
-
-
-def _freeze_leader(stage: Stage) -> None:
+def _without_leader(blow: Callable[[Any], Context[None]]) -> Callable[[Play], Context[None]]:
     """Until the others have another one; clients that it serves have to find out."""
-    stage.scene.server.leader(timeout_s=60.0).pause()
-    stage.scene.server.leader(timeout_s=60.0)
+
+    @contextlib.contextmanager
+    def inflict(play: Play) -> Iterator[None]:
+        server = play.stage.server
+        with blow(server.leader(timeout_s=_LEADER_S)):
+            server.leader(timeout_s=_LEADER_S)
+            yield
+
+    return inflict
 
 
-def _mend(stage: Stage) -> None:
-    stage.scene.mend()
+def _steal_session(play: Play) -> Context[None]:
+    """End the victim's session from outside, as an operator could."""
+    with contextlib.closing(play.stage.raw(play.root)) as raw:
+        raw.revoke(insist(play.victim.secret))
+    return nullcontext()
 
 
-def _cut(stage: Stage) -> None:
-    stage.scene.proxy.refuse()
+def _cut(play: Play) -> Context[Any]:
+    return refused(play.stage.ways)
 
 
-def _cut_briefly(stage: Stage) -> None:
-    stage.scene.proxy.refuse()
-    time.sleep(CUT_S)
-    stage.scene.proxy.accept()
+def _cut_briefly(play: Play) -> Context[None]:
+    with _cut(play):
+        time.sleep(CUT_S)
+    return nullcontext()
 
 
-def _silence(stage: Stage) -> None:
+def _silence(play: Play) -> Context[Any]:
     """Nothing gets through; what was sent meanwhile arrives when it is over, so writes land late."""
-    stage.scene.proxy.hold()
-
-
-def _connect(stage: Stage) -> None:
-    stage.scene.proxy.accept()
-
-
-def _deliver(stage: Stage) -> None:
-    stage.scene.proxy.release()
+    return held(play.stage.ways)
 
 
 FAULTS = (
-    Fault("holder killed", _kill, "dead", backends=BACKENDS),
-    Fault("holder frozen past its TTL", _freeze, "lost", _wake, backends=BACKENDS),
-    Fault("server restarted", _restart, "either"),
-    Fault("leader of three killed", _kill_leader, "either", _mend, members=3),
-    Fault("leader of three frozen, then woken", _freeze_leader, "either", _mend, members=3),
-    Fault("session expired from outside", steal_session, "lost", tells=False),
-    Fault("connection cut for less than the TTL", _cut_briefly, "kept"),
-    Fault("connection cut for more than the TTL", _cut, "lost", _connect),
-    Fault("network silent for more than the TTL", _silence, "lost", _deliver),
-    Fault("waiter killed", _kill, "dead", backends=BACKENDS, waits=True),
-    Fault("waiter frozen past its TTL", _freeze, "lost", _wake, backends=BACKENDS, waits=True),
-    Fault("connection of a waiter cut for more than the TTL", _cut, "lost", _connect, waits=True),
+    Fault("holder killed", _kill, BACKENDS, fate="dead"),
+    Fault("holder frozen past its TTL", _freeze, BACKENDS),
+    Fault("server restarted", _restart, fate="either"),
+    Fault("leader of three killed", _without_leader(killed), members=3, fate="either"),
+    Fault("leader of three frozen, then woken", _without_leader(frozen), members=3, fate="either"),
+    Fault("session expired from outside", _steal_session, tells=False),
+    Fault("connection cut for less than the TTL", _cut_briefly, fate="kept"),
+    Fault("connection cut for more than the TTL", _cut),
+    Fault("network silent for more than the TTL", _silence),
+    Fault("waiter killed", _kill, BACKENDS, fate="dead", waits=True),
+    Fault("waiter frozen past its TTL", _freeze, BACKENDS, waits=True),
+    Fault("connection of a waiter cut for more than the TTL", _cut, waits=True),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -1,19 +1,21 @@
 """Who takes part in a play: uses one primitive, and answers what became of it. In this process, or in one of its own.
 
-Every method can be called from another process (see ``actor``): arguments and results are JSON, none waits for long.
+Every method can be called from another process (see ``serve``): arguments and results are JSON, none waits for long.
 """
 
 from __future__ import annotations
 
-import os
-import struct
+import logging
 import threading
 import time
 
+import latchwork
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.primitives import Barrier, Counter, DoubleBarrier, Group, Lock, RateLimiter, Sequence
 from latchwork.types import Create, Put
+from trials.judges.primitive import gaps
 from trials.primitives.owners import OWNERS, PATIENCE_S
+from trials.raw import secret
 
 _LOOK_EVERY_S = 0.004
 _PAUSE_S = 0.02
@@ -24,11 +26,11 @@ PERMITS, INTERVAL_S, SLACK_S = 3, 0.4, 0.6
 class Player:
     """The base of all: threads that are joined, and steps that are tried again while the server has trouble."""
 
-    def __init__(self, store, name, role, path):
+    def __init__(self, store, name, role, report):
         self.store = store
         self.name = name
         self.role = role
-        self.path = path
+        self._report = report
         self._stop = threading.Event()
         self._threads = []
         self._error = None
@@ -36,13 +38,9 @@ class Player:
     def prepare(self):
         """Before anybody begins, once."""
 
-    def session_id(self):
-        return self.store.session.id
-
     def secret(self):
-        """What a thief needs to open our session elsewhere; of ZooKeeper only."""
-        client = self.store.session._backend.connection._link._client
-        return [client.client_id[0], client.client_id[1].hex()]
+        """What a thief needs to end our session."""
+        return secret(self.store.session)
 
     def stop(self):
         self._stop.set()
@@ -79,8 +77,8 @@ class Player:
 class Owner(Player):
     """Owns something that only one can own."""
 
-    def __init__(self, store, name, role, path, kind="Lock", ttl_s=1.0):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report, kind="Lock", ttl_s=1.0):
+        super().__init__(store, name, role, report)
         self._owner = OWNERS[kind](store, name, role, ttl_s)
         self._owned = None
         self._fences = []
@@ -138,13 +136,10 @@ class Owner(Player):
 
 
 class Looper(Player):
-    """Does the same again and again, and leaves a mark in a file each time it has worked: that survives a kill."""
+    """Does the same again and again, and reports when it has worked: what it had reported survives a kill."""
 
-    mark = b"."
-
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._unknown = 0
 
     def begin(self):
@@ -154,12 +149,8 @@ class Looper(Player):
         self._raise()
         return self._unknown
 
-    def close(self):
-        self.stop()
-        os.close(self._file)
-
     def _did(self):
-        os.write(self._file, self.mark)
+        self._report(time.monotonic())
 
     def _loop(self):
         while not self._stop.wait(_PAUSE_S):
@@ -177,8 +168,8 @@ class Looper(Player):
 class Counting(Looper):
     """Adds to a counter; and holds a lock, to add under its fence when asked."""
 
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._lock = Lock(store, f"{name}-lock", label=role)
         self._counter = Counter(store, name)
         self._fence = None
@@ -221,8 +212,8 @@ class Counting(Looper):
 class Numbering(Counting):
     """Takes ids, each with its record."""
 
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._sequence = Sequence(store, name)
 
     def total(self):
@@ -230,8 +221,7 @@ class Numbering(Counting):
 
     def flaws(self):
         records = [int(key) for key in self.store.children(f"{self.name}-records")]
-        last = self._sequence.last()
-        return [] if records == list(range(1, last + 1)) else [f"{len(records)} records for {last} ids"]
+        return gaps(records, self._sequence.last())
 
     def _once(self, fence=None):
         self._sequence.take(
@@ -240,15 +230,11 @@ class Numbering(Counting):
 
 
 class Limited(Looper):
-    """Takes permits, and marks when each was ours."""
+    """Takes permits, and reports when each was ours."""
 
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._limiter = RateLimiter(store, name, permits=PERMITS, interval_s=INTERVAL_S, slack_s=SLACK_S)
-
-    @property
-    def mark(self):
-        return struct.pack("d", time.monotonic())
 
     def close(self):
         self._stop.set()
@@ -262,8 +248,8 @@ class Limited(Looper):
 class Meeting(Player):
     """Comes to a barrier, again and again when told."""
 
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._passed = []
         self._barrier = self._make()
 
@@ -301,8 +287,8 @@ class Entering(Meeting):
 class Membership(Player):
     """Is a member of a group, and keeps what it was told."""
 
-    def __init__(self, store, name, role, path):
-        super().__init__(store, name, role, path)
+    def __init__(self, store, name, role, report):
+        super().__init__(store, name, role, report)
         self._group = Group(store, name, member_id=role)
         self._told = []
         self._group.on_view(lambda change: self._told.append(change.view))
@@ -335,8 +321,15 @@ PLAYERS = {
 }
 
 
-def make(primitive, store, name, role, path, ttl_s):
-    """A player of a primitive."""
+def make(primitive, store, name, role, ttl_s, report):
+    """A player of a primitive; it reports the moments at which it has worked."""
     if primitive in OWNERS:
-        return Owner(store, name, role, path, primitive, ttl_s)
-    return PLAYERS[primitive](store, name, role, path)
+        return Owner(store, name, role, report, primitive, ttl_s)
+    return PLAYERS[primitive](store, name, role, report)
+
+
+def serve(wire, url, primitive, name, role, ttl_s):
+    """Play in a process of its own, until it is killed."""
+    logging.disable(logging.CRITICAL)
+    with latchwork.connect(url) as store:
+        wire.serve(make(primitive, store, name, role, ttl_s, wire.report))

@@ -6,16 +6,17 @@ Judged by the order of events, tokens and moments of one machine's clock, never 
 from __future__ import annotations
 
 import contextlib
-import struct
 import time
 from functools import partial
 
 from latchwork.errors import Conflict, OwnershipLost
 from latchwork.primitives.fair.tickets import is_ticket
+from trials.judges.primitive import Views, late_writes, miscounted, too_many
 from trials.primitives.faults import FAULTS, SHORT_TTL_S, Fault
 from trials.primitives.owners import OWNERS, PATIENCE_S, PERSISTENT
+from trials.primitives.play import Play, insist, until
 from trials.primitives.players import INTERVAL_S, PERMITS, PLAYERS
-from trials.primitives.stage import SERVERS, Scene, Stage, insist, until
+from trials.stage import SERVERS, Stage
 
 PRIMITIVES = tuple(PLAYERS)
 #: Loops have to come round so often before a fault, and after it.
@@ -23,34 +24,32 @@ _ROUNDS = 4
 _REFUSALS = (Conflict, OwnershipLost)
 
 
-def play(scene: Scene, fault: Fault, primitive: str) -> None:
+def play(stage: Stage, fault: Fault, primitive: str) -> None:
     """Give one play on servers that are there."""
-    with Stage(scene, primitive, fault.ttl_s) as stage:
+    with Play(stage, primitive, fault.ttl_s) as given:
         try:
-            _PLAYS.get(primitive, _wait if fault.waits else _own)(stage, fault)
+            _PLAYS.get(primitive, _wait if fault.waits else _own)(given, fault)
         finally:
-            scene.mend()
+            stage.mend()
 
 
 # What one owns at a time
 
 
-def _own(stage: Stage, fault: Fault) -> None:
+def _own(play: Play, fault: Fault) -> None:
     """One owner at a time, by the tokens of fenced writes; and somebody owns in the end."""
-    victim, other, writes = stage.victim, stage.other, []
+    victim, other, writes = play.victim, play.other, []
     first = _have(victim, writes)
-    _queue(stage, other)
-    fate = "kept" if fault.fate == "lost" and not fault.tells and stage.primitive in PERSISTENT else fault.fate
+    _queue(play, other)
+    fate = "kept" if fault.fate == "lost" and not fault.tells and play.primitive in PERSISTENT else fault.fate
     assert other.owned() is None or not victim.is_held(), "two own it before anything has happened"
-    fault.strike(stage)
-    if fate in {"dead", "lost"}:
-        second = until(other.owned, "the other owns it")
-        writes.append(insist(other.write))
-        fault.heal(stage)
-        if fate == "lost":
-            _assert_over(victim, second, fault)
-    else:
-        fault.heal(stage)
+    with fault.inflict(play):
+        if fate in {"dead", "lost"}:
+            second = until(other.owned, "the other owns it")
+            writes.append(insist(other.write))
+    if fate == "lost":
+        _assert_over(victim, second, fault)
+    elif fate != "dead":
         _hand_over(victim, other, fate, writes)
         second = until(other.owned, "the other owns it")
     writes.append(insist(other.write))
@@ -62,18 +61,17 @@ def _own(stage: Stage, fault: Fault) -> None:
     _assert_in_order(writes)
 
 
-def _wait(stage: Stage, fault: Fault) -> None:
+def _wait(play: Play, fault: Fault) -> None:
     """A waiter that is gone holds up nobody behind it; one that comes back waits again, and has it in the end."""
-    victim, other, third, writes = stage.victim, stage.other, stage.another_player(), []
+    victim, other, third, writes = play.victim, play.other, play.another_player("third"), []
     other.begin()
     first = until(other.owned, "the other owns it")
     writes.append(insist(other.write))
     for player in (victim, third):
-        _queue(stage, player)
-    fault.strike(stage)
-    insist(other.end)
-    second = until(third.owned, "the one behind the victim owns it")
-    fault.heal(stage)
+        _queue(play, player)
+    with fault.inflict(play):
+        insist(other.end)
+        second = until(third.owned, "the one behind the victim owns it")
     writes.append(insist(third.write))
     if fault.fate != "dead":
         assert victim.owned() is None, "the victim owns it, and so does the one that was behind it"
@@ -86,18 +84,18 @@ def _wait(stage: Stage, fault: Fault) -> None:
     _assert_in_order(writes)
 
 
-def _queue(stage, player):
+def _queue(play, player):
     """Have a player wait for it, and see that it does."""
-    before = _tickets(stage)
+    before = _tickets(play)
     player.begin()
-    if stage.primitive in PERSISTENT:
+    if play.primitive in PERSISTENT:
         time.sleep(0.2)  # those have no queue
     else:
-        until(lambda: player.owned() or _tickets(stage) > before, "a player queues")
+        until(lambda: player.owned() or _tickets(play) > before, "a player queues")
 
 
-def _tickets(stage):
-    return sum(is_ticket(entry.key) for entry in stage.store.list("", recursive=True))
+def _tickets(play):
+    return sum(is_ticket(entry.key) for entry in play.store.list("", recursive=True))
 
 
 def _have(victim, writes, *, begin=True):
@@ -147,81 +145,74 @@ def _is_refused(step):
 
 
 def _assert_in_order(writes):
-    tokens = [fence for _, fence in sorted(writes)]
-    assert tokens == sorted(tokens), f"a write passed after one with a newer fence: {sorted(writes)}"
+    assert late_writes((at, token, "a player") for at, token in writes) == []
 
 
 # What counts
 
 
-def _count(stage: Stage, fault: Fault) -> None:
+def _count(play: Play, fault: Fault) -> None:
     """What was confirmed is counted once, what is unknown once at most, and nothing under a fence that is over."""
-    victim, other = stage.victim, stage.other
+    victim, other = play.victim, play.other
     victim.own()
     until(victim.owned, "the victim has its lock")
     other.own()
-    _loop_on(stage, (victim, other))
-    fault.strike(stage)
-    if fault.fate in {"dead", "lost"}:
-        until(other.owned, "the lock of the victim comes back")
-    fault.heal(stage)
+    _loop_on(play, (victim, other))
+    with fault.inflict(play):
+        if fault.fate in {"dead", "lost"}:
+            until(other.owned, "the lock of the victim comes back")
     if fault.fate == "lost":
         assert _is_refused(victim.late), "a change passed under the fence of a lock that another has"
     elif fault.fate == "kept":
         insist(victim.late)
     living = [player for player in (victim, other) if player is other or fault.fate != "dead"]
-    _loop_on(stage, living, begin=False)
+    _loop_on(play, living, begin=False)
     for player in living:
         player.stop()
     unknown = sum(player.unknown() for player in living) + (fault.fate == "dead")
-    known = sum(len(stage.marks(role)) for role in ("victim", "other"))
-    total = insist(other.total)
-    assert known <= total <= known + unknown, f"{known} changes are known, {unknown} unknown, {total} are there"
+    known = sum(len(play.marks[role]) for role in ("victim", "other"))
+    assert miscounted(insist(other.total), known=known, unknown=unknown) == []
     assert insist(other.flaws) == []
 
 
-def _loop_on(stage, players, *, begin=True, rounds=_ROUNDS, size=1):
+def _loop_on(play, players, *, begin=True, rounds=_ROUNDS):
     """Wait until each of these has come round so often, from now on."""
-    roles = ["other" if player is stage.other else "victim" for player in players]
-    before = {role: len(stage.marks(role)) for role in roles}
+    roles = ["other" if player is play.other else "victim" for player in players]
+    before = {role: len(play.marks[role]) for role in roles}
     for player in players:
         if begin:
             player.begin()
     for role in roles:
-        enough = before[role] + rounds * size
-        until(lambda role=role, enough=enough: len(stage.marks(role)) >= enough, f"the {role} goes on")
+        enough = before[role] + rounds
+        until(lambda role=role, enough=enough: len(play.marks[role]) >= enough, f"the {role} goes on")
 
 
-def _limit(stage: Stage, fault: Fault) -> None:
+def _limit(play: Play, fault: Fault) -> None:
     """No more permits than the limit in any interval of the whole cluster; and there are always more to come."""
-    victim, other = stage.victim, stage.other
-    loop_on = partial(_loop_on, stage, rounds=2, size=struct.calcsize("d"))
+    victim, other = play.victim, play.other
+    loop_on = partial(_loop_on, play, rounds=2)
     loop_on((victim, other))
-    fault.strike(stage)
-    if fault.fate in {"dead", "lost"}:
-        time.sleep(1.5 * SHORT_TTL_S)  # what the victim's session held is gone by now
-        loop_on((other,), begin=False)
-    fault.heal(stage)
+    with fault.inflict(play):
+        if fault.fate in {"dead", "lost"}:
+            time.sleep(1.5 * SHORT_TTL_S)  # what the victim's session held is gone by now
+            loop_on((other,), begin=False)
     living = [player for player in (victim, other) if player is other or fault.fate != "dead"]
     loop_on(living, begin=False)
     for player in living:
         player.stop()
         player.unknown()
-    marks = stage.marks("victim") + stage.marks("other")
-    moments = sorted(moment for (moment,) in struct.iter_unpack("d", marks))
-    spans = [after - before for before, after in zip(moments, moments[PERMITS:], strict=False)]
-    assert min(spans, default=INTERVAL_S) >= INTERVAL_S, f"{PERMITS + 1} permits within {min(spans):.3f} s"
+    assert too_many(play.marks["victim"] + play.marks["other"], PERMITS, INTERVAL_S) == []
 
 
 # Where many come together
 
 
-def _meet(stage: Stage, fault: Fault) -> None:
+def _meet(play: Play, fault: Fault) -> None:
     """Who has arrived counts once, whatever happens to it; a generation passes for all, and the next is usable."""
-    victim, other = stage.victim, stage.other
+    victim, other = play.victim, play.other
     victim.go("wait")
     until(lambda: other.here() == ["victim"], "the victim arrives")
-    victim = _hurt(stage, fault, lambda player: player.go("wait"))
+    victim = _hurt(play, fault, lambda player: player.go("wait"))
     assert insist(other.here) == ["victim"]
     assert victim.passed() == [], "the victim passed alone"
     other.go("wait")
@@ -233,14 +224,14 @@ def _meet(stage: Stage, fault: Fault) -> None:
         until(lambda player=player: player.passed() == [0, 1], "the next generation passes")
 
 
-def _enter(stage: Stage, fault: Fault) -> None:
+def _enter(play: Play, fault: Fault) -> None:
     """Who is inside stays inside, whatever happens to it; all leave together, and the next round is usable."""
-    victim, other = stage.victim, stage.other
+    victim, other = play.victim, play.other
     for player in (victim, other):
         player.go("enter")
     for player in (victim, other):
         until(lambda player=player: player.passed() == [0], "both enter")
-    victim = _hurt(stage, fault, lambda player: player.go("enter"))
+    victim = _hurt(play, fault, lambda player: player.go("enter"))
     until(lambda: victim.passed() == [0], "the victim is let in again")
     other.go("leave")
     until(lambda: other.here() == ["victim"], "the other waits to leave")
@@ -254,31 +245,29 @@ def _enter(stage: Stage, fault: Fault) -> None:
             until(lambda player=player, expected=expected: player.passed() == expected, f"both {step}")
 
 
-def _hurt(stage: Stage, fault: Fault, again):
+def _hurt(play: Play, fault: Fault, again):
     """Strike and heal, with time for the victim's session to end; the victim, or its next life."""
-    fault.strike(stage)
-    if fault.fate == "lost":
-        time.sleep(2.0 * SHORT_TTL_S)
-    fault.heal(stage)
+    with fault.inflict(play):
+        if fault.fate == "lost":
+            time.sleep(2.0 * SHORT_TTL_S)
     if fault.fate != "dead":
-        return stage.victim
-    victim = stage.another_victim()
+        return play.victim
+    victim = play.another_victim()
     again(victim)
     return victim
 
 
-def _belong(stage: Stage, fault: Fault) -> None:
+def _belong(play: Play, fault: Fault) -> None:
     """Who is gone leaves the view, and comes back as another incarnation; all are told the same views in one order."""
-    victim, other = stage.victim, stage.other
+    victim, other = play.victim, play.other
     for player in (victim, other):
         player.begin()
     for player in (victim, other):
         until(lambda player=player: set(player.view()) == {"victim", "other"}, "both are in the view")
     before = other.view()["victim"]
-    fault.strike(stage)
-    if fault.fate == "dead" or (fault.fate == "lost" and fault.tells):
-        until(lambda: "victim" not in other.view(), "the view without the victim")
-    fault.heal(stage)
+    with fault.inflict(play):
+        if fault.fate == "dead" or (fault.fate == "lost" and fault.tells):
+            until(lambda: "victim" not in other.view(), "the view without the victim")
     if fault.fate == "lost":
         until(lambda: other.view().get("victim") not in {before, None}, "the victim comes back as a new incarnation")
     elif fault.fate == "either":
@@ -287,15 +276,10 @@ def _belong(stage: Stage, fault: Fault) -> None:
         assert insist(victim.view)["victim"] == other.view()["victim"] == before
     if fault.fate != "dead":
         until(lambda: victim.view() == other.view(), "both have the same view")
-        views = dict(map(_frozen, other.views()))
-        theirs = [_frozen(view) for view in victim.views()]
-        assert [number for number, _ in theirs] == sorted({number for number, _ in theirs}), "views went backwards"
-        assert [view for view in theirs if views.get(view[0], view[1]) != view[1]] == [], "two views of one number"
-
-
-def _frozen(view):
-    number, members = view
-    return number, tuple(tuple(member) for member in members)
+        views = Views()
+        for player, role in ((other, "the other"), (victim, "the victim")):
+            for number, members in player.views():
+                assert views.told(role, number, members) == []
 
 
 _PLAYS = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 
 from trials.primitives.faults import BY_NAME, FAULTS
 from trials.primitives.plays import ALL, PRIMITIVES, play
-from trials.primitives.stage import BACKENDS, Scene
+from trials.stage import BACKENDS, Stage
 
 SAMPLE = [
     ("zookeeper", "holder frozen past its TTL", "LeaderLatch"),
@@ -37,16 +38,13 @@ SAMPLE = [
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    """The servers of a backend, started when they are first asked for."""
+def stage(tmp_path_factory):
+    """The stage of a backend, opened when it is first asked for."""
     with contextlib.ExitStack() as opened:
-        scenes = {}
 
+        @functools.cache
         def get(backend, members):
-            if (backend, members) not in scenes:
-                made = Scene(backend, members, tmp_path_factory.mktemp("faults"))
-                scenes[backend, members] = opened.enter_context(made)
-            return scenes[backend, members]
+            return opened.enter_context(Stage(backend, tmp_path_factory.mktemp("faults"), members=members))
 
         yield get
 
@@ -60,5 +58,5 @@ def test_the_sample_has_each_primitive_each_fault_and_each_backend():
 
 
 @pytest.mark.parametrize(("backend", "fault", "primitive"), SAMPLE, ids=lambda part: part.replace(" ", "-"))
-def test_its_rules_hold_through(scene, backend, fault, primitive):
-    play(scene(backend, BY_NAME[fault].members), BY_NAME[fault], primitive)
+def test_its_rules_hold_through(stage, backend, fault, primitive):
+    play(stage(backend, BY_NAME[fault].members), BY_NAME[fault], primitive)

@@ -53,6 +53,7 @@ def main(arguments=None):
     parser.add_argument("--count", type=int, default=2000, help="schedules of each model")
     parser.add_argument("--seed", type=int, default=None, help="the first seed; by default some random one")
     parser.add_argument("--only", default="", help="a part of the names of the models to run")
+    parser.add_argument("--list", action="store_true", help="only say which models there are")
     asked = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     seed = asked.seed if asked.seed is not None else random.randrange(10**9)
@@ -60,6 +61,9 @@ def main(arguments=None):
     if not chosen:
         print(f"no model has {asked.only!r} in its name; there are {', '.join(models())}", file=sys.stderr)
         return 2
+    if asked.list:
+        print("\n".join(chosen))
+        return 0
     print(f"{asked.count} schedules of each of {', '.join(chosen)}; seeds from {seed}", flush=True)
     broken = 0
     for name, model in chosen.items():

@@ -4,7 +4,7 @@ A model is one class about one primitive: actions, which actors do in threads of
 schedule is one `Plan`, drawn from a seed and run in a `Simulation` on a `memory://` store, in virtual time: each actor
 is a node with a `FaultyStore` of its own. The same plan gives the same run; one that fails is made small and printed.
 
-To add a primitive, write `test_NAME.py` beside this file:
+To add a primitive, write `test_NAME.py` beside this file; rules for real plays, too, are in `judges/primitive`:
 
     class SemaphoreModel(Model):
         @action
@@ -39,6 +39,7 @@ from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.testing.simulation import Simulation
 from latchwork.types import Put
+from trials.judges.primitive import late_writes
 from trials.schedules.plans import Plan, Trouble, draw, minimise
 
 SESSION_TTL_S = 2.0
@@ -61,6 +62,12 @@ def action(method):
 
 class ModelBroken(AssertionError):
     """A rule of a model was broken."""
+
+
+def refuse(found: list[str]) -> None:
+    """What a rule of primitives has found breaks the model."""
+    if found:
+        raise ModelBroken("; ".join(found))
 
 
 class Claims:
@@ -101,11 +108,7 @@ class Writes:
         self.done.append((done.token, fence.token, me.name))
 
     def judge(self) -> None:
-        newest = 0
-        for at, token, name in sorted(self.done):
-            if token < newest:
-                raise ModelBroken(f"{name} wrote at {at} with token {token}, after a write with token {newest}")
-            newest = token
+        refuse(late_writes(self.done))
 
 
 class Actor:

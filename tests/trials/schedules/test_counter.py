@@ -5,7 +5,8 @@ from __future__ import annotations
 from latchwork.errors import OutcomeUnknown
 from latchwork.primitives import Counter, Sequence
 from latchwork.types import Create
-from trials.schedules.harness import Model, action, check
+from trials.judges.primitive import gaps, miscounted
+from trials.schedules.harness import Model, action, check, refuse
 
 
 class CounterModel(Model):
@@ -45,7 +46,7 @@ class CounterModel(Model):
 
     def finish(self, store):
         value = Counter(store, "visits").value()
-        assert self.least <= value <= self.least + self.doubtful, (self.least, self.doubtful)
+        refuse(miscounted(value, known=self.least, unknown=self.doubtful))
         assert len(set(self.seen)) == len(self.seen), "two additions gave the same count"
 
 
@@ -72,7 +73,7 @@ class SequenceModel(Model):
     def finish(self, store):
         owners = {int(entry.key.rpartition("/")[2]): entry.value.decode() for entry in store.list("invoices")}
         last = Sequence(store, "invoice").last()
-        assert sorted(owners) == list(range(1, last + 1)), "there is a gap"
+        refuse(gaps(owners, last))
         assert len({number for number, _ in self.taken}) == len(self.taken), "an id was given twice"
         assert all(owners[number] == name for number, name in self.taken)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from latchwork.primitives import Group
-from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check
+from trials.judges.primitive import Views
+from trials.schedules.harness import PATIENCE_S, Model, action, check, refuse
 
 
 class GroupModel(Model):
@@ -11,32 +14,22 @@ class GroupModel(Model):
 
     def __init__(self):
         super().__init__()
-        self.views = {}
+        self.views = Views()
+        self.found = []
+        self.follows = itertools.count()
 
     def follow(self, me, group):
-        last = [-1]
+        who = f"{me.name}, join {next(self.follows)}"
 
         def note(change):
             view = change.view
-            if view.number <= last[0]:
-                raise ModelBroken(f"{me.name} saw view {view.number} after view {last[0]}")
-            last[0] = view.number
-            content = tuple((member.id, member.incarnation, member.weight) for member in view.members)
-            first = self.views.setdefault(view.number, (me.name, content))
-            if first[1] != content:
-                raise ModelBroken(f"view {view.number} is {content} to {me.name}, and {first[1]} to {first[0]}")
+            content = [(member.id, member.incarnation, member.weight) for member in view.members]
+            self.found += self.views.told(who, view.number, content)  # a listener's exceptions are logged, and no more
 
-        def noted(change):
-            try:
-                note(change)
-            except ModelBroken as error:
-                self.broken = error  # a listener's exceptions are logged, and no more
-
-        group.on_view(noted)
+        group.on_view(note)
 
     def look(self):
-        if getattr(self, "broken", None) is not None:
-            raise self.broken
+        refuse(self.found)
 
     @action
     def join(self, me):
@@ -60,7 +53,7 @@ class GroupModel(Model):
             me.pause(2.0)
 
     def finish(self, store):
-        if self.views:
+        if self.views.are_any:
             with Group(store, "web") as group:
                 group.wait_until(lambda view: not view.members, PATIENCE_S)
 

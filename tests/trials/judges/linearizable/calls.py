@@ -10,12 +10,9 @@ Nothing here touches the network.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-OK = "ok"  # applied, or read
-CONFLICT = "conflict"  # not applied, for the checks that ``failed`` names
-REFUSED = "refused"  # not applied, and never will be
-UNKNOWN = "unknown"  # applied, or not, or yet to be
+from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
 
 
 class Seen(NamedTuple):
@@ -131,8 +128,13 @@ class History:
         return asdict(self)
 
 
-def call_from_json(data: dict[str, object]) -> Call:
-    """The inverse of ``asdict``, also for a part of the fields."""
+def call_to_json(call: Call) -> dict[str, Any]:
+    """Without what is empty."""
+    return {name: value for name, value in asdict(call).items() if value not in ((), None, "")}
+
+
+def call_from_json(data: dict[str, Any]) -> Call:
+    """The inverse, and that of ``asdict``."""
     return Call(**{name: _from_json(name, value) for name, value in data.items()})
 
 

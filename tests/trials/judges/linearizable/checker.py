@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trials.judges.linearizable.calls import History, Seen
 from trials.judges.linearizable.search import Verdict, search
+from trials.judges.linearizable.spec import Item, State
 from trials.judges.linearizable.tokens import check_tokens
-
-if TYPE_CHECKING:
-    from trials.judges.linearizable.spec import Item, State
 
 
 @dataclass

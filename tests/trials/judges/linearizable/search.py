@@ -17,15 +17,13 @@ What keeps them few:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from trials.judges.linearizable.calls import REFUSED, UNKNOWN, Call, History, Seen
+from trials.judges.linearizable.calls import Call, History, Seen
 from trials.judges.linearizable.spec import Spec, State, is_optional
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+from trials.record import REFUSED, UNKNOWN
 
 _NEVER = 1 << 62
 

@@ -6,14 +6,10 @@ nobody was told: the token of a write whose outcome is unknown and whose value n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from trials.judges.linearizable.calls import CONFLICT, OK, UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trials.judges.linearizable.calls import Call, Check, History, Op, Seen
+from trials.judges.linearizable.calls import Call, Check, History, Op, Seen
+from trials.record import CONFLICT, OK, UNKNOWN
 
 Item = tuple[str, int, int]
 State = tuple[tuple["Item | None", ...], int]

@@ -14,12 +14,9 @@ checks) is left to ``search``.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
-from trials.judges.linearizable.calls import OK, REFUSED, UNKNOWN
-
-if TYPE_CHECKING:
-    from trials.judges.linearizable.calls import Call, History, Seen
+from trials.judges.linearizable.calls import Call, History, Seen
+from trials.record import OK, REFUSED, UNKNOWN
 
 
 def check_tokens(history: History) -> list[str]:

@@ -3,25 +3,21 @@
 Two faults of etcd are known for it (docs/guarantees.md, "Server versions"): a server that stands alone, before
 3.4.21 and 3.5.5, may lose the last writes that it confirmed when it is killed; the members of a cluster of 3.5.0 to
 3.5.2 may end up with different data. Where a raw client saw that, a history without an order is no evidence against
-the store.
+the store, and a play whose members differ is given again.
 """
 
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING
-
-import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork_testbed.binaries import find_etcd
 from latchwork_testbed.servers import EtcdCluster, EtcdServer
-from trials.raw import etcd_members_differ
+from trials.raw import RawEtcd, etcd_members_differ
 
 if TYPE_CHECKING:
     from latchwork_testbed.servers import ZooKeeperEnsemble, ZooKeeperServer
-
-_ANSWER_S = 10.0
 
 
 class Witness:
@@ -33,7 +29,7 @@ class Witness:
 
     def __init__(self, server: EtcdServer | ZooKeeperServer | EtcdCluster | ZooKeeperEnsemble) -> None:
         self.seen = ""
-        self._alone = server if isinstance(server, EtcdServer) and _may_forget(_version(server.version)) else None
+        self._alone = server if isinstance(server, EtcdServer) and may_forget(version_of(server.version)) else None
         self._revision = 0
         self._members = server.members if isinstance(server, EtcdCluster) else []
 
@@ -52,25 +48,24 @@ class Witness:
 
     def told(self) -> str:
         """What was lost; members of a cluster are compared now. Empty: nothing is known against the servers."""
-        if self._members and _may_differ(_version(self._members[0].version)):
+        if self._members and may_differ(version_of(self._members[0].version)):
             return etcd_members_differ([member.endpoint for member in self._members])
         return self.seen
 
 
 def _revision(endpoint: str) -> int:
-    with grpc.insecure_channel(endpoint) as channel:
-        answer = pb.KVStub(channel).Range(pb.RangeRequest(key=b"\0"), timeout=_ANSWER_S, wait_for_ready=True)
-    return int(answer.header.revision)
+    with closing(RawEtcd([endpoint], "")) as raw:
+        return raw.revision()
 
 
-def _version(series: str) -> tuple[int, ...]:
+def version_of(series: str) -> tuple[int, ...]:
     told = subprocess.run([find_etcd(series), "--version"], check=True, capture_output=True, text=True).stdout
     return tuple(int(part) for part in told.split()[2].split("."))
 
 
-def _may_forget(version: tuple[int, ...]) -> bool:
+def may_forget(version: tuple[int, ...]) -> bool:
     return version < (3, 4, 21) or (3, 5) <= version < (3, 5, 5)
 
 
-def _may_differ(version: tuple[int, ...]) -> bool:
+def may_differ(version: tuple[int, ...]) -> bool:
     return (3, 5) <= version < (3, 5, 3)

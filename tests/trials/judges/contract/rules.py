@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from trials.record import OK, REFUSED, UNKNOWN, Call, Record, Seen, Settled
+from trials.judges.contract.facts import Call, Record, Seen, Settled
+from trials.record import OK, REFUSED, UNKNOWN
 
 #: ``tmp`` writes what is deleted again.
 WRITES = {"create", "put", "commit", "bind", "tmp", "delete"}

@@ -1,0 +1,276 @@
+"""A process of ours: does what it is told, reports what happens, and can be frozen and killed at any moment.
+
+    victim = Remote("trials.contract.client:serve", "v", url, report=facts.add)
+    victim.write_on()       # a method of what it serves, with its answer or its error
+    victim.kill()           # all that it had reported by then is here
+
+The work is a function, named as module:function. It is called there with a `Wire` and the arguments, which are JSON. It
+may report at any time, and have the methods of a thing called from here with `wire.serve`.
+
+Processes are forked from a *nursery*, which has imported everything already: hundreds can be killed in a run. They die
+with it, frozen ones too, and it dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import os
+import queue
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # the nursery: our directory is not where imports start
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from latchwork import errors
+
+ANSWER_S = 90.0
+_CLOSE_S = 15.0
+_MESSAGE_BYTES = 65_536
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class RemoteFailed(AssertionError):
+    """A process of ours raised what is no error of latchwork, gave no answer, or ended."""
+
+
+class Remote:
+    """Our side of a process. Its methods are those of what the process serves. One thread at a time.
+
+    Args:
+        work: module:function.
+        arguments: of the function.
+        report: called with each report, in a thread of its own.
+        output: a file for what the process prints; by default it prints where we do.
+    """
+
+    def __init__(
+        self, work: str, *arguments: Any, report: Callable[[Any], object] = id, output: Path | None = None
+    ) -> None:
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            told = {"work": work, "with": arguments, "output": str(output or "")}
+            self.pid = _nursery(os.getpid()).fork(told, theirs)
+        self._report = report
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._is_reaped = False
+        self._reader = threading.Thread(target=self._listen, name=f"reports-of-{self.pid}", daemon=True)
+        self._reader.start()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments: self._ask(name, arguments)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._reader.is_alive()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def limit_files(self, size: int) -> None:
+        """It may not write to a file beyond this many bytes."""
+        _, most = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, most))
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM)."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended in time."""
+        self._reader.join(timeout_s)
+        return not self.is_alive
+
+    def kill(self) -> int:
+        """End it by kill -9; the moment by which it was gone, in nanoseconds. Twice is fine."""
+        if not self._is_reaped:
+            os.kill(self.pid, signal.SIGKILL)
+            _nursery(os.getpid()).reap(self.pid)
+            self._is_reaped = True
+        moment = time.monotonic_ns()
+        self._reader.join(ANSWER_S)
+        self._connection.close()
+        return moment
+
+    def close(self) -> None:
+        """End it in order, and by force if that takes too long."""
+        if not self._is_reaped:
+            self.resume()
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+            self.wait(_CLOSE_S)
+        self.kill()
+
+    def _ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        with contextlib.suppress(OSError):  # it has ended: what it said last tells more
+            self._connection.sendall(json.dumps({"do": name, "with": arguments}).encode() + b"\n")
+        try:
+            said = self._answers.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise RemoteFailed(f"process {self.pid} gave no answer to {name!r} within {ANSWER_S:.0f} s") from None
+        if "error" in said:
+            raise getattr(errors, said["error"], RemoteFailed)(said["why"])
+        return said["ok"]
+
+    def _listen(self) -> None:
+        try:
+            with self._connection.makefile("r") as lines, contextlib.suppress(OSError):
+                for line in lines:
+                    self._heard(line)
+        finally:
+            self._answers.put({"error": "RemoteFailed", "why": f"process {self.pid} has ended, or is heard no more"})
+
+    def _heard(self, line: str) -> None:
+        try:
+            said = json.loads(line)
+        except ValueError:  # cut short by kill -9
+            return
+        if "report" in said:
+            self._report(said["report"])
+        else:
+            self._answers.put(said)
+
+
+class _Nursery:
+    """Our side of the process that all others are forked from. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # or the end of a shell above us would wake what is frozen
+            )
+        self._lock = threading.Lock()
+        atexit.register(self._close)
+
+    def fork(self, told: dict[str, Any], connection: socket.socket) -> int:
+        """The id of a new process, which has the connection."""
+        return self._ask(told, [connection.fileno()])
+
+    def reap(self, pid: int) -> None:
+        """Wait until one that was killed is gone."""
+        self._ask({"reap": pid}, [])
+
+    def _ask(self, told: dict[str, Any], files: list[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(told).encode()], files)
+            answer = self._connection.recv(_MESSAGE_BYTES)
+        if not answer:
+            raise RemoteFailed(f"the nursery has ended with status {self._process.wait(_CLOSE_S)}")
+        return int(answer)
+
+    def _close(self) -> None:
+        self._connection.close()
+        self._process.wait(_CLOSE_S)
+
+
+@functools.cache
+def _nursery(_pid: int) -> _Nursery:
+    """That of this process; not that of the one it was forked from."""
+    return _Nursery()
+
+
+# In the nursery and in its children
+
+
+class Wire:
+    """The side of the process that works. ``report`` is safe to share between threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def report(self, what: Any) -> None:
+        self._say(report=what)
+
+    def serve(self, thing: Any) -> None:
+        """Call methods of a thing as asked for, one at a time, until the other side wants no more."""
+        with self._connection.makefile("r") as lines:
+            for line in lines:
+                asked = json.loads(line)
+                try:
+                    answer = {"ok": getattr(thing, asked["do"])(*asked["with"])}
+                except errors.LatchworkError as error:
+                    answer = {"error": type(error).__name__, "why": str(error)}
+                except Exception:
+                    answer = {"error": "RemoteFailed", "why": traceback.format_exc()}
+                self._say(**answer)
+
+    def _say(self, **words: Any) -> None:
+        line = json.dumps(words).encode() + b"\n"
+        with self._lock:
+            self._connection.sendall(line)
+
+
+def _work(told: dict[str, Any], connection: socket.socket) -> None:
+    """All that a forked process does."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if told["output"]:
+        with Path(told["output"]).open("ab") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+    _function(told["work"])(Wire(connection), *told["with"])
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., None]:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _fork_on_demand(connection: socket.socket) -> None:
+    while True:
+        message, files, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+        if not message:
+            return  # who started us is gone
+        told = json.loads(message)
+        if "reap" in told:
+            pid, _ = os.waitpid(told["reap"], 0)
+        else:
+            _function(told["work"])
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _end_after(functools.partial(_work, told, socket.socket(fileno=files[0])))
+            os.close(files[0])
+        connection.send(str(pid).encode())
+
+
+def _end_after(work: Callable[[], None]) -> None:
+    """Do it and leave, without what the nursery would still do at its end."""
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
