@@ -1,7 +1,7 @@
 """What happened in a trial: facts of this process and of others, in the order in which they came, judged afterwards.
 
 All times are of the machine's monotonic clock, so that those of several processes can be compared. What a fact is, each
-judge says for itself: a dataclass. Facts of other processes come as JSON.
+judge says for itself: a dataclass.
 """
 
 from __future__ import annotations

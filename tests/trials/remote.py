@@ -4,8 +4,8 @@
     victim.write_on()       # a method of what it serves, with its answer or its error
     victim.kill()           # all that it had reported by then is here
 
-The work is a function, named as module:function. It is called there with a `Wire` and the arguments, which are JSON. It
-may report at any time, and have the methods of a thing called from here with `wire.serve`.
+The work is a function, named as module:function. It is called there with a `Wire` and the arguments. It may report at
+any time, and have the methods of a thing called from here with `wire.serve`. Whatever is told is pickled.
 
 Processes are forked from a *nursery*, which has imported everything already: hundreds can be killed in a run. They die
 with it, frozen ones too, and it dies with the process that started it.
@@ -18,8 +18,8 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import json
 import os
+import pickle
 import queue
 import resource
 import signal
@@ -29,9 +29,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 if __name__ == "__main__":  # the nursery: our directory is not where imports start
     sys.path[0] = str(Path(__file__).parents[1])
@@ -63,10 +63,9 @@ class Remote:
     ) -> None:
         self._connection, theirs = socket.socketpair()
         with theirs:
-            told = {"work": work, "with": arguments, "output": str(output or "")}
-            self.pid = _nursery(os.getpid()).fork(told, theirs)
+            self.pid = _nursery(os.getpid()).fork((work, arguments, output), theirs)
         self._report = report
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._is_reaped = False
         self._reader = threading.Thread(target=self._listen, name=f"reports-of-{self.pid}", daemon=True)
         self._reader.start()
@@ -123,32 +122,32 @@ class Remote:
 
     def _ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
         with contextlib.suppress(OSError):  # it has ended: what it said last tells more
-            self._connection.sendall(json.dumps({"do": name, "with": arguments}).encode() + b"\n")
+            self._connection.sendall(pickle.dumps((name, arguments)))
         try:
-            said = self._answers.get(timeout=ANSWER_S)
+            kind, what = self._answers.get(timeout=ANSWER_S)
         except queue.Empty:
             raise RemoteFailed(f"process {self.pid} gave no answer to {name!r} within {ANSWER_S:.0f} s") from None
-        if "error" in said:
-            raise getattr(errors, said["error"], RemoteFailed)(said["why"])
-        return said["ok"]
+        if kind != "ok":
+            raise getattr(errors, kind, RemoteFailed)(what)
+        return what
 
     def _listen(self) -> None:
         try:
-            with self._connection.makefile("r") as lines, contextlib.suppress(OSError):
-                for line in lines:
-                    self._heard(line)
+            with self._connection.makefile("rb") as said:
+                for kind, what in _unpickled(said):
+                    if kind == "report":
+                        self._report(what)
+                    else:
+                        self._answers.put((kind, what))
         finally:
-            self._answers.put({"error": "RemoteFailed", "why": f"process {self.pid} has ended, or is heard no more"})
+            self._answers.put(("RemoteFailed", f"process {self.pid} has ended, or is heard no more"))
 
-    def _heard(self, line: str) -> None:
-        try:
-            said = json.loads(line)
-        except ValueError:  # cut short by kill -9
-            return
-        if "report" in said:
-            self._report(said["report"])
-        else:
-            self._answers.put(said)
+
+def _unpickled(said: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Everything, until the other side is gone: kill -9 may have cut it short."""
+    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(said)
 
 
 class _Nursery:
@@ -166,17 +165,17 @@ class _Nursery:
         self._lock = threading.Lock()
         atexit.register(self._close)
 
-    def fork(self, told: dict[str, Any], connection: socket.socket) -> int:
+    def fork(self, work: tuple[str, tuple[Any, ...], Path | None], connection: socket.socket) -> int:
         """The id of a new process, which has the connection."""
-        return self._ask(told, [connection.fileno()])
+        return self._ask(work, [connection.fileno()])
 
     def reap(self, pid: int) -> None:
         """Wait until one that was killed is gone."""
-        self._ask({"reap": pid}, [])
+        self._ask(pid, [])
 
-    def _ask(self, told: dict[str, Any], files: list[int]) -> int:
+    def _ask(self, what: Any, files: list[int]) -> int:
         with self._lock:
-            socket.send_fds(self._connection, [json.dumps(told).encode()], files)
+            socket.send_fds(self._connection, [pickle.dumps(what)], files)
             answer = self._connection.recv(_MESSAGE_BYTES)
         if not answer:
             raise RemoteFailed(f"the nursery has ended with status {self._process.wait(_CLOSE_S)}")
@@ -204,35 +203,33 @@ class Wire:
         self._lock = threading.Lock()
 
     def report(self, what: Any) -> None:
-        self._say(report=what)
+        self._say("report", what)
 
     def serve(self, thing: Any) -> None:
         """Call methods of a thing as asked for, one at a time, until the other side wants no more."""
-        with self._connection.makefile("r") as lines:
-            for line in lines:
-                asked = json.loads(line)
+        with self._connection.makefile("rb") as asked:
+            for name, arguments in _unpickled(asked):
                 try:
-                    answer = {"ok": getattr(thing, asked["do"])(*asked["with"])}
+                    self._say("ok", getattr(thing, name)(*arguments))
                 except errors.LatchworkError as error:
-                    answer = {"error": type(error).__name__, "why": str(error)}
+                    self._say(type(error).__name__, str(error))
                 except Exception:
-                    answer = {"error": "RemoteFailed", "why": traceback.format_exc()}
-                self._say(**answer)
+                    self._say("RemoteFailed", traceback.format_exc())
 
-    def _say(self, **words: Any) -> None:
-        line = json.dumps(words).encode() + b"\n"
+    def _say(self, kind: str, what: Any) -> None:
+        said = pickle.dumps((kind, what))
         with self._lock:
-            self._connection.sendall(line)
+            self._connection.sendall(said)
 
 
-def _work(told: dict[str, Any], connection: socket.socket) -> None:
+def _work(work: str, arguments: tuple[Any, ...], output: Path | None, connection: socket.socket) -> None:
     """All that a forked process does."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if told["output"]:
-        with Path(told["output"]).open("ab") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-    _function(told["work"])(Wire(connection), *told["with"])
+    if output is not None:
+        with output.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    _function(work)(Wire(connection), *arguments)
 
 
 @functools.cache
@@ -246,15 +243,15 @@ def _fork_on_demand(connection: socket.socket) -> None:
         message, files, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
         if not message:
             return  # who started us is gone
-        told = json.loads(message)
-        if "reap" in told:
-            pid, _ = os.waitpid(told["reap"], 0)
+        told = pickle.loads(message)
+        if isinstance(told, int):
+            pid, _ = os.waitpid(told, 0)
         else:
-            _function(told["work"])
+            _function(told[0])
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                _end_after(functools.partial(_work, told, socket.socket(fileno=files[0])))
+                _end_after(functools.partial(_work, *told, socket.socket(fileno=files[0])))
             os.close(files[0])
         connection.send(str(pid).encode())
 

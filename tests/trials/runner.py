@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trials.stage import BACKENDS, is_there
 
@@ -18,7 +18,7 @@ _MOST_TOLD = 12
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one play; ``violations`` are sentences."""
+    """Of one play; ``violations`` are sentences, figures that end in ``_s`` are seconds."""
 
     backend: str
     fault: str
@@ -27,24 +27,21 @@ class Verdict:
     violations: list[str]
     figures: dict[str, float] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def told(self) -> str:
         """For people: a line, and what was wrong below it."""
-        figures = "; " + " ".join(f"{name}={value:g}" for name, value in self.figures.items()) if self.figures else ""
-        line = f"{'BAD' if self.violations else 'ok '} {self.backend}, {self.fault}, {self.what}: {self.took_s} s"
+        figures = " ".join(f"{name}={value:g}" for name, value in self.figures.items())
+        line = f"{'BAD' if self.violations else 'ok '} {self.backend}, {self.fault}, {self.what}: {self.took_s} s; "
         return "\n      ".join([line + figures, *self.violations[:_MOST_TOLD]])
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One play of a long form that is yet to be given: to do so gives its verdict."""
+    """One play of a long form that is yet to be given."""
 
     backend: str
     fault: str
     what: str
-    give: Callable[[], Verdict] = field(compare=False, repr=False)
+    give: Callable[[], Verdict]
 
     def given(self) -> Verdict:
         """A play that breaks off is a violation."""
@@ -71,7 +68,7 @@ def backends_of(options: argparse.Namespace) -> list[str]:
     return [backend for backend in options.backend or BACKENDS if options.list or is_there(backend)]
 
 
-def give_all(plays: list[Planned], options: argparse.Namespace, table: Callable[[list[Verdict]], Iterable[str]]) -> int:
+def give_all(plays: list[Planned], options: argparse.Namespace) -> int:
     """Give them, or list them; the exit status, which is 1 when there was a violation, and when there were no plays."""
     if options.list:
         print("\n".join(f"{play.backend}, {play.fault}, {play.what}" for play in plays))
@@ -81,8 +78,26 @@ def give_all(plays: list[Planned], options: argparse.Namespace, table: Callable[
         verdicts.append(play.given())
         print(f"[{len(verdicts)}/{len(plays)}] {verdicts[-1].told()}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps([verdict.to_json() for verdict in verdicts], indent=1))
-    print("\n".join(table(verdicts)))
+        options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    print("\n".join(_table(verdicts)))
     broken = sum(bool(verdict.violations) for verdict in verdicts)
     print(f"\n{len(verdicts) - broken} of {len(verdicts)} plays kept every rule")
     return 1 if broken or not verdicts else 0
+
+
+def _table(verdicts: list[Verdict]) -> Iterator[str]:
+    """By backend and fault, then by backend alone: sums, and of seconds the median and the worst."""
+    names = list(dict.fromkeys(name for verdict in verdicts for name in verdict.figures))
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for key in (lambda one: (one.backend, one.fault), lambda one: (one.backend, "all")):
+        for verdict in verdicts:
+            groups.setdefault(key(verdict), []).append(verdict)
+    yield f"\n| backend | fault | plays | failed | {' | '.join(names)} |\n|{'---|' * (4 + len(names))}"
+    for (backend, fault), group in groups.items():
+        cells = [_cell(name, [verdict.figures.get(name, 0.0) for verdict in group]) for name in names]
+        failed = sum(bool(verdict.violations) for verdict in group)
+        yield f"| {backend} | {fault} | {len(group)} | {failed} | {' | '.join(cells)} |"
+
+
+def _cell(name: str, values: list[float]) -> str:
+    return f"{statistics.median(values):.2f}, {max(values):.2f}" if name.endswith("_s") else f"{sum(values):,.0f}"

@@ -8,9 +8,7 @@ Prints a line a play, the violations below it, and a table at the end. Exit stat
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from trials.contract.faults import FAULTS
 from trials.contract.play import LOADS, play
 from trials.judges.contract.facts import Patience
-from trials.runner import Planned, Verdict, backends_of, give_all, parser_of
+from trials.runner import Planned, backends_of, give_all, parser_of
 from trials.stage import LINKS
 
 
@@ -49,34 +47,7 @@ def main() -> int:
         for load in options.load or LOADS
         for _ in range(options.rounds)
     ]
-    return give_all(plays, options, _tables)
-
-
-def _tables(verdicts: list[Verdict]) -> Iterator[str]:
-    """By backend and fault, then by backend alone."""
-    for what in (lambda one: (one.backend, one.fault), lambda one: (one.backend, "all")):
-        groups: dict[tuple[str, str], list[Verdict]] = {}
-        for verdict in verdicts:
-            groups.setdefault(what(verdict), []).append(verdict)
-        columns = "| backend | fault | plays | failed | calls | unknown | reconnection s: median, worst | watch s |"
-        yield f"\n{columns}\n|---|---|---|---|---|---|---|---|"
-        for (backend, fault), group in groups.items():
-            yield f"| {backend} | {fault} | {' | '.join(_cells(group))} |"
-
-
-def _cells(group: list[Verdict]) -> list[str]:
-    def values(name: str) -> list[float]:
-        return [one.figures.get(name, 0.0) for one in group]
-
-    back = values("reconnect_s")
-    return [
-        str(len(group)),
-        str(sum(bool(one.violations) for one in group)),
-        f"{sum(values('calls')):,.0f}",
-        f"{sum(values('unknown')):,.0f}",
-        f"{statistics.median(back):.2f}, {max(back):.2f}",
-        f"{max(values('watch_s')):.2f}",
-    ]
+    return give_all(plays, options)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import latchwork
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown
 from latchwork.types import Put
-from trials.judges.contract.facts import Call, Mark, Seen, Settled, fact_to_json
+from trials.judges.contract.facts import Call, Mark, Seen, Settled
 from trials.record import OK, REFUSED, UNKNOWN
 from trials.remote import Wire
 
@@ -293,6 +293,6 @@ class Client:
 
 
 def serve(wire: Wire, name: str, url: str, ttl_s: float) -> None:
-    client = Client(name, url, ttl_s, lambda fact: wire.report(fact_to_json(fact)))
+    client = Client(name, url, ttl_s, wire.report)
     wire.serve(client)
     client.close()

@@ -20,7 +20,7 @@ from typing import Any
 
 from trials import fault as any_fault
 from trials.contract.client import Client
-from trials.judges.contract.facts import STRICT, Patience, fact_from_json, record_of
+from trials.judges.contract.facts import STRICT, Patience, record_of
 from trials.judges.contract.rules import (
     figures,
     judge,
@@ -125,7 +125,7 @@ class Play:
             self.raw = opened.enter_context(contextlib.closing(self.stage.raw(ROOT)))
             if self.fault.victim:
                 self.clients["v"] = Remote(
-                    "trials.contract.client:serve", "v", self.url(), self.ttl_s, report=self._sink_json
+                    "trials.contract.client:serve", "v", self.url(), self.ttl_s, report=self._sink
                 )
                 opened.callback(self.clients["v"].close)
             for client in self.clients.values():
@@ -219,9 +219,6 @@ class Play:
     def _sink(self, fact: Any) -> None:
         if not self._curtain:
             self._facts.add(fact)
-
-    def _sink_json(self, data: dict[str, Any]) -> None:
-        self._sink(fact_from_json(data))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import latchwork
 from latchwork.errors import Unavailable
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 from trials.history.recorder import KEYS, PAUSE_S, Recorder, Tokens
-from trials.judges.linearizable.calls import Call, call_to_json
+from trials.judges.linearizable.calls import Call
 from trials.remote import Wire
 
 _REMEMBERED = 6
@@ -188,6 +188,6 @@ class Clients:
 
 
 def serve(wire: Wire, specs: list[tuple[str, int, str]], patience_s: float | None, think_s: float) -> None:
-    clients = Clients(specs, lambda call: wire.report(call_to_json(call)), patience_s=patience_s, think_s=think_s)
+    clients = Clients(specs, wire.report, patience_s=patience_s, think_s=think_s)
     wire.serve(clients)
     clients.close()

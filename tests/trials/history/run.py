@@ -16,7 +16,7 @@ from latchwork.errors import LatchworkError
 from trials.history.client import Clients
 from trials.history.recorder import KEYS, Recorder
 from trials.history.setups import CLIENTS, Setup, setup_of
-from trials.judges.linearizable.calls import Call, History, Seen, call_from_json
+from trials.judges.linearizable.calls import Call, History, Seen
 from trials.judges.linearizable.checker import judge
 from trials.record import CONFLICT, OK, REFUSED, UNKNOWN, Facts
 from trials.remote import Remote
@@ -195,7 +195,7 @@ class Run:
             specs,
             self.setup.patience_s,
             self.setup.think_s,
-            report=lambda told: self._facts.add(call_from_json(told)),
+            report=self._facts.add,
         )
         self.processes[process] = [number for _, number, _ in specs]
         return process

@@ -12,8 +12,6 @@ import logging
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -64,17 +62,7 @@ def main() -> int:
     wanted.sort(key=lambda each: (there.index(each[0]), each[1].members))
     with Servers() as servers:
         plays = [Planned(each[0], each[1].name, each[2], partial(give, servers, *each)) for each in wanted]
-        return give_all(plays, options, _table)
-
-
-def _table(verdicts: list[Verdict]) -> Iterator[str]:
-    backends = list(dict.fromkeys(verdict.backend for verdict in verdicts))
-    given = Counter((verdict.fault, verdict.backend) for verdict in verdicts)
-    kept = Counter((verdict.fault, verdict.backend) for verdict in verdicts if not verdict.violations)
-    yield f"\n| fault | {' | '.join(backends)} |\n|---{'|---' * len(backends)}|"
-    for name in dict.fromkeys(verdict.fault for verdict in verdicts):
-        cells = [f"{kept[name, each]} of {given[name, each]}" if given[name, each] else "" for each in backends]
-        yield f"| {name} | {' | '.join(cells)} |"
+        return give_all(plays, options)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ What clients write is unique: ``<client>:<number>``; of session-bound keys ``<cl
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from trials.record import Facts
 
@@ -143,13 +142,3 @@ def record_of(facts: Facts, call_timeout_s: float, ttl_s: float, patience: Patie
     """One whose lists are those of the facts, and grow with them."""
     calls, seen, marks, settled = (facts.of(kind) for kind in (Call, Seen, Mark, Settled))
     return Record(call_timeout_s, ttl_s, patience, calls=calls, seen=seen, marks=marks, settled=settled)
-
-
-def fact_to_json(fact: Call | Seen | Mark | Settled) -> dict[str, Any]:
-    return {"is": type(fact).__name__, **asdict(fact)}
-
-
-def fact_from_json(data: dict[str, Any]) -> Call | Seen | Mark | Settled:
-    kinds = {kind.__name__: kind for kind in (Call, Seen, Mark, Settled)}
-    fields = {name: tuple(value) if name == "keys" else value for name, value in data.items() if name != "is"}
-    return kinds[data["is"]](**fields)

@@ -10,7 +10,7 @@ Nothing here touches the network.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
 
@@ -128,19 +128,10 @@ class History:
         return asdict(self)
 
 
-def call_to_json(call: Call) -> dict[str, Any]:
-    """Without what is empty."""
-    return {name: value for name, value in asdict(call).items() if value not in ((), None, "")}
-
-
-def call_from_json(data: dict[str, Any]) -> Call:
-    """The inverse, and that of ``asdict``."""
-    return Call(**{name: _from_json(name, value) for name, value in data.items()})
-
-
 def history_from_json(data: dict) -> History:
     start = {key: None if seen is None else Seen(*seen) for key, seen in data["start"].items()}
-    return History(tuple(data["keys"]), start, data["after"], [call_from_json(each) for each in data["calls"]])
+    calls = [Call(**{name: _from_json(name, value) for name, value in each.items()}) for each in data["calls"]]
+    return History(tuple(data["keys"]), start, data["after"], calls)
 
 
 def _from_json(name: str, value: object) -> object:
