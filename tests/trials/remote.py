@@ -63,7 +63,8 @@ class Remote:
     ) -> None:
         self._connection, theirs = socket.socketpair()
         with theirs:
-            self.pid = _nursery(os.getpid()).fork((work, arguments, output), theirs)
+            self._nursery = _nursery()
+            self.pid = self._nursery.fork((work, arguments, output), theirs)
         self._report = report
         self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._is_reaped = False
@@ -95,7 +96,7 @@ class Remote:
         """Ask it to end (SIGTERM)."""
         os.kill(self.pid, signal.SIGTERM)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Whether it ended in time."""
         self._reader.join(timeout_s)
         return not self.is_alive
@@ -104,7 +105,7 @@ class Remote:
         """End it by kill -9; the moment by which it was gone, in nanoseconds. Twice is fine."""
         if not self._is_reaped:
             os.kill(self.pid, signal.SIGKILL)
-            _nursery(os.getpid()).reap(self.pid)
+            self._nursery.reap(self.pid)
             self._is_reaped = True
         moment = time.monotonic_ns()
         self._reader.join(ANSWER_S)
@@ -186,10 +187,16 @@ class _Nursery:
         self._process.wait(_CLOSE_S)
 
 
-@functools.cache
-def _nursery(_pid: int) -> _Nursery:
+_nurseries: dict[int, _Nursery] = {}
+_nurseries_lock = threading.Lock()
+
+
+def _nursery() -> _Nursery:
     """That of this process; not that of the one it was forked from."""
-    return _Nursery()
+    with _nurseries_lock:
+        if os.getpid() not in _nurseries:
+            _nurseries[os.getpid()] = _Nursery()
+        return _nurseries[os.getpid()]
 
 
 # In the nursery and in its children

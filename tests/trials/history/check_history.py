@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import BACKENDS, ON_REQUEST, setup_of
 from trials.judges.linearizable.checker import minimise, timeline
+from trials.record import REFUSED, UNKNOWN
+from trials.remote import Remote, Wire
 
 _ROOT = Path(__file__).parents[3]
 _PROGRESS_S = 10.0
@@ -42,14 +43,11 @@ def main() -> int:
         return 0
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    if len(names) == 1:
-        return _check(names[0], options, out)
     with ThreadPoolExecutor(options.jobs) as pool:
-        codes = list(pool.map(lambda name: _in_own_process(name, options), names))
-    summaries = [json.loads((out / f"summary-{name}.json").read_text()) for name in names]
-    (out / "summary.json").write_text(json.dumps(summaries, indent=1) + "\n")
+        summaries = list(pool.map(lambda name: _recorded(name, options), names))
+    (out / "summary.json").write_text(json.dumps([each.as_json() for each in summaries], indent=1) + "\n")
     print(_table(summaries))
-    return max(codes)
+    return int(any(_flaw(each, options.calls) for each in summaries))
 
 
 def _options() -> argparse.Namespace:
@@ -65,16 +63,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _in_own_process(name: str, options: argparse.Namespace) -> int:
-    arguments = [f"--backends={name}"]
-    arguments += [f"--{each.replace('_', '-')}={getattr(options, each)}" for each in _PASSED]
-    return subprocess.run([sys.executable, __file__, *arguments], check=False).returncode
+def _recorded(name: str, options: argparse.Namespace) -> Summary:
+    """Of one backend, in a process of its own."""
+    found: list[Summary] = []
+    process = Remote("trials.history.check_history:record", name, options, report=found.append)
+    process.wait(None)
+    process.kill()
+    return found[0]
 
 
-_PASSED = ("calls", "seed", "round_s", "limit_s", "out")
-
-
-def _check(name: str, options: argparse.Namespace, out: Path) -> int:
+def record(wire: Wire, name: str, options: argparse.Namespace) -> None:
+    """Record and judge one backend, and report the summary."""
     told = [0.0]
 
     def progress(summary: Summary) -> None:
@@ -87,34 +86,34 @@ def _check(name: str, options: argparse.Namespace, out: Path) -> int:
             one = Run(name, Path(directory), options.seed, round_s=options.round_s)
             return one.until(options.calls, limit_s=options.limit_s, progress=progress)
 
-    summary = repeated(run)
-    print(f"done: {summary.told()}", flush=True)
-    (out / f"summary-{name}.json").write_text(json.dumps(summary.as_json(), indent=1) + "\n")
+    summary, out = repeated(run), Path(options.out)
+    print(f"done: {summary.told()} {_flaw(summary, options.calls)}", flush=True)
     if summary.bad is not None:
         (out / f"bad-{name}.json").write_text(json.dumps(summary.bad.as_json()) + "\n")
         small = timeline(minimise(summary.bad))
         (out / f"bad-{name}.txt").write_text("\n".join([*summary.problems, "", small]))
         print(f"{name}: the history is in {out}/bad-{name}.json; made small:\n{small}", flush=True)
+    wire.report(summary)
+
+
+def _flaw(summary: Summary, calls: int) -> str:
+    """Why the run shows nothing good; empty if it does."""
     if summary.problems:
-        return 1
+        return f"{summary.backend}: {len(summary.problems)} problems"
     if summary.spoilt:
-        print(f"{name}: the servers lost data in every try, so nothing is shown", flush=True)
-        return 1
-    if not summary.counts or summary.calls < options.calls:
-        print(f"{name}: not enough calls, faults or unknown outcomes for this run to count", flush=True)
-        return 1
-    return 0
+        return f"{summary.backend}: the servers lost data in every try, so nothing is shown"
+    if not summary.counts or summary.calls < calls:
+        return f"{summary.backend}: not enough calls, faults or unknown outcomes for this run to count"
+    return ""
 
 
-def _table(summaries: list[dict]) -> str:
-    lines = ["backend        calls  unknown  refused  faults  rounds  seconds  problems"]
-    for each in summaries:
-        answers = each["answers"]
-        lines.append(
-            f"{each['backend']:<13}{each['calls']:>7}{answers['unknown']:>9}{answers['refused']:>9}"
-            f"{sum(each['faults'].values()):>8}{each['rounds']:>8}{each['seconds']:>9}{len(each['problems']):>10}"
-        )
-    return "\n".join(lines)
+def _table(summaries: list[Summary]) -> str:
+    lines = [
+        f"{each.backend:<13}{each.calls:>7}{each.answers[UNKNOWN]:>9}{each.answers[REFUSED]:>9}"
+        f"{sum(each.faults.values()):>8}{each.rounds:>8}{each.seconds:>9.1f}{len(each.problems):>10}"
+        for each in summaries
+    ]
+    return "\n".join(["backend        calls  unknown  refused  faults  rounds  seconds  problems", *lines])
 
 
 if __name__ == "__main__":

@@ -67,20 +67,9 @@ class Summary:
         return sum(self.faults.values()) >= LEAST_FAULTS and self.unknown_share >= LEAST_UNKNOWN
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "backend": self.backend,
-            "seed": self.seed,
-            "calls": self.calls,
-            "answers": {each: self.answers[each] for each in (OK, CONFLICT, REFUSED, UNKNOWN)},
-            "unknown_share": round(self.unknown_share, 4),
-            "faults": dict(sorted(self.faults.items())),
-            "rounds": self.rounds,
-            "seconds": round(self.seconds, 1),
-            "judging_s": round(self.judging_s, 1),
-            "most_explanations": self.most,
-            "problems": self.problems,
-            "spoilt": self.spoilt,
-        }
+        """All but the bad history."""
+        answers = {each: self.answers[each] for each in (OK, CONFLICT, REFUSED, UNKNOWN)}
+        return {**vars(self), "answers": answers, "unknown_share": round(self.unknown_share, 4), "bad": None}
 
     def told(self) -> str:
         """One line of progress."""
