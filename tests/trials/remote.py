@@ -121,9 +121,13 @@ class Remote:
             self.wait(_CLOSE_S)
         self.kill()
 
-    def _ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Have it do something, and do not wait: its answer is not asked for."""
         with contextlib.suppress(OSError):  # it has ended: what it said last tells more
             self._connection.sendall(pickle.dumps((name, arguments)))
+
+    def _ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        self.tell(name, *arguments)
         try:
             kind, what = self._answers.get(timeout=ANSWER_S)
         except queue.Empty:
