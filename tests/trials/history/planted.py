@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from latchwork import Store
 from latchwork.types import At, Check, Committed, Entry, Op
@@ -19,23 +20,8 @@ class Planted:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def get(self, key: str) -> Entry | None:
-        return self.store.get(key)
-
-    def put(self, key: str, value: bytes) -> Entry:
-        return self.store.put(key, value)
-
-    def create(self, key: str, value: bytes) -> Entry:
-        return self.store.create(key, value)
-
-    def delete(self, key: str, *, version: Hashable = None) -> bool:
-        return self.store.delete(key, version=version)
-
-    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
-        return self.store.commit(checks, ops)
-
-    def close(self) -> None:
-        self.store.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
 
 class StaleReads(Planted):
