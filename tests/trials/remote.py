@@ -40,6 +40,7 @@ from latchwork import errors
 
 ANSWER_S = 90.0
 _CLOSE_S = 15.0
+_ENDED = "ended"
 _MESSAGE_BYTES = 65_536
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -67,6 +68,7 @@ class Remote:
             self.pid = self._nursery.fork((work, arguments, output), theirs)
         self._report = report
         self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._unheard = 0
         self._is_reaped = False
         self._reader = threading.Thread(target=self._listen, name=f"reports-of-{self.pid}", daemon=True)
         self._reader.start()
@@ -122,16 +124,21 @@ class Remote:
         self.kill()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Have it do something, and do not wait: its answer is not asked for."""
+        """Have it do something, and do not wait for the answer, which nobody gets."""
+        self._unheard += 1
         with contextlib.suppress(OSError):  # it has ended: what it said last tells more
             self._connection.sendall(pickle.dumps((name, arguments)))
 
     def _ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
         self.tell(name, *arguments)
         try:
-            kind, what = self._answers.get(timeout=ANSWER_S)
+            while self._unheard:
+                kind, what = self._answers.get(timeout=ANSWER_S)
+                self._unheard = 0 if kind == _ENDED else self._unheard - 1
         except queue.Empty:
             raise RemoteFailed(f"process {self.pid} gave no answer to {name!r} within {ANSWER_S:.0f} s") from None
+        if kind == _ENDED:
+            self._answers.put((kind, what))  # for whoever asks again
         if kind != "ok":
             raise getattr(errors, kind, RemoteFailed)(what)
         return what
@@ -145,7 +152,7 @@ class Remote:
                     else:
                         self._answers.put((kind, what))
         finally:
-            self._answers.put(("RemoteFailed", f"process {self.pid} has ended, or is heard no more"))
+            self._answers.put((_ENDED, f"process {self.pid} has ended, or is heard no more"))
 
 
 def _unpickled(said: BinaryIO) -> Iterator[tuple[str, Any]]:
@@ -236,6 +243,8 @@ class Wire:
 def _work(work: str, arguments: tuple[Any, ...], output: Path | None, connection: socket.socket) -> None:
     """All that a forked process does."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() == 1:
+        return  # it died before that
     if output is not None:
         with output.open("ab") as file:
             os.dup2(file.fileno(), 1)
