@@ -97,12 +97,12 @@ test: build
 check-faults: build
 	sh scripts/install_test_servers
 	sh scripts/build_etcd36
-	$(BIN)/python tests/faults/check_faults.py $(ARGS)
+	$(BIN)/python tests/trials/contract/check_faults.py $(ARGS)
 	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) tests/security
 
 check-history: build
 	sh scripts/install_test_servers
-	$(BIN)/python tests/history/check_history.py $(ARGS)
+	$(BIN)/python tests/trials/history/check_history.py $(ARGS)
 	LATCHWORK_LONG_TESTS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) tests/model tests/conformance/test_versions_never_lie.py
 
 lint: build
@@ -127,10 +127,10 @@ check-faults: check-primitive-faults
 check-primitive-faults: build
 	sh scripts/install_test_servers
 	sh scripts/build_etcd36
-	$(BIN)/python tests/primitives/faults/check_faults.py $(PRIMITIVE_ARGS)
+	$(BIN)/python tests/trials/primitives/check_faults.py $(PRIMITIVE_ARGS)
 
 check-schedules: build
-	$(BIN)/python tests/schedules/check.py --count $(COUNT) $(ARGS)
+	$(BIN)/python tests/trials/schedules/check_schedules.py --count $(COUNT) $(ARGS)
 
 fuzz: build
 	$(BIN)/python -m pip install --quiet "atheris>=2.3,<4"
@@ -138,7 +138,7 @@ fuzz: build
 
 chaos: build
 	sh scripts/install_test_servers
-	$(BIN)/python tests/chaos/run_chaos.py --backend $(BACKEND) --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+	$(BIN)/python tests/trials/chaos/run_chaos.py --backend $(BACKEND) --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 bench-assignment: build
 	$(BIN)/python -m pip install --quiet -r benches/requirements.txt

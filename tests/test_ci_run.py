@@ -51,12 +51,12 @@ def test_a_test_that_missed_its_moment_is_run_once_more(ci):
 @pytest.mark.parametrize(
     "name",
     [
-        "tests/history/test_history.py::test_a",
+        "tests/trials/history/test_history.py::test_a",
         "tests/model/test_model.py::test_a",
-        "tests/faults/test_faults.py::test_a[etcd35]",
-        "tests/primitives/faults/test_locks.py::test_a",
-        "tests/schedules/test_schedules.py::test_a",
-        "tests/chaos/test_chaos.py::test_a",
+        "tests/trials/contract/test_faults.py::test_a[etcd35]",
+        "tests/trials/primitives/test_locks.py::test_a",
+        "tests/trials/schedules/test_schedules.py::test_a",
+        "tests/trials/chaos/test_chaos.py::test_a",
         "tests/backends/zookeeper/test_versions.py::test_versions_never_lie",
     ],
 )

@@ -50,7 +50,7 @@ class Defect:
 
 
 #: Folders of long forms, and of samples of them: `make test` runs a part of them only, which may change.
-_LONG_FORMS = ("chaos/", "faults/", "history/", "model/", "primitives/faults/")
+_LONG_FORMS = (*(f"trials/{each}/" for each in ("chaos", "contract", "history", "primitives")), "model/")
 _SERVERS = ("etcd", "zookeeper")
 
 
@@ -93,9 +93,9 @@ def at(file: str, *names: str, on: str = "memory") -> tuple[str, ...]:
 def play(*what: str) -> tuple[str, ...]:
     """One play of the sample of faults: backend, fault and primitive."""
     name = "-".join(part.replace(" ", "-") for part in what)
-    return (f"primitives/faults/test_primitive_faults.py::test_its_rules_hold_through[{name}]",)
+    return (f"trials/primitives/test_primitive_faults.py::test_its_rules_hold_through[{name}]",)
 
 
 def schedules(file: str, primitive: str) -> tuple[str, ...]:
     """The random schedules of one primitive."""
-    return (f"schedules/test_{file}.py::test_{primitive}_keeps_its_rules_under_random_schedules",)
+    return (f"trials/schedules/test_{file}.py::test_{primitive}_keeps_its_rules_under_random_schedules",)

@@ -70,7 +70,7 @@ DEFECTS = (
         "    queue.refuse_lost(place)\n    return has_turn\n",
         "    return has_turn\n",
         tuple(
-            f"schedules/test_lock.py::test_a_waiter_that_slept_past_its_session_is_told_instead_of_given_the_lock[{seed}]"
+            f"trials/schedules/test_lock.py::test_a_waiter_that_slept_past_its_session_is_told_instead_of_given_the_lock[{seed}]"
             for seed in (0, 6, 7, 8)
         ),
     ),
@@ -230,7 +230,7 @@ DEFECTS = (
         "        try:\n"
         "            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])\n"
         "            await self.hand_to_other(hold)\n",
-        ("schedules/test_rwlock.py::test_a_downgraded_writer_says_so_before_anybody_else_can_read",),
+        ("trials/schedules/test_rwlock.py::test_a_downgraded_writer_says_so_before_anybody_else_can_read",),
     ),
     Defect(
         "Semaphore",

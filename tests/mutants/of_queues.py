@@ -99,7 +99,9 @@ DEFECTS = (
         "primitives/queue/claim.py",
         "        self._is_ending = True  # once it is written another may take the item, before we hear that it was\n",
         "",
-        ("schedules/test_queue.py::test_a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item",),
+        (
+            "trials/schedules/test_queue.py::test_a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item",
+        ),
     ),
     Defect(
         "PriorityQueue",

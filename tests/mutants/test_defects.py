@@ -54,8 +54,8 @@ def test_each_defect_is_caught_by_a_test_that_every_make_test_runs():
         ("jobs/test_disconnect.py::test_a_cut[grace-zookeeper]", False),
         ("backends/etcd/test_faults.py::test_it_dies[3.5]", True),
         ("backends/zookeeper/test_leaves.py::test_it_ends", True),
-        ("primitives/faults/test_primitive_faults.py::test_its_rules_hold_through[memory-none-Lock]", False),
-        ("history/test_history.py::test_it_is_linearizable[memory]", False),
+        ("trials/primitives/test_primitive_faults.py::test_its_rules_hold_through[memory-none-Lock]", False),
+        ("trials/history/test_history.py::test_it_is_linearizable[memory]", False),
     ],
 )
 def test_which_tests_every_make_test_runs(test, is_always):

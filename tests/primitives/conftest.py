@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
 
 import latchwork
 from latchwork.primitives import LockKeeper
+from trials.remote import Remote
 
-HOLDER = Path(__file__).with_name("holder.py")
 #: Seconds after which what should happen counts as never happening: much, because machines that run tests are busy.
 PATIENCE_S = float(os.environ.get("LATCHWORK_TEST_PATIENCE_S", "45"))
 
@@ -76,55 +71,27 @@ def in_thread():
 
 
 class Holder:
-    """A process that holds a lock or leads, tells what happens to it, and can be hurt."""
+    """A process that holds a lock or leads, says what happens to it, and can be hurt."""
 
     def __init__(self, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, str(HOLDER), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self.said = Queue()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.said.put(json.loads(line))
+        self._said = Queue()
+        self.process = Remote("primitives.holder:serve", *arguments, report=self._said.put)
+        self.tell, self.freeze, self.wake = self.process.tell, self.process.pause, self.process.resume
 
     def hear(self, timeout_s=PATIENCE_S):
         try:
-            return self.said.get(timeout=timeout_s)
+            return self._said.get(timeout=timeout_s)
         except Empty:
-            pytest.fail(f"the holder said nothing for {timeout_s} s (exit status {self.process.poll()})")
+            pytest.fail(
+                f"the holder said nothing for {timeout_s} s (it is {'' if self.process.is_alive else 'not '}alive)"
+            )
 
     def ask(self, what):
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
+        self.tell(what)
         return self.hear()
-
-    def tell(self, what):
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
 
     def send(self, number):
         os.kill(self.process.pid, number)
-
-    def freeze(self):
-        self.send(signal.SIGSTOP)
-
-    def wake(self):
-        self.send(signal.SIGCONT)
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
-        self.reader.join(10)
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -140,7 +107,7 @@ def holder(backend_url, store):
 
     yield start
     for each in started:
-        each.end()
+        each.process.kill()
 
 
 def eventually(condition, timeout_s=PATIENCE_S, every_s=0.01):

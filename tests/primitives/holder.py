@@ -1,9 +1,9 @@
-"""Run by tests in a process of its own: hold a lock or lead, and answer on stdout what is asked on stdin."""
+"""A process of its own for tests: holds a lock or leads, and reports what happens, and what it is asked."""
 
 from __future__ import annotations
 
-import json
-import sys
+import threading
+from functools import partial
 
 import latchwork
 from latchwork.errors import LatchworkError
@@ -11,108 +11,91 @@ from latchwork.primitives import Group, LeaderLatch, Lock, Once, PersistentLock,
 from latchwork.types import Put
 
 
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\n")  # in one piece: listeners speak from their own thread
-    sys.stdout.flush()
+class Holding:
+    """What is held, and how to ask about it."""
+
+    def __init__(self, wire, store, thing, is_ours, fence=None, claim=None):
+        self.thing = thing
+        self._wire, self._store = wire, store
+        self._is_ours, self._fence, self._claim = is_ours, fence, claim
+
+    def ours(self):
+        self._wire.report({"ours": self._is_ours()})
+
+    def write(self):
+        self._wire.report(
+            {
+                "write": _outcome(
+                    lambda: self._store.commit([self._fence], [Put("written", b"by the holder")]), "written"
+                )
+            }
+        )
+
+    def ack(self):
+        self._wire.report({"ack": _outcome(self._claim.ack, "done")})
 
 
-def write(store, fence):
+def _outcome(step, done):
     try:
-        store.commit([fence], [Put("written", b"by the holder")])
+        step()
     except LatchworkError as error:
         return type(error).__name__
-    return "written"
+    return done
 
 
-def lock(store, name, ttl_s):
-    held = PersistentLock(store, name, ttl_s=ttl_s, owner_label="holder")
+def _held(make, wire, store, name, ttl_s):
+    held = make(store, name, ttl_s)
     fence = held.acquire(10.0)
-    held.on_lost(lambda: say(lost=True))
-    say(token=fence.token)
-    return lambda: held.is_held, fence, held
+    held.on_lost(lambda: wire.report({"lost": True}))
+    wire.report({"token": fence.token})
+    return Holding(wire, store, held, lambda: held.is_held, fence)
 
 
-def session_lock(store, name, _ttl_s):
-    return held_by_session(Lock(store, name, label="holder"))
-
-
-def semaphore(store, name, _ttl_s):
-    return held_by_session(Semaphore(store, name, leases=1))
-
-
-def held_by_session(held):
-    fence = held.acquire(10.0)
-    held.on_lost(lambda: say(lost=True))
-    say(token=fence.token)
-    return lambda: held.is_held, fence, held
-
-
-def latch(store, name, _ttl_s):
+def _latch(wire, store, name, _ttl_s):
     candidate = LeaderLatch(store, name, node_id="holder")
     candidate.start()
     fence = candidate.wait(10.0)
-    candidate.on_revoked(lambda: say(lost=True))
-    say(token=fence.token)
-    return lambda: candidate.is_leader, fence, candidate
+    candidate.on_revoked(lambda: wire.report({"lost": True}))
+    wire.report({"token": fence.token})
+    return Holding(wire, store, candidate, lambda: candidate.is_leader, fence)
 
 
-def queue(store, name, _ttl_s):
+def _queue(wire, store, name, _ttl_s):
     taken = Queue(store, name)
     claim = taken.take(10.0)
-    say(taken=claim.value.decode())
-
-    def ack():
-        try:
-            claim.ack()
-        except LatchworkError as error:
-            return type(error).__name__
-        return "done"
-
-    return lambda: claim.is_held, claim.fence, taken, ack
+    wire.report({"taken": claim.value.decode()})
+    return Holding(wire, store, taken, lambda: claim.is_held, claim.fence, claim)
 
 
-def group(store, name, _ttl_s):
+def _group(wire, store, name, _ttl_s):
     member = Group(store, name, member_id="holder")
     member.start()
     member.wait(20.0)
-    say(joined=True)
-    return lambda: "holder" in member.view, None, member
+    wire.report({"joined": True})
+    return Holding(wire, store, member, lambda: "holder" in member.view)
 
 
-def once(store, name, _ttl_s):
+def _once(wire, store, name, _ttl_s):
     def run(_work):
-        say(running=True)
-        sys.stdin.read()
+        wire.report({"running": True})
+        threading.Event().wait()
 
     Once(store, name).run(run)
 
 
 HOLDERS = {
-    "lock": lock,
-    "session lock": session_lock,
-    "latch": latch,
-    "semaphore": semaphore,
-    "queue": queue,
-    "group": group,
-    "once": once,
+    "lock": partial(_held, lambda store, name, ttl_s: PersistentLock(store, name, ttl_s=ttl_s, owner_label="holder")),
+    "session lock": partial(_held, lambda store, name, _: Lock(store, name, label="holder")),
+    "semaphore": partial(_held, lambda store, name, _: Semaphore(store, name, leases=1)),
+    "latch": _latch,
+    "queue": _queue,
+    "group": _group,
+    "once": _once,
 }
 
 
-def main():
-    url, kind, name, ttl_s = sys.argv[1:]
-    with latchwork.connect(url, session_ttl_s=float(ttl_s)) as store:
-        is_ours, fence, owned, *more = HOLDERS[kind](store, name, float(ttl_s))
-        for line in sys.stdin:
-            if line.strip() == "ours":
-                say(ours=is_ours())
-            elif line.strip() == "write":
-                say(write=write(store, fence))
-            elif line.strip() == "ack":
-                say(ack=more[0]())
-            else:
-                break
-        owned.close()
-        say(closed=True)
-
-
-main()
+def serve(wire, url, kind, name, ttl_s):
+    with latchwork.connect(url, session_ttl_s=ttl_s) as store:
+        holding = HOLDERS[kind](wire, store, name, ttl_s)
+        wire.serve(holding)
+        holding.thing.close()

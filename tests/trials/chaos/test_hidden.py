@@ -1,0 +1,40 @@
+"""What the chaos runs read of latchwork's own keys is what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+import latchwork
+from trials.raw import KEPT, RawEtcd, RawSqlite, RawZooKeeper
+
+ROOT = "hidden"
+
+
+@pytest.fixture(params=["sqlite", "etcd35", "zookeeper"])
+def place(request, tmp_path):
+    """A URL of a root of its own, and what reads its hidden keys."""
+    if request.param == "sqlite":
+        url, raw = f"sqlite:///{tmp_path}/hidden.db?root={ROOT}", RawSqlite(tmp_path / "hidden.db", ROOT)
+    else:
+        server = request.getfixturevalue(request.param)
+        url = server.url(ROOT)
+        raw = {"etcd35": RawEtcd, "zookeeper": RawZooKeeper}[request.param]([server.endpoint], ROOT)
+    with contextlib.closing(raw):
+        yield url, raw.hidden
+
+
+def test_a_session_shows_until_it_is_closed_and_nothing_but_what_is_kept_stays(place):
+    url, hidden = place
+    with latchwork.connect(url) as store:
+        session = store.open_session(5.0)
+        store.create("tickets/n-", b"", session=session, sequential=True)
+        assert any(key.startswith("@s/") for key in hidden())
+        session.close()
+        assert not any(key.startswith("@s/") for key in hidden())
+        store.put("plain", b"")
+    until = time.monotonic() + 5.0
+    while [key for key in hidden() if not key.startswith(KEPT)]:
+        assert time.monotonic() < until, hidden()

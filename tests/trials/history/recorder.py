@@ -1,0 +1,195 @@
+"""The part of a store's interface that is judged, every call written down with its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import latchwork
+from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put
+from trials.judges.linearizable.calls import Call, Check, Op, Seen
+from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
+
+Tokens = dict[Any, int]
+T = TypeVar("T")
+KEYS = ("a", "a/x", "b", "c")
+_SETTLE_S = 30.0
+PAUSE_S = 0.02  # after a refusal, so that an outage does not fill the history
+_USUAL = (Conflict, KeyExists, Unavailable)
+NOTHING: dict[Any, int] = {}
+
+
+class Recorder:
+    """A store whose calls are written down. One thread only.
+
+    Args:
+        store: the store.
+        client: its name in the history.
+        number: of its first call; numbers are unique in a run.
+        sink: told of every call when it begins, and when its answer is in; of one that was given up, when it is over.
+        patience_s: give up calls that take longer, as a caller with a deadline of its own does. The outcome is unknown
+            to it then; nothing settles such a call, but when it has returned it can land no more.
+    """
+
+    def __init__(
+        self,
+        store: latchwork.Store,
+        client: str,
+        number: int,
+        sink: Callable[[Call], None],
+        *,
+        patience_s: float | None = None,
+    ) -> None:
+        self.store = store
+        self.client = client
+        self.last: Call | None = None
+        self.unexpected: list[str] = []
+        self._number = number
+        self._values = 0
+        self._sink = sink
+        self._patience_s = patience_s
+        self._given_up: list[Future[Any]] = []
+        self._threads = ThreadPoolExecutor(4, f"given-up-{client}") if patience_s is not None else None
+
+    def get(self, key: str) -> Entry | None:
+        def answer(call: Call, entry: Entry | None) -> None:
+            call.found = _seen(entry) if entry is not None else None
+
+        return self._made(self._call("get", key=key), lambda: self.store.get(key), answer)
+
+    def put(self, key: str, value: bytes) -> Entry:
+        call = self._call("put", ops=(Op("put", key, value.decode()),))
+        return self._made(call, lambda: self.store.put(key, value), _wrote)
+
+    def create(self, key: str, value: bytes) -> Entry:
+        call = self._call("create", ops=(Op("create", key, value.decode()),))
+        return self._made(call, lambda: self.store.create(key, value), _wrote)
+
+    def delete(self, key: str, *, at: Entry | None = None) -> bool:
+        def answer(call: Call, was_there: bool) -> None:
+            call.deleted = (key,) if was_there else ()
+
+        checks = () if at is None else (Check("at", key, at.token),)
+        tokens = {} if at is None else {At(at): at.token}
+        version = None if at is None else at.version
+        call = self._call("delete", checks=checks, ops=(Op("delete", key),))
+        return self._made(call, lambda: self.store.delete(key, version=version), answer, tokens)
+
+    def commit(self, checks: list[At | Absent | Exists], ops: list[Put | Create | Delete], tokens: Tokens) -> Committed:
+        """As ``Store.commit``; an At does not tell its token, so it is given beside."""
+
+        def answer(call: Call, done: Committed) -> None:
+            call.token = done.token
+            call.written = tuple(_seen(each) for each in done.entries)
+            call.deleted = done.deleted
+
+        told = tuple(_check(each, tokens) for each in checks)
+        call = self._call("commit", checks=told, ops=tuple(_op(each) for each in ops))
+        return self._made(call, lambda: self.store.commit(checks, ops), answer, tokens)
+
+    def new_value(self) -> bytes:
+        """One that nobody has written, nor ever will again."""
+        self._values += 1
+        return f"{self.client}.{self._values}".encode()
+
+    def settle(self) -> None:
+        """Read until there is an answer, and wait for what was given up: nothing of this client can land after that."""
+        deadline = time.monotonic() + _SETTLE_S
+        wait(self._given_up, _SETTLE_S)
+        self._given_up.clear()
+        while time.monotonic() < deadline:
+            with contextlib.suppress(LatchworkError):
+                self.get(KEYS[0])
+                return
+            time.sleep(PAUSE_S)
+        self.unexpected.append(f"{self.client} got no answer for {_SETTLE_S:.0f} s after the last fault was over")
+
+    def close(self) -> None:
+        """Close the store, after what was given up has returned."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+        self.store.close()
+
+    def _call(self, kind: str, **fields: Any) -> Call:
+        self._number += 1
+        return Call(self._number, self.client, kind, 0, **fields)
+
+    def _made(
+        self, call: Call, make: Callable[[], T], answer: Callable[[Call, T], None], tokens: Tokens = NOTHING
+    ) -> T:
+        self.last = call
+        call.invoked = time.monotonic_ns()
+        self._sink(call)
+        try:
+            result = make() if self._threads is None else self._patiently(call, make)
+        except _GivenUp:
+            raise OutcomeUnknown(call.told()) from None
+        except Exception as error:
+            self._failed(call, error, tokens)
+            self._ended(call)
+            raise
+        call.outcome = OK
+        answer(call, result)
+        self._ended(call)
+        return result
+
+    def _patiently(self, call: Call, make: Callable[[], T]) -> T:
+        assert self._threads is not None
+        future = self._threads.submit(make)
+        try:
+            return future.result(self._patience_s)
+        except FutureTimeout:
+            call.client += "/given-up"  # no later answer says anything about it
+            wait(self._given_up, _SETTLE_S)  # one at a time: with dozens under way no search ends
+            over: Future[None] = Future()
+            self._given_up = [over]
+            future.add_done_callback(lambda _: over.set_result(self._ended(call, over=True)))
+            raise _GivenUp from None
+
+    def _failed(self, call: Call, error: Exception, tokens: Tokens) -> None:
+        call.error = type(error).__name__
+        if isinstance(error, KeyExists):
+            call.outcome, call.failed = CONFLICT, call.ops
+        elif isinstance(error, Conflict):
+            call.outcome, call.failed = CONFLICT, tuple(_named(each, tokens) for each in error.failed)
+        elif isinstance(error, Unavailable):
+            call.outcome = REFUSED
+        if (call.is_read and call.outcome == UNKNOWN) or not isinstance(error, (*_USUAL, OutcomeUnknown)):
+            self.unexpected.append(f"{call.told()}: {type(error).__name__}: {error}")
+        if call.outcome == CONFLICT and not call.failed:
+            self.unexpected.append(f"a conflict that names nothing: {call.told()}: {error}")
+
+    def _ended(self, call: Call, *, over: bool = False) -> None:
+        if over or call.outcome != UNKNOWN:
+            call.returned = time.monotonic_ns()
+        self._sink(call)
+
+
+class _GivenUp(Exception):
+    """The caller's patience is over."""
+
+
+def _wrote(call: Call, entry: Entry) -> None:
+    call.token = entry.token
+    call.written = (_seen(entry),)
+
+
+def _seen(entry: Entry) -> Seen:
+    return Seen(entry.key, entry.value.decode(), entry.token, entry.created)
+
+
+def _check(check: At | Absent | Exists, tokens: Tokens) -> Check:
+    return Check(type(check).__name__.lower(), check.key, tokens.get(check, 0))
+
+
+def _op(op: Put | Create | Delete) -> Op:
+    return Op(type(op).__name__.lower(), op.key, "" if isinstance(op, Delete) else op.value.decode())
+
+
+def _named(failed: Any, tokens: Tokens) -> Check | Op:
+    return _op(failed) if isinstance(failed, Create) else _check(failed, tokens)

@@ -1,0 +1,42 @@
+"""Every backend is linearizable while servers die, networks break and processes freeze: the short form.
+
+`make check-history` records a hundred thousand calls on each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from trials.history.run import Run, Summary, repeated
+from trials.history.setups import BACKENDS, SERVER, setup_of
+from trials.judges.linearizable.checker import minimise, timeline
+
+CALLS = 1_500
+LIMIT_S = 100.0
+SHORT_OUTAGES_S = (0.3, 0.4)
+#: On a quick machine clients that call all the time make thousands of calls for each fault: too few would be unknown.
+SERVER_THINK_S = 0.02
+
+
+@pytest.mark.timeout(3 * 180)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_path):
+    tries = itertools.count()
+
+    def run() -> Summary:
+        directory = tmp_path / str(next(tries))
+        directory.mkdir()
+        usual = setup_of(backend)
+        think_s = SERVER_THINK_S if usual is SERVER else usual.think_s
+        setup = replace(usual, outage_s=min(usual.outage_s, SHORT_OUTAGES_S), think_s=think_s)
+        return Run(backend, directory, seed=1, round_s=2.0, setup=setup).until(CALLS, limit_s=LIMIT_S)
+
+    summary = repeated(run)
+    print(summary.as_json())
+    shown = timeline(minimise(summary.bad)) if summary.bad is not None else ""
+    assert summary.problems == [], shown
+    assert not summary.spoilt
+    assert summary.counts, f"not enough went wrong for this to mean something: {summary.as_json()}"

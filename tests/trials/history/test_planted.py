@@ -1,0 +1,36 @@
+"""The checker catches stores that are wrong, in the same runs in which it judges ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from trials.history.planted import LostUpdates, Planted, RestartingVersions, StaleReads
+from trials.history.run import Run
+from trials.judges.linearizable.checker import judge, minimise, timeline
+
+LIMIT_S = 60.0
+
+
+def run(tmp_path, wrap, *, calls):
+    return Run("memory", tmp_path, seed=3, round_s=0.7, wrap=wrap).until(calls, limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize("spoiled", [StaleReads, LostUpdates, RestartingVersions])
+def test_a_store_with_a_planted_fault_is_caught(tmp_path, spoiled):
+    summary = run(tmp_path, spoiled, calls=1_000_000)
+    assert summary.bad is not None, summary.told()
+    assert any("no order of the calls explains" in problem for problem in summary.problems)
+
+
+def test_the_minimised_history_of_a_lost_update_is_short_and_still_bad(tmp_path):
+    bad = run(tmp_path, LostUpdates, calls=1_000_000).bad
+    small = minimise(bad)
+    assert not judge(small).is_good
+    assert len(small.calls) < min(100, len(bad.calls))
+    assert len(timeline(small).splitlines()) == len(small.calls) + 1
+
+
+def test_a_wrapper_that_spoils_nothing_is_not_blamed(tmp_path):
+    summary = run(tmp_path, Planted, calls=1_000)
+    assert summary.problems == []
+    assert summary.counts

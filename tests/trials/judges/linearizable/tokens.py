@@ -1,0 +1,112 @@
+"""What tokens alone tell of a history, at little cost and in plain words. Pure.
+
+The store promises that tokens are a total order of its writes. So before any search:
+
+- a token belongs to one commit, and what it wrote is the same to everyone;
+- a write that began after another had been answered has the greater token;
+- a read shows what some write wrote, none that was refused, and one that had begun before the read ended;
+- no read shows a write that had been overwritten before the read began, or is older than what an earlier read showed.
+
+This finds most violations and names both parties; what it cannot decide (deletions, whose token nobody is told, and
+checks) is left to ``search``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from trials.judges.linearizable.calls import Call, History, Seen
+from trials.record import OK, REFUSED, UNKNOWN
+
+
+def check_tokens(history: History) -> list[str]:
+    """What is wrong, one sentence each; empty when tokens show nothing wrong."""
+    return [
+        *_check_uniqueness(history),
+        *_check_real_time(history),
+        *_check_origins(history),
+        *_check_reads(history),
+    ]
+
+
+def _writes(history: History) -> list[Call]:
+    return [call for call in history.calls if call.outcome == OK and call.token and not call.changes_nothing]
+
+
+def _check_uniqueness(history: History) -> list[str]:
+    problems, writer, shown = [], {}, {}
+    for call in _writes(history):
+        if writer.setdefault(call.token, call) is not call:
+            problems.append(f"token {call.token} was given to two commits: {writer[call.token].told()} | {call.told()}")
+        if call.token <= history.after:
+            problems.append(f"token {call.token} is not greater than {history.after}, given earlier: {call.told()}")
+    for call, seen in _shown(history):
+        if shown.setdefault((seen.token, seen.key), seen) != seen:
+            problems.append(f"one write was shown in two ways, first as {shown[seen.token, seen.key]}: {call.told()}")
+    return problems
+
+
+def _shown(history: History) -> list[tuple[Call, Seen]]:
+    found = [(call, call.found) for call in history.calls if call.found is not None]
+    return found + [(call, each) for call in history.calls for each in call.written]
+
+
+def _check_real_time(history: History) -> list[str]:
+    """Sweep by invocation; the greatest token among those answered before must be smaller."""
+    problems = []
+    writes = _writes(history)
+    answered = sorted(writes, key=lambda call: call.returned)
+    greatest, at = None, 0
+    for call in sorted(writes, key=lambda each: each.invoked):
+        while answered[at].returned < call.invoked:
+            if greatest is None or answered[at].token > greatest.token:
+                greatest = answered[at]
+            at += 1
+        if greatest is not None and greatest.token >= call.token:
+            problems.append(f"a later write has a smaller token: first {greatest.told()} | then {call.told()}")
+    return problems
+
+
+def _check_origins(history: History) -> list[str]:
+    """Every value read was written by a call that may have been applied, and that had begun."""
+    origin = {(op.key, op.value): call for call in history.calls for op in call.ops if op.kind != "delete"}
+    problems = []
+    for call, seen in _shown(history):
+        if seen == history.start.get(seen.key):
+            continue
+        source = origin.get((seen.key, seen.value))
+        if source is None:
+            problems.append(f"nobody wrote what was shown: {call.told()}")
+        elif source.outcome not in {OK, UNKNOWN}:
+            what = "refused" if source.outcome == REFUSED else "in conflict"
+            problems.append(f"a write that was {what} took effect: {source.told()} | {call.told()}")
+        elif source.invoked > (call.returned or source.invoked):
+            problems.append(f"shown before it was written: {source.told()} | {call.told()}")
+    return problems
+
+
+def _check_reads(history: History) -> list[str]:
+    problems = []
+    for key in history.keys:
+        known = sorted(_known_at(history, key))
+        ends = [returned for returned, _, _ in known]
+        newest: list[tuple[int, str]] = []
+        for _, token, told in known:
+            newest.append(max(newest[-1], (token, told)) if newest else (token, told))
+        for call in history.calls:
+            if call.found is None or call.key != key:
+                continue
+            before = bisect_left(ends, call.invoked)
+            if before and newest[before - 1][0] > call.found.token:
+                problems.append(f"stale read: {newest[before - 1][1]} | then {call.told()}")
+    return problems
+
+
+def _known_at(history: History, key: str) -> list[tuple[int, int, str]]:
+    """When which token of a key was known to somebody: (moment, token, by which call)."""
+    known = []
+    for call in history.calls:
+        seen = [call.found] if call.found is not None and call.key == key else []
+        seen += [each for each in call.written if each.key == key]
+        known += [(call.returned, each.token, call.told()) for each in seen]
+    return known

@@ -1,0 +1,106 @@
+"""Barriers under random schedules: nobody passes before all have come, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from latchwork.errors import BarrierBroken
+from latchwork.primitives import Barrier, DoubleBarrier
+from trials.schedules.harness import Model, ModelBroken, action, check
+
+WAIT_S = 20.0
+#: Calls that are cut off may make a wait this much longer than it was to be.
+SLACK_S = 30.0
+
+
+class Arrivals:
+    """Who began to wait how often, and which generations let whom through."""
+
+    def __init__(self, names):
+        self.begun = Counter(dict.fromkeys(names, 0))
+        self.passed = {name: set() for name in names}
+
+    def wait(self, me, fn):
+        self.begun[me.name] += 1
+        began = me.sim.elapsed_s
+        try:
+            generation = fn()
+        except BarrierBroken:
+            self.refuse_long(me, began)
+            raise
+        self.refuse_long(me, began)
+        self.passed[me.name].add(generation)
+        for name, begun in self.begun.items():
+            if begun <= len(self.passed[name] - {generation}):
+                raise ModelBroken(f"generation {generation} let {me.name} through, but {name} has not come")
+        return generation
+
+    def refuse_long(self, me, began):
+        """A freeze makes a wait longer, whoever is not frozen has to come back in time."""
+        if me.sim.elapsed_s - began > WAIT_S + SLACK_S:
+            raise ModelBroken(f"{me.name} waited {me.sim.elapsed_s - began:.1f} s, not {WAIT_S}")
+
+
+class BarrierModel(Model):
+    """A generation passes once all have come, or is broken for all; the next one is usable."""
+
+    actors = (2, 3)
+
+    def setup(self, store):
+        self.arrivals = Arrivals(self.names)
+
+    @action
+    def meet(self, me):
+        with Barrier(me.store, "phase", parties=len(self.names), member_id=me.name) as barrier:
+            self.arrivals.wait(me, lambda: barrier.wait(WAIT_S))
+            me.pause(0.3)
+
+    @action
+    def meet_twice(self, me):
+        with Barrier(me.store, "phase", parties=len(self.names), member_id=me.name) as barrier:
+            for _ in range(2):
+                self.arrivals.wait(me, lambda: barrier.wait(WAIT_S))
+
+    def finish(self, store):
+        barrier = Barrier(store, "phase", parties=len(self.names), member_id="a")
+        barrier.abort("the end")
+        assert barrier.arrived() == []
+
+
+class DoubleBarrierModel(Model):
+    """All have entered before any works; all have finished before any leaves."""
+
+    actors = (2, 3)
+
+    def setup(self, store):
+        self.entering = Arrivals(self.names)
+        self.inside = {}
+
+    @action
+    def work(self, me):
+        with me.ended(DoubleBarrier(me.store, "join", parties=len(self.names), member_id=me.name)) as barrier:
+            number = self.entering.wait(me, lambda: barrier.enter(WAIT_S))
+            self.inside[me.name] = number
+            me.pause(0.5)
+            del self.inside[me.name]
+            left = barrier.leave(WAIT_S)
+            working = [name for name, other in self.inside.items() if other == left]
+            if working:
+                raise ModelBroken(f"{me.name} left round {left} while {working} still worked in it")
+
+    @action
+    def work_long(self, me):
+        with me.ended(DoubleBarrier(me.store, "join", parties=len(self.names), member_id=me.name)) as barrier:
+            number = self.entering.wait(me, lambda: barrier.enter(WAIT_S))
+            self.inside[me.name] = number
+            me.pause(3.0)
+            del self.inside[me.name]
+            barrier.leave(WAIT_S)
+
+
+def test_barrier_keeps_its_rules_under_random_schedules():
+    check(BarrierModel)
+
+
+def test_double_barrier_keeps_its_rules_under_random_schedules():
+    check(DoubleBarrierModel)

@@ -1,0 +1,62 @@
+"""Groups under random schedules: all members see the same views in the same order."""
+
+from __future__ import annotations
+
+import itertools
+
+from latchwork.primitives import Group
+from trials.judges.primitive import Views
+from trials.schedules.harness import PATIENCE_S, Model, action, check, refuse
+
+
+class GroupModel(Model):
+    """A view with a number is the same everywhere; numbers only grow; who joins is seen; who is gone, is gone."""
+
+    def __init__(self):
+        super().__init__()
+        self.views = Views()
+        self.found = []
+        self.follows = itertools.count()
+
+    def follow(self, me, group):
+        who = f"{me.name}, join {next(self.follows)}"
+
+        def note(change):
+            view = change.view
+            content = [(member.id, member.incarnation, member.weight) for member in view.members]
+            self.found += self.views.told(who, view.number, content)  # a listener's exceptions are logged, and no more
+
+        group.on_view(note)
+
+    def look(self):
+        refuse(self.found)
+
+    @action
+    def join(self, me):
+        with Group(me.store, "web", member_id=me.name) as group:
+            self.follow(me, group)
+            me.patiently(lambda: group.wait(PATIENCE_S))
+            me.pause()
+
+    @action
+    def join_and_change(self, me):
+        with Group(me.store, "web", member_id=me.name) as group:
+            self.follow(me, group)
+            me.patiently(lambda: group.wait(PATIENCE_S))
+            group.update(weight=3.0)
+            me.pause()
+
+    @action
+    def look_on(self, me):
+        with Group(me.store, "web") as group:
+            self.follow(me, group)
+            me.pause(2.0)
+
+    def finish(self, store):
+        if self.views.are_any:
+            with Group(store, "web") as group:
+                group.wait_until(lambda view: not view.members, PATIENCE_S)
+
+
+def test_group_keeps_its_rules_under_random_schedules():
+    check(GroupModel)
