@@ -487,7 +487,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             alive=alive,
             pools=KnownPools(memory, pools),
             restarts=None,
-            options=membership._manager_options,
+            options=membership._manager_options(),
         )
         memory.list = list_late
         try:

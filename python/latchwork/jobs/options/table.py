@@ -89,7 +89,9 @@ def seconds(default: float | None, text: str, *, least: float = 0.0, **more: Any
 class JobRows(Generic[Unset, Limit]):
     """Options of a job that settings may change."""
 
-    schedule: Schedule | Unset = row(SCHEDULE, FixedDelay(60.0), "when runs start: `FixedDelay`, `FixedRate`, `Cron`")
+    schedule: Schedule | Unset = row(
+        SCHEDULE, FixedDelay(60.0), "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own"
+    )
     initial_delay_s: float | None = seconds(
         None,
         "before the first run of an item that is new on a node: 30 lets a node warm up",
