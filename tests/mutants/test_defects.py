@@ -1,4 +1,4 @@
-"""The planted defects fit the code and the tests as they are; `make check-mutants` plants them."""
+"""The planted defects fit the code and the tests as they are; `make check WHAT=mutants` plants them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def yesterday():
     return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=1)
 
 
-#: `make check WHAT=faults` has the long form: many more inputs.
+#: `make check WHAT=tests` has the long form: many more inputs.
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 
 

@@ -1,8 +1,8 @@
-"""`make chaos`: a cluster under faults for minutes, and a verdict. Exit code 1 when anything happened that must not.
+"""A cluster under faults for minutes, and a verdict. Exit code 1 when anything happened that must not.
 
 At least 5 faults of each kind have to land; a run of less than 4 minutes has no time for that, and says so.
 
-make chaos BACKEND=etcd35 MINUTES=5 SEED=7
+make check WHAT=chaos ARGS="--backend etcd35 --minutes 5 --seed 7"
 """
 
 from __future__ import annotations

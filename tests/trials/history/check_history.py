@@ -1,6 +1,6 @@
 """The long form: a hundred thousand calls on every backend while faults are injected, judged for linearizability.
 
-    make check-history ARGS="--backends etcd35,sqlite --calls 20000 --seed 7 --out /tmp/histories"
+    make check WHAT=history ARGS="--backends etcd35,sqlite --calls 20000 --seed 7 --out /tmp/histories"
 
 Prints progress, writes `summary.json` and, for a history that is not linearizable, `bad-<backend>.json` (whole) and
 `bad-<backend>.txt` (made small, for people) into the directory. The exit code is 0 only if every run counts and is

@@ -1,6 +1,6 @@
 """Every backend is linearizable while servers die, networks break and processes freeze: the short form.
 
-`make check-history` records a hundred thousand calls on each.
+`make check WHAT=history` records a hundred thousand calls on each.
 """
 
 from __future__ import annotations

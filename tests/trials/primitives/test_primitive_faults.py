@@ -1,4 +1,4 @@
-"""A sample of the plays: each primitive once, each fault, each server. `make check-primitive-faults` gives all."""
+"""A sample of the plays: each primitive once, each fault, each server. `make check WHAT=primitive-faults` gives all."""
 
 from __future__ import annotations
 
