@@ -38,7 +38,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say on which servers tests run: what repeats the choice, then which files each server has."""
     choice = config.stash[CHOICE]
     if choice.day is None:
-        return [f"servers: SERVERS={choice}"]
+        missing = [f"!! {name} is NOT tested: it is not on this machine" for name in _missing(choice)]
+        return [f"servers: SERVERS={choice}", *missing]
     files = sorted(name for name in _files(config.args) if not name.startswith(EVERY_DAY))
     lines = [f"servers: SERVERS={choice} repeats this choice; SERVERS=all has every server, SERVERS={TURNS[0]} one"]
     for server in TURNS:
@@ -50,7 +51,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what the run does not have, but for tests that the command line names with their parameters."""
     choice = config.stash[CHOICE]
-    missing = {name for name in choice.on_request if not is_there(name)}
+    missing = _missing(choice)
     named = {argument.removeprefix("./") for argument in config.args if argument.endswith("]")}
     wanted = chosen((item.nodeid for item in items), choice) | named
     kept: list[pytest.Item] = []
@@ -100,6 +101,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f'to repeat: {where}make test ARGS="{file}"')
     if failed:
         terminalreporter.write_line(f"to repeat the whole run: SERVERS={config.stash[CHOICE]} make test")
+
+
+def _missing(choice: Choice) -> set[str]:
+    return {name for name in choice.on_request if not is_there(name)}
 
 
 def _files(arguments: list[str]) -> set[str]:
