@@ -24,7 +24,12 @@ _PR_SET_PDEATHSIG = 1
 def warm_up(main: Callable[[], object], program: str) -> None:
     """Import what a command imports, by one that is refused."""
     sys.argv = [program, "status", "--url", "nowhere://"]
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(SystemExit):
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        suppress(SystemExit),
+    ):
         main()
 
 

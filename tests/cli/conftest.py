@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-
 SERVER = Path(__file__).with_name("command_server.py")
 
 
