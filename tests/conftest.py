@@ -1,7 +1,8 @@
 """Servers and stores for every test.
 
-One process per kind of server and test run, started when the first test wants it; a fresh root per test. A missing
-server is a failure, never a skip. Tests that hurt servers start their own, from `latchwork_testbed.servers`.
+One process per kind of server and run, started when the first test wants it; a fresh root per test. A missing server is
+a failure, never a skip. Tests that hurt servers start their own, from `latchwork_testbed.servers`. The backends are the
+rows of `backends_table.py`; `levels.py` says which tests run on which.
 """
 
 from __future__ import annotations
@@ -15,54 +16,46 @@ from typing import TYPE_CHECKING
 import pytest
 
 import latchwork
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from backends_table import BY_NAME, SERVERS
+from run_servers import SharedServer, shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+pytest_plugins = ["run_plugin"]
 
 # A shell that runs the tests in the background has them ignore SIGINT, and every process they start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BACKENDS = ("memory", "sqlite", "zookeeper", "etcd34", "etcd35")
 THREAD_GRACE_S = 5.0
 
 
-@pytest.fixture(scope="session")
-def etcd34() -> Iterator[EtcdServer]:
-    """An etcd 3.4 server shared by the whole run; leave it running and unhurt."""
-    with EtcdServer("3.4") as server:
-        yield server
+def _shared(name: str) -> Callable[..., SharedServer]:
+    @pytest.fixture(scope="session", name=name)
+    def shared(pytestconfig: pytest.Config) -> SharedServer:
+        """A server that the whole run shares; leave it running and unhurt."""
+        return shared_server(pytestconfig, name)
+
+    return shared
 
 
-@pytest.fixture(scope="session")
-def etcd35() -> Iterator[EtcdServer]:
-    """An etcd 3.5 server shared by the whole run; leave it running and unhurt."""
-    with EtcdServer("3.5") as server:
-        yield server
+# Fixtures `zookeeper`, `etcd35`, ...
+globals().update({f"_{name}": _shared(name) for name in SERVERS})
 
 
-@pytest.fixture(scope="session")
-def zookeeper() -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper server shared by the whole run; leave it running and unhurt."""
-    with ZooKeeperServer() as server:
-        yield server
-
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=BY_NAME)
 def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of each backend in turn, with a root that no other test uses.
 
     Several stores connected to it see each other; with memory, those of this process only.
     """
-    kind: str = request.param
     name = f"test-{uuid.uuid4().hex}"
-    if kind == "memory":
-        return f"memory://{name}/test"
-    if kind == "sqlite":
-        return f"sqlite:///{tmp_path / 'store.db'}?root=test"
-    server: EtcdServer | ZooKeeperServer = request.getfixturevalue(kind)
+    backend = BY_NAME[request.param]
+    if backend.url is not None:
+        return backend.url(name, tmp_path)
+    server: SharedServer = request.getfixturevalue(backend.name)
     return server.url(name)
 
 

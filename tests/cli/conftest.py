@@ -1,4 +1,4 @@
-"""The real command line, in processes of its own."""
+"""The real command line, each command in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+SERVER = Path(__file__).with_name("command_server.py")
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,52 @@ class Done:
         return lines[0]
 
 
+class CommandServer:
+    """A process that has imported all commands, and runs each in a copy of itself. One thread at a time."""
+
+    def __init__(self, program, folder):
+        self._out, self._err = folder / "out", folder / "err"
+        self._process = subprocess.Popen(
+            [sys.executable, SERVER, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, args, cwd, env, timeout_s):
+        files = {"out": str(self._out), "err": str(self._err)}
+        wanted = {"args": [str(each) for each in args], "cwd": str(cwd), "env": env, **files}
+        late = threading.Timer(timeout_s, self._process.kill)
+        late.start()
+        try:
+            self._process.stdin.write(json.dumps(wanted) + "\n")
+            self._process.stdin.flush()
+            code = self._process.stdout.readline()
+        finally:
+            late.cancel()
+        if not code:
+            raise subprocess.TimeoutExpired(args, timeout_s, self._out.read_bytes(), self._err.read_bytes())
+        return Done(int(code), self._out.read_text("utf-8"), self._err.read_text("utf-8"))
+
+    @property
+    def running(self):
+        return self._process.poll() is None
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
 class Cli:
-    """Runs `latchwork` in a directory, without any LATCHWORK_ variable but those given."""
+    """Runs `latchwork` in a directory, without any LATCHWORK_ variable but those given.
+
+    A command that is waited for is run by a server of commands, unless it is given variables that count when an
+    interpreter starts; one that goes on beside the test has a process of its own from the start.
+    """
 
     program = Path(sys.executable).with_name("latchwork")
 
-    def __init__(self, folder):
+    def __init__(self, folder, commands):
         self.folder = folder
+        self._commands = commands
         self._started = []
 
     def env(self, **extra):
@@ -49,6 +91,8 @@ class Cli:
         return {**kept, "COLUMNS": "160", "PYTHONUNBUFFERED": "1", **extra}
 
     def __call__(self, *args, timeout_s=60, **extra):
+        if all(name.startswith("LATCHWORK_") for name in extra):
+            return self._commands()(args, self.folder, self.env(**extra), timeout_s)
         done = subprocess.run(
             [self.program, *args],
             cwd=self.folder,
@@ -93,9 +137,24 @@ class Cli:
                 process.wait(10)
 
 
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    """Gives a server of commands: the same one, until it had to be killed."""
+    servers = []
+
+    def get():
+        if not servers or not servers[-1].running:
+            servers.append(CommandServer(Cli.program, tmp_path_factory.mktemp("commands")))
+        return servers[-1]
+
+    yield get
+    for server in servers:
+        server.close()
+
+
 @pytest.fixture
-def cli(tmp_path):
-    with Cli(tmp_path).ending_all() as found:
+def cli(tmp_path, commands):
+    with Cli(tmp_path, commands).ending_all() as found:
         yield found
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import latchwork
+from backends_table import ONE_OF_EACH_KIND
 from latchwork.jobs import Cron, FixedDelay, Job, JobManager, Threads
 
 
@@ -14,7 +15,7 @@ def job(items=("east", "north", "south", "west")):
     return Job("report", work_pool=list(items), run=lambda context: None, schedule=FixedDelay(0.5), initial_delay_s=0)
 
 
-@pytest.fixture(params=["sqlite", "etcd35", "zookeeper"])
+@pytest.fixture(params=ONE_OF_EACH_KIND)
 def url(request, cli):
     if request.param == "sqlite":
         return f"sqlite:///{cli.folder}/cluster.db?root=status"

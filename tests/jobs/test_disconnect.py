@@ -7,17 +7,17 @@ import threading
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, SERVERS
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
 from latchwork.jobs.worker.guard import stop_margin_s
 from latchwork_testbed.proxy import Proxy
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 
-@pytest.fixture(params=["zookeeper", "etcd35"])
+@pytest.fixture(params=SERVERS)
 def own_server(request):
     """A server that may be hurt."""
-    with ZooKeeperServer() if request.param == "zookeeper" else EtcdServer("3.5") as server:
+    with BY_NAME[request.param].launch() as server:
         yield server
 
 

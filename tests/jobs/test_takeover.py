@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
+from backends_table import ONE_OF_EACH_KIND, SHARED
 from latchwork.jobs import inspect
 
 NODE = Path(__file__).with_name("node.py")
@@ -105,9 +106,9 @@ def fleet(backend_url, tmp_path):
         print(f"--- {path.name}", path.read_text()[-6_000:], sep="\n")
 
 
-processes = pytest.mark.parametrize("backend_url", ["sqlite", "zookeeper", "etcd34", "etcd35"], indirect=True)
+processes = pytest.mark.parametrize("backend_url", SHARED, indirect=True)
 #: One of each kind: what takes long and does not depend on the version of a server.
-kinds = pytest.mark.parametrize("backend_url", ["sqlite", "zookeeper", "etcd35"], indirect=True)
+kinds = pytest.mark.parametrize("backend_url", ONE_OF_EACH_KIND, indirect=True)
 
 
 def settled(fleet, eventually, *node_ids):

@@ -1,7 +1,7 @@
 """Random sequences of operations on each backend and on a dictionary: the same answers, the same state, all the time.
 
 Two stores and two views of each (a namespace, and a namespace inside it) take turns. After every step the mirrors and
-watches of both stores are led to the state of the dictionary. `LATCHWORK_LONG_TESTS=1` (as `make check-history` sets
+watches of both stores are led to the state of the dictionary. `LATCHWORK_LONG_TESTS=1` (as `make check WHAT=tests` sets
 it) runs a hundred times as many steps, with new randomness each time.
 """
 

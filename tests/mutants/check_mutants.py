@@ -3,7 +3,7 @@
     python tests/mutants/check_mutants.py [--only Queue] [--file store/] [--always] [--workers 2] [--json out.json]
 
 First all tests of all defects have to pass without any. With ``--always`` only those tests are run that every
-`make test` runs: see ``defect.always``. Prints a line a defect and a table of those that survived, or
+`make test` runs: see ``levels.always``. Prints a line a defect and a table of those that survived, or
 whose text has changed. Exit status 1 when there is one.
 """
 
@@ -20,8 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from levels import always
 from mutants.all_defects import DEFECTS
-from mutants.defect import PACKAGE, Defect, DefectStale, always
+from mutants.defect import PACKAGE, Defect, DefectStale
 from mutants.overlay import BASELINE_TIMEOUT_S, Outcome, run_tests
 
 

@@ -24,7 +24,7 @@ class Defect:
         old: the text to replace: there exactly once.
         new: what stands there instead.
         tests: which tests must catch it, below ``tests``; each as pytest selects it. One at least is run by every
-            `make test`, see ``always``.
+            `make test`, see ``levels.always``.
     """
 
     subject: str
@@ -47,35 +47,6 @@ class Defect:
                 f"with the code it breaks\n{self.old}"
             )
         return source.replace(self.old, self.new)
-
-
-#: Folders of long forms, and of samples of them: `make test` runs a part of them only, which may change.
-_LONG_FORMS = (*(f"trials/{each}/" for each in ("chaos", "contract", "history", "primitives")), "model/")
-_SERVERS = ("etcd", "zookeeper")
-
-
-def always(test: str) -> bool:
-    """Whether `make test` runs this test every time, whichever server's turn it is.
-
-    It runs a test file on ``memory`` (and ``sqlite``) and on one real server of the day. So these are run always:
-
-    - a test without a backend among its parameters: it has none, or starts its own server, the same each time;
-    - the instance of a test on ``memory`` or ``sqlite``;
-    - a test in ``backends/<backend>``: that folder runs on its own server, in each of its versions.
-
-    And these are not, although they may be run today: the instance on a server of a test outside of those folders, and
-    the plays of the long forms, of which `make test` gives a sample.
-    """
-    if test.startswith(_LONG_FORMS):
-        return False
-    if test.startswith("backends/"):
-        return True
-    return not any(part.startswith(_SERVERS) for part in parameters(test))
-
-
-def parameters(test: str) -> list[str]:
-    """The parts between the brackets of a test's id."""
-    return test.partition("[")[2].removesuffix("]").split("-")
 
 
 def of(file: str, *names: str, on: str = "") -> tuple[str, ...]:

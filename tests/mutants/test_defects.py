@@ -1,4 +1,4 @@
-"""The planted defects fit the code and the tests as they are; `make check-mutants` plants them."""
+"""The planted defects fit the code and the tests as they are; `make check WHAT=mutants` plants them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from latchwork import primitives
+from levels import always
 from mutants.all_defects import DEFECTS
-from mutants.defect import PACKAGE, ROOT, Defect, DefectStale, always
+from mutants.defect import PACKAGE, ROOT, Defect, DefectStale
 from mutants.overlay import overlay, run_tests
 
 PRIMITIVES = {
@@ -40,26 +41,6 @@ def test_every_package_below_and_above_the_primitives_has_defects():
 def test_each_defect_is_caught_by_a_test_that_every_make_test_runs():
     """Whichever server's turn it is. The lists are read here; the long run proves that their tests fail."""
     assert [defect.breaks for defect in DEFECTS if not any(map(always, defect.tests))] == []
-
-
-@pytest.mark.parametrize(
-    ("test", "is_always"),
-    [
-        ("primitives/test_work.py::test_work_is_told_to_stop", True),
-        ("primitives/test_lock.py::test_it_locks[memory]", True),
-        ("primitives/test_lock.py::test_it_locks[memory-applied]", True),
-        ("primitives/test_group.py::test_it_groups[sqlite]", True),
-        ("primitives/test_lock.py::test_it_locks[zookeeper]", False),
-        ("primitives/test_lock.py::test_it_locks[etcd35-applied]", False),
-        ("jobs/test_disconnect.py::test_a_cut[grace-zookeeper]", False),
-        ("backends/etcd/test_faults.py::test_it_dies[3.5]", True),
-        ("backends/zookeeper/test_leaves.py::test_it_ends", True),
-        ("trials/primitives/test_primitive_faults.py::test_its_rules_hold_through[memory-none-Lock]", False),
-        ("trials/history/test_history.py::test_it_is_linearizable[memory]", False),
-    ],
-)
-def test_which_tests_every_make_test_runs(test, is_always):
-    assert always(test) is is_always
 
 
 def test_every_defect_fits_the_code_once_and_leaves_valid_python():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import urllib.request
 import uuid
+from dataclasses import replace
 
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, SERVERS
 from latchwork.primitives import Lock, LockKeeper
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
@@ -59,13 +61,14 @@ class ZooKeeper(ZooKeeperServer):
         return int(self._says("Received"))
 
 
-SERVERS = {"etcd34": lambda: Etcd("3.4"), "etcd35": lambda: Etcd("3.5"), "zookeeper": ZooKeeper}
+COUNTING = {"etcd": Etcd, "zk": ZooKeeper}
 
 
 @pytest.fixture(params=SERVERS)
 def server(request):
     """A server of its own: what others left behind would be counted too."""
-    with SERVERS[request.param]() as started:
+    backend = BY_NAME[request.param]
+    with replace(backend, server=COUNTING[backend.server.SCHEME]).launch() as started:
         yield started
 
 

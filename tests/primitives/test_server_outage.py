@@ -7,16 +7,16 @@ import time
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, SERVERS
 from latchwork.errors import LockLost, NotLeader, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives import LeaderLatch, LockKeeper, PersistentLock
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 1.0
 
 
-@pytest.fixture(params=[EtcdServer, ZooKeeperServer], ids=["etcd", "zookeeper"])
+@pytest.fixture(params=SERVERS)
 def server(request):
-    with request.param() as started:
+    with BY_NAME[request.param].launch() as started:
         yield started
 
 

@@ -12,18 +12,18 @@ from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 
 import latchwork
+from backends_table import BY_NAME, SERVERS
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import Counter, Election, LeaderLatch, Lock, ReadWriteLock, Semaphore, Sequence
 from latchwork.types import Create, Put
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 1.0
 KINDS = ("lock", "read side", "write side", "semaphore", "election", "latch")
 
 
-@pytest.fixture(params=[EtcdServer, ZooKeeperServer], ids=["etcd", "zookeeper"])
+@pytest.fixture(params=SERVERS)
 def server(request):
-    with request.param() as started:
+    with BY_NAME[request.param].launch() as started:
         yield started
 
 
@@ -116,7 +116,7 @@ def refused(store, held):
 def expire(server, store):
     """End the store's session from outside, as an operator could."""
     session = store.session
-    if isinstance(server, EtcdServer):
+    if server.SCHEME == "etcd":
         with grpc.insecure_channel(server.endpoint) as channel:
             pb.LeaseStub(channel).LeaseRevoke(pb.LeaseRevokeRequest(ID=int(session.id, 16)), timeout=5)
         return

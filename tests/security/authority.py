@@ -8,14 +8,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
-
-SERVERS = {
-    "etcd34": lambda tls: EtcdServer("3.4", tls=tls),
-    "etcd35": lambda tls: EtcdServer("3.5", tls=tls),
-    "etcd36": lambda tls: EtcdServer("3.6", tls=tls),
-    "zookeeper": lambda tls: ZooKeeperServer(tls=tls),
-}
+from latchwork_testbed.servers import Tls
 
 
 @dataclass(frozen=True)

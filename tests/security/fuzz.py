@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of what users write: URLs, keys, values, times. Only latchwork's errors may come out.
 
-    make fuzz                          a minute of it
-    python tests/security/fuzz.py -max_total_time=600    any options of libFuzzer
+    make check WHAT=fuzz                                 a minute of it
+    make check WHAT=fuzz ARGS=-max_total_time=600        any options of libFuzzer
 
 Ends with exit code 0 when the time is over, and with a traceback and the input that caused it otherwise.
 """

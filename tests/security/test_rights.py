@@ -11,26 +11,23 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 import latchwork
+from backends_table import BY_NAME, ETCD
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
 from latchwork.backends.etcd import rights
 from latchwork.backends.zookeeper.watching import leaves, watches
 from latchwork_testbed.proxy import Proxy
-from latchwork_testbed.servers import EtcdServer
 from security.accounts import Accounts
-from security.conftest import LONG, if_etcd36
+from security.conftest import LONG
 
 #: Promised are 5 s; machines are busy.
 SOON_S = 30.0
 PASSWORD = "app-secret"
 
 
-FORMS = {"accounts": (["3.5"], ["3.4", *if_etcd36("3.6")])}
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=ETCD)
 def accounts(request):
     """Of a server of etcd."""
-    with EtcdServer(request.param) as server, closing(Accounts(server, PASSWORD)) as made:
+    with BY_NAME[request.param].launch() as server, closing(Accounts(server, PASSWORD)) as made:
         made.log_in()
         made.url = lambda root="app/x": server.url(root).replace("://", f"://app:{PASSWORD}@")
         yield made

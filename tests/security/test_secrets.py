@@ -15,11 +15,12 @@ from urllib.parse import quote
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, ETCD
 from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testbed.servers import ZooKeeperServer
 from security.accounts import Accounts, sasl_server
-from security.conftest import LONG, if_etcd36
+from security.conftest import LONG
 
 #: With everything that has a meaning in a URL, and in what wraps URLs; no part of it may show either.
 CANARY = "kanarien/vogel?zwitsch@9f3a#trill&piep=x%41:tiri +"
@@ -30,10 +31,8 @@ UNESCAPED = (
     "my?kanarien==", "a?vogel&vogel", "p@ss/kanarien", "p@ss?kanarien", "1/kanarien", "1?vogel=1", "x#vogel",
 )  # fmt: skip
 
-FORMS = {"server": (["etcd35", "zookeeper-sasl"], ["etcd34", "zookeeper", *if_etcd36("etcd36")])}
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[*ETCD, "zookeeper-sasl", *(["zookeeper"] if LONG else [])])
 def server(request, tmp_path_factory):
     if request.param == "zookeeper":
         with ZooKeeperServer() as started:
@@ -44,7 +43,7 @@ def server(request, tmp_path_factory):
             started.options = {"sasl": "digest-md5"}
             yield started
         return
-    with EtcdServer(f"3.{request.param[-1]}") as started, closing(Accounts(started, CANARY)):
+    with BY_NAME[request.param].launch() as started, closing(Accounts(started, CANARY)):
         yield started
 
 

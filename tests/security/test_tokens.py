@@ -9,10 +9,9 @@ from contextlib import closing
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, ETCD
 from latchwork import PermissionDenied
-from latchwork_testbed.servers import EtcdServer
 from security.accounts import Accounts
-from security.conftest import if_etcd36
 
 PASSWORD = "app-secret"
 TOKEN_LIFE_S = 1
@@ -27,17 +26,14 @@ def signing_key(tmp_path_factory):
     return f"pub-key={public},priv-key={private},sign-method=RS256"
 
 
-FORMS = {"server": (["3.4 simple", "3.5 jwt"], ["3.4 jwt", "3.5 simple", *if_etcd36("3.6 simple", "3.6 jwt")])}
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[f"{name}-{kind}" for name in ETCD for kind in ("simple", "jwt")])
 def server(request, signing_key):
     """With accounts, and tokens that live for a second."""
-    version, kind = request.param.split()
+    name, _, kind = request.param.partition("-")
     extra = [f"--auth-token=jwt,{signing_key},ttl={TOKEN_LIFE_S}s"]
     if kind == "simple":
         extra = ["--auth-token=simple", f"--auth-token-ttl={TOKEN_LIFE_S}"]
-    with EtcdServer(version, extra_args=extra) as started, closing(Accounts(started, PASSWORD)) as accounts:
+    with BY_NAME[name].launch(extra_args=extra) as started, closing(Accounts(started, PASSWORD)) as accounts:
         started.accounts = accounts
         yield started
 

@@ -19,6 +19,7 @@ import pytest
 import trustme
 from kazoo.client import KazooClient
 
+from backends_table import BY_NAME, SERVERS
 from latchwork_testbed import server as _server
 from latchwork_testbed.ports import reserve_port
 from latchwork_testbed.servers import (
@@ -31,17 +32,10 @@ from latchwork_testbed.servers import (
     ZooKeeperServer,
 )
 
-KINDS = {"etcd34": lambda: EtcdServer("3.4"), "etcd35": lambda: EtcdServer("3.5"), "zookeeper": ZooKeeperServer}
-GROUPS = {
-    "etcd34": lambda: EtcdCluster(3, version="3.4"),
-    "etcd35": lambda: EtcdCluster(3, version="3.5"),
-    "zookeeper": lambda: ZooKeeperEnsemble(3),
-}
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=SERVERS)
 def server(request):
-    with KINDS[request.param]() as started:
+    with BY_NAME[request.param].launch() as started:
         yield started
 
 
@@ -144,17 +138,17 @@ def test_starting_twice_is_refused_and_harmless(server):
     assert answers(server)
 
 
-def test_close_leaves_no_process_and_no_data():
-    for start in KINDS.values():
-        server = start()
-        server.start()
-        pid, data_dir = server.pid, server.data_dir
-        server.close()
-        server.close()
-        assert gone_within(pid, 0.1)
-        assert not data_dir.exists()
-        with pytest.raises(ServerFailed, match="does not run; start it"):
-            server.pause()
+@pytest.mark.parametrize("kind", SERVERS)
+def test_close_leaves_no_process_and_no_data(kind):
+    server = BY_NAME[kind].launch()
+    server.start()
+    pid, data_dir = server.pid, server.data_dir
+    server.close()
+    server.close()
+    assert gone_within(pid, 0.1)
+    assert not data_dir.exists()
+    with pytest.raises(ServerFailed, match="does not run; start it"):
+        server.pause()
 
 
 def test_given_data_directory_is_kept(tmp_path):
@@ -224,9 +218,9 @@ def test_ctrl_c_in_a_terminal_reaches_no_server(server):
     assert os.getsid(server.pid) != os.getsid(0)
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_three_members_elect_a_leader_and_another_when_it_is_killed(kind):
-    with GROUPS[kind]() as group:
+    with BY_NAME[kind].launch(3) as group:
         assert len(set(group.endpoint.split(","))) == 3
         first = group.leader()
         assert sum(member.is_leader() for member in group.members) == 1
@@ -280,7 +274,7 @@ def test_start_that_takes_too_long_is_given_up():
     server.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_port_taken_by_a_stranger_is_replaced_on_first_start(kind, monkeypatch):
     with socket.socket() as stranger:
         while True:
@@ -293,7 +287,7 @@ def test_port_taken_by_a_stranger_is_replaced_on_first_start(kind, monkeypatch):
         stranger.listen()
         offers = [taken]
         monkeypatch.setattr(_server, "reserve_port", lambda: offers.pop() if offers else reserve_port())
-        with KINDS[kind]() as server:
+        with BY_NAME[kind].launch() as server:
             assert not offers
             assert not server.endpoint.endswith(f":{taken.port}")
             assert answers(server)

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 import latchwork
+from backends_table import BY_NAME, SERVERS
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LockLost, NotLeader, OutcomeUnknown, Unavailable
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 CALL_TIMEOUT_S = 30.0
 #: Far less than the call timeout, far more than any of these calls may take.
@@ -27,11 +27,11 @@ class Countdown:
         return max(0.0, self.until - SYSTEM_CLOCK.now())
 
 
-@pytest.fixture(params=["zookeeper", "etcd35"])
+@pytest.fixture(params=SERVERS)
 def hanging(request):
     """A store whose server hangs, with a key that was written before; ``release`` ends that."""
-    made = ZooKeeperServer() if request.param == "zookeeper" else EtcdServer("3.5")
-    with made as server, latchwork.connect(server.url("within", call_timeout_s=CALL_TIMEOUT_S)) as store:
+    launched = BY_NAME[request.param].launch()
+    with launched as server, latchwork.connect(server.url("within", call_timeout_s=CALL_TIMEOUT_S)) as store:
         store.put("key", b"before")
         server.pause()
         try:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trials.stage import SERVERS, Stage
+from backends_table import SERVERS
+from trials.stage import Stage
 from trials.ways import Ways
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trials.stage import BACKENDS, is_there
+from backends_table import SHARED as BACKENDS
+from backends_table import is_there
 
 _MOST_TOLD = 12
 

@@ -9,36 +9,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from latchwork_testbed.binaries import find_etcd
-from latchwork_testbed.servers import EtcdCluster, EtcdServer, ServerMissing, ZooKeeperEnsemble, ZooKeeperServer
+from backends_table import BY_NAME, ETCD, SERVERS
 from trials.raw import RawEtcd, RawSqlite, RawZooKeeper, etcd_serves, zookeeper_serves
 from trials.ways import Ways
 
-#: Backend to version.
-ETCD = {"etcd34": "3.4", "etcd35": "3.5", "etcd36": "3.6"}
-SERVERS = ("zookeeper", *ETCD)
-#: Those that several processes can share; ``memory`` is there for trials in one process.
-BACKENDS = ("sqlite", *SERVERS)
 #: Ways to cut a link between servers, the best that is possible here first: namespaces take root.
 LINKS = ("namespaces", "proxies") if os.geteuid() == 0 else ("proxies",)
-
-
-def is_there(backend: str) -> bool:
-    """Whether it can be checked here; where it cannot, that is said loudly."""
-    try:
-        if backend in ETCD:
-            find_etcd(ETCD[backend])
-    except ServerMissing as error:
-        print(f"!!\n!! {backend} is NOT checked: {error}\n!!", flush=True)
-        return False
-    return True
 
 
 class Stage:
     """One backend for any number of trials, one at a time. One thread at a time.
 
     Args:
-        backend: one of ``BACKENDS``, or memory.
+        backend: one of ``SHARED``, or memory.
         directory: for the files of sqlite.
         members: how many servers.
         links: how those between servers can be cut, one of ``LINKS``; empty if not at all.
@@ -115,7 +98,4 @@ def _launcher(backend: str, members: int, links: str) -> Any:
     if backend not in SERVERS:
         return None
     network: Any = {"": False, "namespaces": True, "proxies": "proxies"}[links]
-    if backend == "zookeeper":
-        return ZooKeeperServer() if members == 1 else ZooKeeperEnsemble(members, network=network)
-    version = ETCD[backend]
-    return EtcdServer(version) if members == 1 else EtcdCluster(members, version=version, network=network)
+    return BY_NAME[backend].launch(members, **({"network": network} if members > 1 else {}))

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from etcd3 import etcdrpc as pb
 
+from backends_table import ETCD
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork_testbed.proxy import Proxy
@@ -82,7 +83,7 @@ def _collector():
     return Collector
 
 
-@pytest.fixture(params=["etcd34", "etcd35"])
+@pytest.fixture(params=ETCD)
 def server(request):
     """Each shared server in turn; leave it running and unhurt."""
     return request.getfixturevalue(request.param)

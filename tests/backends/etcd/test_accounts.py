@@ -11,10 +11,10 @@ from etcd3.etcdrpc import auth_pb2
 from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
 from latchwork.types import Put
-from latchwork_testbed.servers import EtcdServer, EtcdTls
+from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer, EtcdTls
 
 
-@pytest.fixture(scope="module", params=["3.4", "3.5"])
+@pytest.fixture(scope="module", params=ETCD_VERSIONS)
 def guarded(request):
     """A server with RBAC: root, and app which may read and write below /app/ and read below /shown/ and /part/open/."""
     import grpc

@@ -11,10 +11,10 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.base import Current, Snapshot
 from latchwork.errors import ConnectFailed, SessionLost, Unavailable
 from latchwork.types import Create, Put, SessionAlive
-from latchwork_testbed.servers import EtcdCluster, EtcdServer
+from latchwork_testbed.servers import ETCD_VERSIONS, EtcdCluster, EtcdServer
 
 
-@pytest.fixture(params=["3.4", "3.5"])
+@pytest.fixture(params=ETCD_VERSIONS)
 def own(request):
     with EtcdServer(request.param) as server:
         yield server

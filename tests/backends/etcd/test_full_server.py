@@ -11,7 +11,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.errors import Conflict, OutcomeUnknown, QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Delete, Exists, Put
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer
 
 QUOTA = 3_000_000
 
@@ -190,7 +190,7 @@ def read_in_the_end(backend, key):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("version", ["3.4", "3.5"])
+@pytest.mark.parametrize("version", ETCD_VERSIONS)
 def test_reads_go_on_after_a_write_that_a_full_server_leaves_unknown(small, root, opened, proxied, fill, make_room):
     proxy = proxied(small)
     backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=2")

@@ -284,7 +284,7 @@ def test_watches_are_told_every_two_seconds_that_they_are_current(backend):
     assert all(later - earlier < 2.0 for earlier, later in itertools.pairwise(marks))
 
 
-def test_a_closed_watch_is_silent_and_gone_from_the_server(backend, other, zookeeper, root, wait_until):
+def test_a_closed_watch_is_silent_and_gone_from_the_server(backend, other, raw, root, wait_until):
     events, stays = Events(), Events()
     watch = backend.watch("a", events)
     same = backend.watch("a", stays)
@@ -294,9 +294,9 @@ def test_a_closed_watch_is_silent_and_gone_from_the_server(backend, other, zooke
     put(other, "a/k")
     wait_until(lambda: stays.of(Delta))
     assert len(events.all) == seen
-    assert f"/{root}/a" in zookeeper.four_letter_word("wchp")
+    assert f"/{root}/a" in raw.command(b"wchp")
     same.close()
-    wait_until(lambda: f"/{root}/a\n" not in zookeeper.four_letter_word("wchp"))
+    wait_until(lambda: f"/{root}/a\n" not in raw.command(b"wchp"))
 
 
 def test_a_thousand_watches_cost_no_thread(backend):

@@ -74,7 +74,7 @@ def test_an_expired_session_is_gone_for_ever(backend, zookeeper, raw, root):
     assert not raw.exists(f"/{root}/mine")
 
 
-def test_nothing_asked_around_an_expiry_lands_in_another_session(backend, zookeeper, raw, root):
+def test_nothing_asked_around_an_expiry_lands_in_another_session(backend, zookeeper, raw, root, wait_until):
     """Writes are poured into a session while it expires: the acknowledged are gone with it, the rest never come."""
     session = result(backend.open_session(5.0, lambda: None))
     calls = []
@@ -86,7 +86,7 @@ def test_nothing_asked_around_an_expiry_lands_in_another_session(backend, zookee
 
     thread = threading.Thread(target=pour)
     thread.start()
-    time.sleep(0.05)
+    wait_until(lambda: any(call.done() for call in list(calls)))
     expire(zookeeper, session)
     thread.join()
     errors = [call.exception(15) for call in calls]

@@ -24,7 +24,6 @@ from trials.stage import Stage
 
 ROOT = "chaos"
 NODES = [f"n{number}" for number in range(5)]
-BACKENDS = ["sqlite", "etcd34", "etcd35", "zookeeper"]
 #: After the last fault every item has to run again within the greater TTL and so much more.
 GRACE_S = 5.0
 #: So many faults of each kind have to land in a storm of at least so many minutes; a shorter one is judged without.

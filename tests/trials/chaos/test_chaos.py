@@ -1,4 +1,4 @@
-"""A short chaos run: five nodes, ten jobs, real processes, a real server. `make chaos` runs it as long as one likes."""
+"""A short chaos run: five nodes, ten jobs, real processes, a real server; `make check WHAT=chaos` has long ones."""
 
 from __future__ import annotations
 

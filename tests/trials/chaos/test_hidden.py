@@ -8,12 +8,13 @@ import time
 import pytest
 
 import latchwork
+from backends_table import SHARED
 from trials.raw import KEPT, RawEtcd, RawSqlite, RawZooKeeper
 
 ROOT = "hidden"
 
 
-@pytest.fixture(params=["sqlite", "etcd35", "zookeeper"])
+@pytest.fixture(params=SHARED)
 def place(request, tmp_path):
     """A URL of a root of its own, and what reads its hidden keys."""
     if request.param == "sqlite":
@@ -21,7 +22,7 @@ def place(request, tmp_path):
     else:
         server = request.getfixturevalue(request.param)
         url = server.url(ROOT)
-        raw = {"etcd35": RawEtcd, "zookeeper": RawZooKeeper}[request.param]([server.endpoint], ROOT)
+        raw = {"etcd": RawEtcd, "zk": RawZooKeeper}[server.scheme]([server.endpoint], ROOT)
     with contextlib.closing(raw):
         yield url, raw.hidden
 

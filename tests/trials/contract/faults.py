@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager as Context
 from typing import Any
 
 import latchwork
+from backends_table import ETCD
+from backends_table import SHARED as BACKENDS
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
 from latchwork_testbed.proxy import Way
 from trials.contract.play import ROOT, Fault, Play
@@ -23,7 +25,6 @@ from trials.fault import frozen, full, held, isolated, killed, moved_away, refus
 from trials.judges.contract.rules import WRITES
 from trials.raw import secret, wait_until
 from trials.remote import Remote
-from trials.stage import BACKENDS, ETCD
 
 _HALF, _THRICE = 0.5, 3.0
 _FROZEN = 1.6

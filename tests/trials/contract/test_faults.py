@@ -1,4 +1,4 @@
-"""Each fault once, on one of the backends it applies to; `make check-faults` gives all of them, idle and under load."""
+"""Each fault once, on one of the backends it applies to; `make check WHAT=faults` has all of them, idle and busy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trials.contract.faults import BY_NAME, FAULTS
 from trials.contract.play import Fault, play
 from trials.judges.contract.facts import Patience
 
-#: Tests share the machine with others; `make check-faults` is strict.
+#: Tests share the machine with others; `make check WHAT=faults` is strict.
 PATIENCE = Patience(reconnect_s=10.0, grace_s=10.0, slack_s=1.5)
 SAMPLE = [
     ("zookeeper", "server killed", "busy"),

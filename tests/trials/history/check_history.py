@@ -1,6 +1,6 @@
 """The long form: a hundred thousand calls on every backend while faults are injected, judged for linearizability.
 
-    make check-history ARGS="--backends etcd35,sqlite --calls 20000 --seed 7 --out /tmp/histories"
+    make check WHAT=history ARGS="--backends etcd35,sqlite --calls 20000 --seed 7 --out /tmp/histories"
 
 Prints progress, writes `summary.json` and, for a history that is not linearizable, `bad-<backend>.json` (whole) and
 `bad-<backend>.txt` (made small, for people) into the directory. The exit code is 0 only if every run counts and is
@@ -19,20 +19,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from backends_table import BY_NAME, is_there
 from trials.history.run import Run, Summary, repeated
-from trials.history.setups import BACKENDS, ON_REQUEST, setup_of
+from trials.history.setups import ON_REQUEST, setup_of
 from trials.judges.linearizable.checker import minimise, timeline
 from trials.record import REFUSED, UNKNOWN
 from trials.remote import Remote, Wire
 
 _ROOT = Path(__file__).parents[3]
 _PROGRESS_S = 10.0
-_ALL = (*BACKENDS, *ON_REQUEST)
+_ALL = (*BY_NAME, *ON_REQUEST)
 
 
 def main() -> int:
     options = _options()
-    names = options.backends.split(",")
+    names = options.backends.split(",") if options.backends else [name for name in BY_NAME if is_there(name)]
     unknown = sorted(set(names) - set(_ALL))
     if unknown:
         print(f"unknown backends: {', '.join(unknown)}; there are {', '.join(_ALL)}", file=sys.stderr)
@@ -52,7 +53,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", default=",".join(BACKENDS), help=f"also {', '.join(ON_REQUEST)}")
+    parser.add_argument("--backends", help=f"default: {', '.join(BY_NAME)}; also {', '.join(ON_REQUEST)}")
     parser.add_argument("--calls", type=int, default=100_000, help="at least so many on each backend")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--round-s", type=float, default=4.0)

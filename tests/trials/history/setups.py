@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager as Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backends_table import SERVERS, SHARED
 from trials import fault
 from trials.fault import dropped, frozen, held, isolated, killed, locked
 
@@ -178,13 +179,14 @@ CLUSTER = replace(
     ),
     outage_s=(0.5, 2.5),  # an election takes its time
 )
-BACKENDS = ("memory", "sqlite", "zookeeper", "etcd34", "etcd35")
-#: For the long form; etcd 3.6 is what `make check-faults` has built.
-ON_REQUEST = ("etcd36", "zookeeper-x3", "etcd34-x3", "etcd35-x3")
+#: Three servers of each: for the long form, on request.
+ON_REQUEST = tuple(f"{name}-x3" for name in SERVERS)
 
 
 def setup_of(name: str) -> Setup:
     """That of a backend, or of three servers of it."""
-    if name in {"memory", "sqlite"}:
-        return MEMORY if name == "memory" else SQLITE
-    return CLUSTER if name.endswith("-x3") else SERVER
+    if name in ON_REQUEST:
+        return CLUSTER
+    if name in SERVERS:
+        return SERVER
+    return SQLITE if name in SHARED else MEMORY

@@ -1,6 +1,6 @@
 """Every backend is linearizable while servers die, networks break and processes freeze: the short form.
 
-`make check-history` records a hundred thousand calls on each.
+`make check WHAT=history` records a hundred thousand calls on each.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from backends_table import BY_NAME
 from trials.history.run import Run, Summary, repeated
-from trials.history.setups import BACKENDS, SERVER, setup_of
+from trials.history.setups import SERVER, setup_of
 from trials.judges.linearizable.checker import minimise, timeline
 
 CALLS = 1_500
@@ -22,7 +23,7 @@ SERVER_THINK_S = 0.02
 
 
 @pytest.mark.timeout(3 * 180)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BY_NAME)
 def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_path):
     tries = itertools.count()
 

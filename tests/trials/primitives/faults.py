@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from backends_table import SHARED as BACKENDS
 from latchwork.errors import LatchworkError
 from trials import fault
 from trials.fault import frozen, held, killed, refused
 from trials.primitives.play import Play, insist
-from trials.stage import BACKENDS
 
 #: What becomes of the victim's session.
 Fate = Literal["dead", "lost", "kept", "either"]

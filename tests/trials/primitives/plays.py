@@ -9,6 +9,7 @@ import contextlib
 import time
 from functools import partial
 
+from backends_table import SERVERS
 from latchwork.errors import Conflict, OwnershipLost
 from latchwork.primitives.fair.tickets import is_ticket
 from trials.judges.primitive import Views, late_writes, miscounted, too_many
@@ -16,7 +17,7 @@ from trials.primitives.faults import FAULTS, SHORT_TTL_S, Fault
 from trials.primitives.owners import OWNERS, PATIENCE_S, PERSISTENT
 from trials.primitives.play import Play, insist, until
 from trials.primitives.players import INTERVAL_S, PERMITS, PLAYERS
-from trials.stage import SERVERS, Stage
+from trials.stage import Stage
 
 PRIMITIVES = tuple(PLAYERS)
 #: Loops have to come round so often before a fault, and after it.

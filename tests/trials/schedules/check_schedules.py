@@ -1,4 +1,4 @@
-"""Runs many random schedules of every model: `make check-schedules COUNT=5000 ARGS="--only Latch"`.
+"""Runs many random schedules of every model: `make check WHAT=schedules ARGS="--count 5000 --only Latch"`.
 
 Models are found in the `test_*.py` beside this file. Seeds begin where the run says; the same seeds are the same run.
 """

@@ -1,0 +1,132 @@
+"""Which tests a run has: by their ids, by the day, and by what SERVERS says. Nothing here looks at a machine.
+
+`make test` runs a test file on the embedded backends and on one real server, whose turn it is: that follows from the
+file's name and the date, and every file meets every server within as many days as there are servers to take turns.
+Some folders run on every server every day, and of the plays, which are samples of long forms, each day has a share.
+
+SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a date, whose turns are repeated.
+`make check` runs with ``all``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+from backends_table import BACKENDS, BY_NAME, When
+
+#: Folders that run on every server every day: the contract, and what belongs to one server.
+EVERY_DAY = ("conformance/", "backends/")
+#: Samples of long forms: each play is in a run on one day in so many.
+PLAYS = {"faults/": 5, "trials/contract/": 5, "primitives/faults/": 5, "trials/primitives/": 5}
+#: What runs a part of itself only, which may change: nobody may rely on one test of it.
+SAMPLES = (*PLAYS, "history/", "trials/history/", "chaos/", "trials/chaos/", "model/")
+#: The servers that take turns.
+TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)
+_ALWAYS = frozenset(backend.name for backend in BACKENDS if backend.when is When.ALWAYS)
+_ON_REQUEST = frozenset(backend.name for backend in BACKENDS if backend.when is When.ON_REQUEST)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What SERVERS says.
+
+    Attributes:
+        day: whose turns these are; None when servers are named.
+        servers: the names; empty when it is a day.
+    """
+
+    day: dt.date | None
+    servers: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, text: str, today: dt.date) -> Choice:
+        """Read SERVERS; an empty text is today.
+
+        Raises:
+            ValueError: it is no date and names something that is no backend.
+        """
+        text = text.strip()
+        if not text:
+            return cls(today)
+        if text == "all":
+            return cls(None, frozenset(BY_NAME))
+        names = frozenset(name.strip() for name in text.split(","))
+        if names <= BY_NAME.keys():
+            return cls(None, names)
+        try:
+            return cls(dt.date.fromisoformat(text))
+        except ValueError:
+            known = ", ".join(BY_NAME)
+            raise ValueError(f"SERVERS={text}: use names of {known}, joined by commas; or all, or a date") from None
+
+    @property
+    def on_request(self) -> frozenset[str]:
+        """Those of the named servers that may be missing, unless they were asked for alone."""
+        return self.servers & _ON_REQUEST if self.servers == BY_NAME.keys() else frozenset()
+
+    def __str__(self) -> str:
+        if self.day is not None:
+            return self.day.isoformat()
+        return "all" if self.servers == BY_NAME.keys() else ",".join(n for n in BY_NAME if n in self.servers)
+
+
+def turns(file: str, day: dt.date) -> tuple[str, ...]:
+    """The servers that take turns, in the order in which a test file wants them that day.
+
+    Each of its tests runs on the first of them that it has: that is the first of all, but for the few tests that are
+    not for all of them.
+    """
+    first = (crc32(_below_tests(file).encode()) + day.toordinal()) % len(TURNS)
+    return TURNS[first:] + TURNS[:first]
+
+
+def chosen(tests: Iterable[str], choice: Choice) -> set[str]:
+    """Which of these tests a run has, by their ids.
+
+    The tests of a function have to be among them all, or none: from them follows which servers it has.
+    """
+    tests = list(tests)
+    on: dict[str, set[str]] = {}
+    for test in tests:
+        on.setdefault(test.partition("[")[0], set()).update(backends_of(test))
+    return {test for test in tests if _is_chosen(test, on[test.partition("[")[0]], choice)}
+
+
+def always(test: str) -> bool:
+    """Whether every `make test` has this test, whichever server's turn it is.
+
+    So are tests without a backend among their parameters, those on embedded backends, and those of the folders that
+    run on every server. Not so are the others, and the samples of long forms, although a run may have them.
+    """
+    below, backends = _below_tests(test), backends_of(test)
+    if backends and below.startswith(SAMPLES):
+        return False
+    return _ALWAYS.issuperset(backends) or (below.startswith(EVERY_DAY) and not _ON_REQUEST.intersection(backends))
+
+
+def backends_of(test: str) -> list[str]:
+    """The backends among the parameters of a test."""
+    return [part for part in test.partition("[")[2].removesuffix("]").split("-") if part in BY_NAME]
+
+
+def _is_chosen(test: str, on: set[str], choice: Choice) -> bool:
+    """Whether a run has a test, whose function has instances on these backends."""
+    below, backends = _below_tests(test), set(backends_of(test))
+    if backends & (_ON_REQUEST - choice.servers):
+        return False
+    if choice.day is None:
+        return backends <= choice.servers | _ALWAYS or below.startswith(EVERY_DAY)
+    share = next((share for folder, share in PLAYS.items() if below.startswith(folder)), 1)
+    if share > 1 and backends:
+        return (crc32(below.encode()) + choice.day.toordinal()) % share == 0
+    if backends <= _ALWAYS or below.startswith(EVERY_DAY):
+        return True
+    wanted = [*turns(below.partition("::")[0], choice.day), *BY_NAME]
+    return next(name for name in wanted if name in on - _ALWAYS) in backends
+
+
+def _below_tests(name: str) -> str:
+    return name.removeprefix("tests/")

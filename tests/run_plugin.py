@@ -1,0 +1,114 @@
+"""What our runs of pytest have that others have not: tests by level, servers of the whole run, a summary that says so.
+
+`levels.py` has the rule for what a run has, `run_servers.py` starts the servers.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends_table import is_there
+from levels import EVERY_DAY, TURNS, Choice, backends_of, chosen, turns
+from run_servers import STARTER, Starter
+
+TESTS = Path(__file__).parent
+CHOICE = pytest.StashKey[Choice]()
+DESELECTED = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read SERVERS, and set it for all processes of the run, which may last past midnight."""
+    try:
+        choice = Choice.of(os.environ.get("SERVERS", ""), dt.datetime.now(dt.timezone.utc).date())
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    os.environ["SERVERS"] = str(choice)
+    config.stash[CHOICE] = choice
+    config.stash[STARTER] = Starter()
+    config.stash[DESELECTED] = 0
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say on which servers tests run: what repeats the choice, then which files each server has."""
+    choice = config.stash[CHOICE]
+    if choice.day is None:
+        missing = [f"!! {name} is NOT tested: it is not on this machine" for name in _missing(choice)]
+        return [f"servers: SERVERS={choice}", *missing]
+    files = sorted(name for name in _files(config.args) if not name.startswith(EVERY_DAY))
+    lines = [f"servers: SERVERS={choice} repeats this choice; SERVERS=all has every server, SERVERS={TURNS[0]} one"]
+    for server in TURNS:
+        names = [file.removesuffix(".py") for file in files if turns(file, choice.day)[0] == server]
+        lines += textwrap.wrap(f"{server}: {' '.join(names)}", 118, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what the run does not have, but for tests that the command line names with their parameters."""
+    choice = config.stash[CHOICE]
+    missing = _missing(choice)
+    named = {argument.removeprefix("./") for argument in config.args if argument.endswith("]")}
+    wanted = chosen((item.nodeid for item in items), choice) | named
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        has = item.nodeid in wanted and missing.isdisjoint(backends_of(item.nodeid))
+        (kept if has else others).append(item)
+    if others:
+        config.stash[DESELECTED] = len(others)
+        config.hook.pytest_deselected(items=others)
+        items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that the run was started in, if this is another."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["deselected"] = session.config.stash[DESELECTED]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers of the run."""
+    if STARTER in config.stash:
+        config.stash[STARTER].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of xdist, before it starts, how to ask for servers."""
+    node.workerinput["servers"] = node.config.stash[STARTER].listen()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of xdist has ended: each has collected the same tests."""
+    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many tests this run did not have, and how to repeat what failed."""
+    if config.stash[DESELECTED]:
+        count = config.stash[DESELECTED]
+        terminalreporter.write_line(f"{count} tests belong to other servers or other days; SERVERS=all has them")
+    failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+    again = {(" ".join(backends_of(test)), test.partition("::")[0]) for test in failed}
+    for backends, file in sorted(again):
+        where = f"SERVERS={backends.replace(' ', ',')} " if backends else ""
+        terminalreporter.write_line(f'to repeat: {where}make test ARGS="{file}"')
+    if failed:
+        terminalreporter.write_line(f"to repeat the whole run: SERVERS={config.stash[CHOICE]} make test")
+
+
+def _missing(choice: Choice) -> set[str]:
+    return {name for name in choice.on_request if not is_there(name)}
+
+
+def _files(arguments: list[str]) -> set[str]:
+    """Test files below what the command line names, relative to the folder of tests."""
+    paths = [Path(argument.partition("::")[0]).resolve() for argument in arguments]
+    found = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+    return {file.relative_to(TESTS).as_posix() for file in found if file.is_relative_to(TESTS)}
