@@ -11,12 +11,15 @@ SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a 
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
 from backends_table import BACKENDS, BY_NAME, When
 
+#: Whether this run has the long form of tests that are done for as long as one likes; `make check WHAT=tests` has.
+LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 #: Folders that run on every backend every day: the contract, and what belongs to one server.
 EVERY_DAY = ("conformance/", "backends/")
 #: Samples of long forms: each play is in a run on one day in so many.
