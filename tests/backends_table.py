@@ -19,7 +19,7 @@ class When(Enum):
     """When `make test` runs the tests of a backend; `make check` runs them all. `levels.py` has the rule."""
 
     ALWAYS = "every day"
-    IN_TURN = "on the days on which it is the server of the test's file"
+    IN_TURN = "on the days on which it is the turn of this backend for the test's file"
     OWN = "every day in the conformance suite and in the backend's own folder, nowhere else"
     ON_REQUEST = "only where SERVERS names it, or is all and the server is on this machine"
 
@@ -60,7 +60,7 @@ class Backend:
 
 BACKENDS = (
     Backend("memory", url=lambda name, _: f"memory://{name}/test", when=When.ALWAYS, shared=False),
-    Backend("sqlite", url=lambda _, folder: f"sqlite:///{folder / 'store.db'}?root=test", when=When.ALWAYS),
+    Backend("sqlite", url=lambda _, folder: f"sqlite:///{folder / 'store.db'}?root=test"),
     Backend("zookeeper", server=ZooKeeperServer, cluster=ZooKeeperEnsemble),
     Backend("etcd34", server=EtcdServer, cluster=EtcdCluster, version="3.4", when=When.OWN),
     Backend("etcd35", server=EtcdServer, cluster=EtcdCluster, version="3.5"),

@@ -1,8 +1,8 @@
 """Which tests a run has: by their ids, by the day, and by what SERVERS says. Nothing here looks at a machine.
 
-`make test` runs a test file on the embedded backends and on one real server, whose turn it is: that follows from the
-file's name and the date, and every file meets every server within as many days as there are servers to take turns.
-Some folders run on every server every day, and of the plays, which are samples of long forms, each day has a share.
+`make test` runs a test file in memory and on one more backend, whose turn it is: that follows from the file's name and
+the date, and every file meets every one of them within as many days as there are to take turns. Some folders run on
+every backend every day, and of the plays, which are samples of long forms, each day has a share.
 
 SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a date, whose turns are repeated.
 `make check` runs with ``all``.
@@ -11,19 +11,22 @@ SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a 
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
 from backends_table import BACKENDS, BY_NAME, When
 
-#: Folders that run on every server every day: the contract, and what belongs to one server.
+#: Whether this run has the long form of tests that are done for as long as one likes; `make check WHAT=tests` has.
+LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
+#: Folders that run on every backend every day: the contract, and what belongs to one server.
 EVERY_DAY = ("conformance/", "backends/")
 #: Samples of long forms: each play is in a run on one day in so many.
-PLAYS = {"faults/": 5, "trials/contract/": 5, "primitives/faults/": 5, "trials/primitives/": 5}
+PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
-SAMPLES = (*PLAYS, "history/", "trials/history/", "chaos/", "trials/chaos/", "model/")
-#: The servers that take turns.
+SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "model/")
+#: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)
 _ALWAYS = frozenset(backend.name for backend in BACKENDS if backend.when is When.ALWAYS)
 _ON_REQUEST = frozenset(backend.name for backend in BACKENDS if backend.when is When.ON_REQUEST)
@@ -74,7 +77,7 @@ class Choice:
 
 
 def turns(file: str, day: dt.date) -> tuple[str, ...]:
-    """The servers that take turns, in the order in which a test file wants them that day.
+    """The backends that take turns, in the order in which a test file wants them that day.
 
     Each of its tests runs on the first of them that it has: that is the first of all, but for the few tests that are
     not for all of them.
@@ -98,8 +101,8 @@ def chosen(tests: Iterable[str], choice: Choice) -> set[str]:
 def always(test: str) -> bool:
     """Whether every `make test` has this test, whichever server's turn it is.
 
-    So are tests without a backend among their parameters, those on embedded backends, and those of the folders that
-    run on every server. Not so are the others, and the samples of long forms, although a run may have them.
+    So are tests without a backend among their parameters, those in memory, and those of the folders that run on every
+    backend. Not so are the others, and the samples of long forms, although a run may have them.
     """
     below, backends = _below_tests(test), backends_of(test)
     if backends and below.startswith(SAMPLES):

@@ -49,7 +49,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what the run does not have, but for tests that the command line names with their parameters."""
+    """Deselect what the run does not have, but for tests that the command line names with their parameters.
+
+    Trials come first: they take long, and nobody shall wait for one at the end.
+    """
     choice = config.stash[CHOICE]
     missing = _missing(choice)
     named = {argument.removeprefix("./") for argument in config.args if argument.endswith("]")}
@@ -59,10 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         has = item.nodeid in wanted and missing.isdisjoint(backends_of(item.nodeid))
         (kept if has else others).append(item)
+    items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith("tests/trials/"))
     if others:
         config.stash[DESELECTED] = len(others)
         config.hook.pytest_deselected(items=others)
-        items[:] = kept
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -48,12 +48,11 @@ def test_on_each_day_every_server_has_some_of_the_files():
         assert min(map(had.count, TURNS)) > len(FILES) / len(TURNS) / 2
 
 
-def test_a_test_runs_on_what_is_embedded_and_on_the_server_of_its_file():
+def test_a_test_runs_in_memory_and_on_the_server_of_its_file():
     tests = on_each("primitives/test_lock.py::test_it_locks")
     for day in WEEK:
         server = turns("primitives/test_lock.py", day)[0]
-        embedded = [backend.name for backend in BACKENDS if backend.when is When.ALWAYS]
-        assert chosen(tests, Choice(day)) == set(on_each("primitives/test_lock.py::test_it_locks", *embedded, server))
+        assert chosen(tests, Choice(day)) == set(on_each("primitives/test_lock.py::test_it_locks", "memory", server))
 
 
 def test_a_test_that_the_server_of_the_day_is_not_for_runs_on_one_that_it_is_for():
@@ -79,7 +78,7 @@ def test_the_contract_and_the_folder_of_a_backend_have_every_server_that_is_to_b
 
 @pytest.mark.parametrize("folder", PLAYS)
 def test_of_the_plays_each_day_has_a_share_and_all_have_their_day(folder):
-    tests = [f"tests/{folder}test_x.py::test_a[{server}-fault-{n}]" for server in ("sqlite", *TURNS) for n in range(30)]
+    tests = [f"tests/{folder}test_x.py::test_a[{server}-fault-{n}]" for server in TURNS for n in range(30)]
     days = week_of(tests)
     assert set().union(*days) == set(tests)
     assert all(len(day) < len(tests) / 2 for day in days)
@@ -110,7 +109,8 @@ def test_what_every_run_has_is_in_each_run():
         ("primitives/test_work.py::test_work_is_told_to_stop", True),
         ("primitives/test_lock.py::test_it_locks[memory]", True),
         ("tests/primitives/test_lock.py::test_it_locks[memory-applied]", True),
-        ("primitives/test_group.py::test_it_groups[sqlite]", True),
+        ("primitives/test_group.py::test_it_groups[sqlite]", False),
+        ("conformance/test_reads.py::test_it_reads[sqlite]", True),
         ("primitives/test_lock.py::test_it_locks[zookeeper]", False),
         ("primitives/test_lock.py::test_it_locks[etcd35-applied]", False),
         ("jobs/test_disconnect.py::test_a_cut[grace-zookeeper]", False),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.assignment import Move, ReplicaProblem, place_replicas
+from levels import LONG
 
 WEIGHTS = (1.0, 2.0, 0.5)
 
@@ -62,7 +63,7 @@ def test_no_other_placement_is_as_spread_and_more_level_or_moves_less(weights):
         assert value(problem, place_replicas(problem).owners) == brute_force(problem)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150 if LONG else 60)
 @given(st.randoms(use_true_random=False))
 def test_every_plan_is_spread_complete_and_independent_of_input_order(rng):
     problem = random_problem(rng, items=30, workers=12, zones=5, weights=WEIGHTS)

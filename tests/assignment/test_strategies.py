@@ -20,6 +20,7 @@ from latchwork.assignment import (
     check_plan,
     strategy_by_name,
 )
+from levels import LONG
 
 NAMES = ("rendezvous", "evenly-rendezvous", "evenly-spread", "balanced")
 EVEN = NAMES[1:]
@@ -50,7 +51,7 @@ def loads(job, owners):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=250 if LONG else 80)
 @given(problems(), st.randoms(use_true_random=False))
 def test_every_plan_is_total_allowed_and_independent_of_input_order(name, problem, rng):
     plan = strategy_by_name(name).assign(problem)
@@ -68,7 +69,7 @@ def shuffle_job(job, rng):
 
 
 @pytest.mark.parametrize("name", EVEN)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=250 if LONG else 80)
 @given(problems())
 def test_every_even_plan_is_within_one_of_the_quota(name, problem):
     plan = strategy_by_name(name).assign(problem)

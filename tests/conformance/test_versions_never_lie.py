@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import random
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict, KeyExists, LatchworkError, SessionLost
 from latchwork.types import At, Create, Delete, Exists, Put
+from levels import LONG
 
-LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 WAIT_S = 30.0
 CHAOS_S = 20.0 if LONG else 1.5
 #: Commits of its kind that a run under chaos must have seen, and how much longer it may take for them.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import uuid
 from dataclasses import replace
 
@@ -29,9 +28,9 @@ import latchwork
 from latchwork.backends.embedded import reads, writes
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, WaitTimeout
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
+from levels import LONG
 from model.dictionary import Dictionary, is_at_or_below, is_below
 
-LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 WAIT_S = 20.0
 MOST_SESSIONS = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.defect import Defect, at, schedules
+from mutants.defect import Defect, at, of, schedules
 
 DEFECTS = (
     Defect(
@@ -159,7 +159,10 @@ DEFECTS = (
         "primitives/group/group.py",
         "            due = since + delay_s(seen.rank(self.member_id))\n",
         "            due = since + 1000.0 * delay_s(seen.rank(self.member_id))\n",
-        at("group", "others_write_the_views_while_the_oldest_member_is_frozen", on="sqlite"),
+        (
+            *of("trials/schedules/group", "others_write_the_views_while_the_oldest_member_is_frozen"),
+            *at("group", "others_write_the_views_while_the_oldest_member_is_frozen", on="sqlite"),
+        ),
     ),
     Defect(
         "Group",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 
 import pytest
 import trustme
@@ -26,10 +25,6 @@ def strangers(tmp_path_factory):
 @pytest.fixture(scope="session")
 def yesterday():
     return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=1)
-
-
-#: `make check WHAT=tests` has the long form: many more inputs.
-LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 
 
 @pytest.fixture(scope="module", params=SERVERS)

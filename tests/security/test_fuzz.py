@@ -22,7 +22,7 @@ from latchwork import (
 )
 from latchwork.backends.url import parse_url
 from latchwork.primitives import Lock
-from security.conftest import LONG
+from levels import LONG
 
 SCHEMES = ["zk", "etcd", "sqlite", "memory", "ZK", "http", "", "zk+etcd", "é"]
 pieces = st.one_of(

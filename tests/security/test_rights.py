@@ -16,8 +16,8 @@ from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDe
 from latchwork.backends.etcd import rights
 from latchwork.backends.zookeeper.watching import leaves, watches
 from latchwork_testbed.proxy import Proxy
+from levels import LONG
 from security.accounts import Accounts
-from security.conftest import LONG
 
 #: Promised are 5 s; machines are busy.
 SOON_S = 30.0

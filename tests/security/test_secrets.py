@@ -19,8 +19,8 @@ from backends_table import BY_NAME, ETCD
 from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
 from latchwork_testbed.servers import ZooKeeperServer
+from levels import LONG
 from security.accounts import Accounts, sasl_server
-from security.conftest import LONG
 
 #: With everything that has a meaning in a URL, and in what wraps URLs; no part of it may show either.
 CANARY = "kanarien/vogel?zwitsch@9f3a#trill&piep=x%41:tiri +"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import latchwork
 from latchwork.primitives import Group
+from latchwork.testing.simulation import Simulation
 from trials.judges.primitive import Views
 from trials.schedules.harness import PATIENCE_S, Model, action, check, refuse
 
@@ -60,3 +62,20 @@ class GroupModel(Model):
 
 def test_group_keeps_its_rules_under_random_schedules():
     check(GroupModel)
+
+
+def test_others_write_the_views_while_the_oldest_member_is_frozen():
+    url = "memory://frozen-oldest"
+
+    def oldest():
+        with latchwork.connect(url, session_ttl_s=60.0) as store, Group(store, "web", member_id="oldest") as group:
+            group.wait_until(lambda view: view.ids == ["oldest"], PATIENCE_S)
+            group.wait_until(lambda view: view.ids == ["a", "oldest"], PATIENCE_S)
+
+    with Simulation() as sim, latchwork.connect(url) as store:
+        first = sim.spawn(oldest, name="oldest", node="oldest")
+        sim.sleep(1.0)
+        sim.freeze("oldest", 30.0)
+        with Group(store, "web", member_id="a") as group:
+            assert group.wait(8.0).ids == ["a", "oldest"]
+            first.join()
