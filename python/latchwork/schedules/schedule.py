@@ -15,6 +15,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from latchwork.checks import is_number
+
 
 @dataclass(frozen=True, slots=True)
 class Instant:
@@ -222,8 +224,7 @@ class Due:
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
-    if not good:
+    if not is_number(value, least):
         msg = f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}"
         raise ValueError(msg)
 

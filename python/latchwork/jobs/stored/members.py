@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
+
+from latchwork.checks import is_number
 
 MemberState = Literal["joining", "ready", "leaving"]
 
@@ -122,8 +123,7 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def _number(value: object, default: float) -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good and isinstance(value, (int, float)) else default
+    return float(value) if is_number(value) else default
 
 
 def _version() -> str:
