@@ -24,6 +24,7 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.marks import NODES
 from latchwork.primitives import LeaderLatch
+from latchwork.store import Backoff
 
 if TYPE_CHECKING:
     from latchwork.jobs.stored.members import Member
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.5
-_LONGEST_RETRY_S = 10.0
+_RETRY_S = 0.5
 _JOIN_S = 5.0
 _MANY_MOVES = 50_000
 
@@ -116,10 +116,10 @@ class Manager:
                     self._lead()
                 except LatchworkError as error:
                     log.warning("manager on node %s has to start over: %s", self._me.worker, error)
-                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                    self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
                     log.exception("manager on node %s failed and starts over", self._me.worker)
-                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                    self._clock.wait(self._closing, _RETRY_S)
             elif not self._closing.is_set():
                 self._clock.wait(self._wake)
 
@@ -149,7 +149,7 @@ class Manager:
         options = self._options()
         quiet = QuietTime(options.debounce_s, options.debounce_max_s)
         chores = Chores(options, self._clock.now())
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(_RETRY_S, 10.0)
         quiet.note(self._clock.now())
         while True:
             self._wake.clear()  # before the looks: what is set from now on cuts the wait short
@@ -166,10 +166,9 @@ class Manager:
             if due_s is not None and due_s <= 0:
                 quiet.take()
                 if self._rebalance_lean(term):
-                    retry_s = _FIRST_RETRY_S
+                    backoff.reset()
                 else:
-                    quiet.retry(self._clock.now(), retry_s)
-                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                    quiet.retry(self._clock.now(), backoff.next_s())
                 continue
             chores.run_due(now, term)
             if term.restarts.has_expired(now):

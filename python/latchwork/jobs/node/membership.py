@@ -22,6 +22,7 @@ from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.node.tidy import tidy
 from latchwork.jobs.observe.observer import NOBODY, Observers
 from latchwork.jobs.stored.members import Member
+from latchwork.store import Backoff
 
 if TYPE_CHECKING:
     from latchwork.jobs.options.live import LiveSettings
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.2
-_LONGEST_RETRY_S = 5.0
 _JOIN_S = 15.0
 #: A registration under way may come to its end by itself for so long before its session is ended.
 _POLITE_S = 2.0
@@ -233,17 +232,16 @@ class Membership:
         log.info("node %s is registered with %d jobs, session %s", options.node_id, len(self._jobs), session.id)
 
     def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(0.2, 5.0)
         while not self._closing.is_set():
             self._wake.clear()
             session = self.session
             if session is not None and session.state in {"active", "suspect"}:
-                retry_s = _FIRST_RETRY_S
+                backoff.reset()
                 self._clock.wait(self._wake)
                 continue
             if not self._closing.is_set() and not self._rejoin():
-                self._clock.wait(self._closing, retry_s)
-                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                self._clock.wait(self._closing, backoff.next_s())
 
     def _rejoin(self) -> bool:
         """Register anew on a new session; False when it has to be tried again."""
