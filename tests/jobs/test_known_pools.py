@@ -8,7 +8,7 @@ import platform
 import pytest
 
 import latchwork
-from latchwork.jobs.manager.manager import memory as memory_module
+from latchwork.jobs.manager import memory as memory_module
 from latchwork.jobs.manager.memory import give_back
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from latchwork.assignment import Balanced, Budgeted, EvenlyRendezvous, EvenlySpread, Plan, Rendezvous, plan_from_owners
 from latchwork.assignment.strategies import describe_strategy, described_strategy
+from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
     QuietTime,
@@ -21,7 +22,6 @@ from latchwork.jobs.manager.rebalance import (
     job_problem,
     rebalance,
 )
-from latchwork.jobs.manager.standing import Planner
 
 JOBS = ("j1", "j2", "j3")
 WORKERS = ("w1", "w2", "w3", "w4")

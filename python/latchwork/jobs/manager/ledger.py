@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 _SLICE = 2_000
 #: Workers whose keys are read at a time.
 _LOADING = 16
-_LONGEST_NOTE = 2_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +105,6 @@ class _JobShares(Mapping[str, tuple[str, ...]]):
 
     def __len__(self) -> int:
         return len(self._kept)
-
-
-def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
-    """What the guard says of the strategies; nothing when that would be long, for it is written with each change."""
-    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
-
-
-def noted_strategies(guard: Entry | None) -> dict[str, str]:
-    """The strategies that a guard says; none when it says nothing of them."""
-    try:
-        document = json.loads(guard.value) if guard is not None else {}
-    except ValueError:
-        document = {}
-    found = document.get("strategies") if isinstance(document, dict) else None
-    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
 
 
 class Ledger:

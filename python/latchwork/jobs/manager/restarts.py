@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
-from latchwork.jobs.stored.marks import NodeMark, decode_mark, decode_marks, mark_key, reserved_key, reserved_nodes
+from latchwork.jobs.stored.maintenance import (
+    NodeMark,
+    decode_mark,
+    decode_marks,
+    mark_key,
+    reserved_key,
+    reserved_nodes,
+)
 from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, read, replace
 from latchwork.types import Absent, At, Delete, Put
 

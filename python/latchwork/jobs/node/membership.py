@@ -11,18 +11,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job.job import Job
-from latchwork.jobs.manager.manager import Manager, ManagerCounters, ManagerOptions
+from latchwork.jobs.manager.manager import Manager, ManagerCounters
+from latchwork.jobs.manager.options import ManagerOptions
 from latchwork.jobs.node.pools import Pools
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.node.tidy import tidy
-from latchwork.jobs.observe.observer import NOBODY, Observers
-from latchwork.jobs.stored.members import Member
-from latchwork.store import Backoff
+from latchwork.jobs.observe.observer import NOBODY, Observer
+from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.store import Backoff, Observers
 
 if TYPE_CHECKING:
     from latchwork.jobs.options.live import LiveSettings
@@ -37,25 +37,6 @@ _POLITE_S = 2.0
 _GRACE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """What a node says about itself.
-
-    Attributes:
-        node_id: its id.
-        session_ttl_s: the TTL to ask for, in seconds.
-        weight: how much it takes, relative to others.
-        labels: anything, for people and strategies.
-        lacks: the jobs that require labels which this node does not have, with those labels.
-    """
-
-    node_id: str
-    session_ttl_s: float
-    weight: float = 1.0
-    labels: Mapping[str, str] = field(default_factory=dict)
-    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
 class Membership:
     """Owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads."""
 
@@ -67,7 +48,7 @@ class Membership:
         manager: Callable[[], ManagerOptions],
         settings: LiveSettings,
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -202,15 +183,7 @@ class Membership:
 
     def _register_on(self, session: Session) -> None:
         options = self._options
-        member = Member.of_this_process(
-            options.node_id,
-            since=self._since,
-            ttl_s=session.ttl_s,
-            weight=options.weight,
-            labels=options.labels,
-            start=self._start_id,
-            lacks=options.lacks,
-        )
+        member = Member.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member)
         registration.join(_GRACE_S, self._closing)
         registration.register_jobs(self._jobs)

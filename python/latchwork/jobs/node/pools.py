@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import pool_version
-from latchwork.jobs.observe.observer import NOBODY, Observers, PoolInfo
+from latchwork.jobs.observe.observer import NOBODY, Observer, PoolInfo
 from latchwork.jobs.options.kinds import InvalidJob
+from latchwork.store import Observers
 
 if TYPE_CHECKING:
     from latchwork.jobs.node.registration import Registration
@@ -58,7 +59,7 @@ class Pools:
         store: Store,
         registration: Callable[[], Registration | None],
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs

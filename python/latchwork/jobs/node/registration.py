@@ -123,7 +123,7 @@ class Registration:
                 other = self.try_join()
 
     def register_jobs(self, jobs: Collection[str]) -> None:
-        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Term.cleanup`` for why."""
+        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Leadership.cleanup`` for why."""
         me = self.member.worker
         stored = set(self._store.children(keys.available(me)))
         ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored - set(jobs))]

@@ -25,7 +25,7 @@ from latchwork.jobs.options.settings import Settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
 from latchwork.jobs.stored.keys import check_id
-from latchwork.jobs.stored.marks import NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.primitives import LockState, force_release, lock_states

@@ -16,6 +16,25 @@ MemberState = Literal["joining", "ready", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """What a node says about itself.
+
+    Attributes:
+        node_id: its id.
+        session_ttl_s: the TTL to ask for, in seconds.
+        weight: how much it takes, relative to others.
+        labels: anything, for people and strategies.
+        lacks: the jobs that require labels which this node does not have, with those labels.
+    """
+
+    node_id: str
+    session_ttl_s: float
+    weight: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One start of one node.
 
@@ -48,31 +67,21 @@ class Member:
     lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of_this_process(
-        cls,
-        worker: str,
-        *,
-        since: float,
-        ttl_s: float,
-        weight: float,
-        labels: Mapping[str, str],
-        start: str = "",
-        lacks: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> Member:
+    def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
         """A new incarnation in this process, in state ``joining``."""
         return cls(
-            worker=worker,
+            worker=options.node_id,
             state="joining",
             host=socket.gethostname(),
             pid=os.getpid(),
             incarnation=uuid.uuid4().hex[:12],
             since=since,
             ttl_s=ttl_s,
-            weight=weight,
+            weight=options.weight,
             version=_version(),
-            labels=dict(labels),
+            labels=dict(options.labels),
             start=start,
-            lacks={job: dict(missing) for job, missing in (lacks or {}).items()},
+            lacks={job: dict(missing) for job, missing in options.lacks.items()},
         )
 
     def ready(self) -> Member:

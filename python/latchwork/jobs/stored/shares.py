@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from latchwork.types import Change
 
 
-class Shares:
+class WorkerShares:
     """What one worker has, by job. One thread asks at a time; whoever made it closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.cron.progress import sweep_cells
-from latchwork.jobs.manager.ledger import Ledger, strategies_note
+from latchwork.jobs.manager.ledger import Ledger
+from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
-from latchwork.jobs.manager.standing import Planner
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import trim_audit
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all, orphans
+from latchwork.jobs.stored.strategies import strategies_note
 from latchwork.types import Absent, At, Delete, Op, Put
 
 if TYPE_CHECKING:
-    from latchwork.jobs.manager.manager import ManagerOptions
+    from latchwork.jobs.manager.options import ManagerOptions
     from latchwork.jobs.manager.restarts import Restarts
     from latchwork.jobs.stored.known_pools import KnownPools
     from latchwork.store import Mirror, Store
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Term:
+class Leadership:
     """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
 
     def __init__(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class CronTurns:
+class FireTimes:
     """One thread only.
 
     Args:

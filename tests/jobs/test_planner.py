@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jobs.test_rebalance import ITEMS, JOBS, VIEWS, WORKERS, applied, view
 from latchwork.assignment import Balanced, Budgeted, EvenlySpread, Rendezvous, plan_from_owners
+from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
-from latchwork.jobs.manager.standing import Planner
 
 LIVES = st.lists(
     st.tuples(

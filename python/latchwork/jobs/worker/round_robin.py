@@ -53,7 +53,7 @@ class LockWork:
         return self._locks.ask(self.job, self._ask.popleft())
 
 
-class LockTurns:
+class RoundRobin:
     """Whose turn it is. One thread only.
 
     Every second call is for the job with the least left to do, which may start soonest; the others go round, so that

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class JobState:
+class LocalJob:
     """One job on one node. Only the worker's thread writes it.
 
     Attributes:
