@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.assignment import Balanced, Budgeted, EvenlyRendezvous, EvenlySpread, Plan, Rendezvous, plan_from_owners
-from latchwork.assignment.strategies import describe_strategy, described_strategy
+from latchwork.assignment import (
+    Balanced,
+    Budgeted,
+    EvenlyRendezvous,
+    EvenlySpread,
+    Plan,
+    Rendezvous,
+    describe_strategy,
+    described_strategy,
+    plan_from_owners,
+)
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import (
     ClusterView,

@@ -12,9 +12,9 @@ from latchwork.assignment import (
     Problem,
     Strategy,
     check_plan,
+    describe_strategy,
     strategy_by_name,
 )
-from latchwork.assignment.strategies import describe_strategy
 
 StrategyOption = str | Strategy
 #: Job to worker to items.

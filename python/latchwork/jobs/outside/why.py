@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from latchwork.assignment import Explanation, Problem, explain
-from latchwork.assignment.strategies import described_strategy
+from latchwork.assignment import Explanation, Problem, described_strategy, explain
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
 from latchwork.schedules.fires import Fired
 
