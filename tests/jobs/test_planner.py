@@ -21,7 +21,8 @@ from latchwork.assignment import (
     traits_of,
 )
 from latchwork.jobs.manager.planner import Planner
-from latchwork.jobs.manager.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
+from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
+from latchwork.jobs.manager.strategies import Strategies
 
 LIVES = st.lists(
     st.tuples(

@@ -20,17 +20,17 @@ from latchwork.assignment import (
     plan_from_owners,
 )
 from latchwork.jobs.manager.planner import Planner
+from latchwork.jobs.manager.quiet_time import QuietTime
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
-    QuietTime,
     Reserved,
     ShareChange,
-    Strategies,
     WorkerView,
     in_order,
     job_problem,
     rebalance,
 )
+from latchwork.jobs.manager.strategies import Strategies
 
 JOBS = ("j1", "j2", "j3")
 WORKERS = ("w1", "w2", "w3", "w4")

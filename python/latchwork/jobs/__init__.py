@@ -13,7 +13,7 @@ from latchwork.jobs.outside.why import Reasons, why
 from latchwork.jobs.stored.activity import Activity
 from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.members import Member
-from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
+from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
     "Activity",

@@ -7,7 +7,7 @@ the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal, Protocol
@@ -227,7 +227,3 @@ def _check_seconds(what: str, name: str, value: object, *, least: float) -> None
     if not is_number(value, least):
         msg = f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}"
         raise ValueError(msg)
-
-
-#: Reads both clocks.
-InstantSource = Callable[[], Instant]

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 
 from latchwork.apps.cluster_bench.model import BenchOptions, Detected, Memory, Ready, Rebalanced
 from latchwork.apps.cluster_bench.workers import SESSION_TTL_S
-from latchwork.jobs.manager.manager import Manager, ManagerCounters
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies
-from latchwork.jobs.observe.observer import Observer, RebalanceInfo
-from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.jobs import Observer, RebalanceInfo
+from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions, Strategies
+from latchwork.jobs.stored import Member, MemberOptions, keys
 from latchwork.store import Observers, connect
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from latchwork.apps.cluster_bench.model import (
     text_bytes,
 )
 from latchwork.errors import LatchworkError
-from latchwork.jobs.node.registration import Registration, pool_version
-from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.jobs.node import Registration, pool_version
+from latchwork.jobs.stored import Member, MemberOptions, keys
 from latchwork.store import connect
 
 if TYPE_CHECKING:

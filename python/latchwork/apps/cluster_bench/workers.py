@@ -19,11 +19,9 @@ from latchwork.apps.cluster_bench.model import (
     Unlock,
     digest,
 )
-from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.stored.members import Member, MemberOptions
-from latchwork.jobs.stored.shares import WorkerShares
-from latchwork.jobs.worker.item_locks import ItemLocks
-from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
+from latchwork.jobs.node import Registration
+from latchwork.jobs.stored import Member, MemberOptions, WorkerShares
+from latchwork.jobs.worker import ItemLocks, LockWork, RoundRobin
 from latchwork.store import connect
 
 if TYPE_CHECKING:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LockLost
 from latchwork.primitives.waiting import StopSignal
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Fence
+from latchwork.store import Store
+from latchwork.types import Fence
 
 
 def _for_ever() -> float:

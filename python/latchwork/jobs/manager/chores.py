@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.jobs.manager.leadership import Leadership
-    from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.leadership import Leadership
+from latchwork.jobs.manager.options import ManagerOptions
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import TYPE_CHECKING
 
 from latchwork.jobs.manager.rebalance import ShareChange, in_order
 from latchwork.jobs.stored import keys
@@ -27,10 +26,8 @@ from latchwork.jobs.stored.packed_store import (
     orphans,
     write_chunks,
 )
+from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
 
 log = logging.getLogger(__name__)
 

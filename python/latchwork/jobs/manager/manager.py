@@ -10,25 +10,22 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.chores import Chores
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.memory import give_back
 from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.rebalance import QuietTime, Rebalance
+from latchwork.jobs.manager.quiet_time import QuietTime
+from latchwork.jobs.manager.rebalance import Rebalance
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.observe.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.maintenance import NODES
+from latchwork.jobs.stored.members import Member
 from latchwork.primitives import LeaderLatch
-from latchwork.store import Backoff, Observers
-
-if TYPE_CHECKING:
-    from latchwork.jobs.stored.members import Member
-    from latchwork.store import Session, Store
+from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from latchwork.jobs.manager.rebalance import Strategies
+from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.options.table import ManagerRows
 
 

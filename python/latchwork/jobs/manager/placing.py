@@ -24,7 +24,13 @@ from latchwork.assignment import (
     check_plan,
     traits_of,
 )
-from latchwork.jobs.manager.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
+from latchwork.jobs.manager.rebalance import (
+    ClusterView,
+    ShareChange,
+    WorkerView,
+    holders_in,
+    job_problem,
+)
 
 _Share = tuple[str, str]  # job and worker
 #: Who is able to run a job, with weight and labels.

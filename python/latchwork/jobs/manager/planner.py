@@ -16,11 +16,11 @@ from latchwork.jobs.manager.rebalance import (
     ClusterView,
     Rebalance,
     ShareChange,
-    Strategies,
     holders_in,
     rebalance,
     unplaced,
 )
+from latchwork.jobs.manager.strategies import Strategies
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
@@ -20,13 +19,10 @@ from latchwork.jobs.stored.maintenance import (
     reserved_key,
     reserved_nodes,
 )
+from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, read, replace
-from latchwork.types import Absent, At, Delete, Put
-
-if TYPE_CHECKING:
-    from latchwork.jobs.stored.members import Member
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Check, Entry, Fence
+from latchwork.store import Mirror, Store
+from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 
 log = logging.getLogger(__name__)
 

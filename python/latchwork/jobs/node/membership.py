@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job.job import Job
@@ -21,12 +20,9 @@ from latchwork.jobs.node.pools import Pools
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.node.tidy import tidy
 from latchwork.jobs.observe.observer import NOBODY, Observer
+from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.stored.members import Member, MemberOptions
-from latchwork.store import Backoff, Observers
-
-if TYPE_CHECKING:
-    from latchwork.jobs.options.live import LiveSettings
-    from latchwork.store import Session, Store
+from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job.job import Job, check_jobs
 from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies, StrategyOption
+from latchwork.jobs.manager.strategies import Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
 from latchwork.jobs.node.run_reporter import RunReporter
 from latchwork.jobs.observe.event_log import EventLog
@@ -28,9 +28,6 @@ from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
 from latchwork.store import Observers, Store, connect
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.

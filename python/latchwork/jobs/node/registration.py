@@ -10,16 +10,13 @@ import logging
 import threading
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, replace
+from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Session, Store
 
 log = logging.getLogger(__name__)
 

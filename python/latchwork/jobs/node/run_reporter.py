@@ -11,16 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observe.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import LiveRun, encode_activity
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.jobs.node.registration import Registration
 
 log = logging.getLogger(__name__)
 

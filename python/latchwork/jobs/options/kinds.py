@@ -9,7 +9,7 @@ from typing import Any
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
-from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Schedule
+from latchwork.schedules import Cron, FixedDelay, FixedRate, Schedule
 
 
 class InvalidJob(LatchworkError, ValueError):

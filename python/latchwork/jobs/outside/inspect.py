@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.stored import keys
@@ -15,10 +14,8 @@ from latchwork.jobs.stored.packed import BadHead, MissingChunk
 from latchwork.jobs.stored.packed_store import from_entries, read
 from latchwork.jobs.stored.strategies import noted_strategies
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Entry
+from latchwork.store import Store
+from latchwork.types import Entry
 
 
 class UnknownJob(LatchworkError, LookupError):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
 
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import BadHead, MissingChunk
 from latchwork.jobs.stored.packed_store import from_entries, read
-
-if TYPE_CHECKING:
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Change
+from latchwork.store import Mirror, Store
+from latchwork.types import Change
 
 
 class WorkerShares:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from latchwork.clock import Clock
 from latchwork.jobs.options.node import STOP_MARGIN
 from latchwork.jobs.options.table import LEAST_GRACE_S
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
-
-if TYPE_CHECKING:
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Fence
+from latchwork.store import Mirror, Store
+from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from latchwork.jobs.worker.item_locks import SLICE
-
-if TYPE_CHECKING:
-    from latchwork.jobs.worker.item_locks import ItemLocks
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks
 
 
 class LockWork:

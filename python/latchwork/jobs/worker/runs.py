@@ -12,22 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
 from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.settings import JobOptions, JobSettings
-from latchwork.schedules.fires import Jitter
-from latchwork.schedules.schedule import Cron, Due, Instant
+from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.jobs.cron.fire_times import FireTimes
 
 log = logging.getLogger(__name__)
 

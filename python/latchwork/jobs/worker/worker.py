@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.cron.fire_times import FireTimes
@@ -22,19 +21,16 @@ from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Actions, reconcile
 from latchwork.jobs.observe.observer import NOBODY, Observer
 from latchwork.jobs.observe.records import JobStats
+from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.stored.shares import WorkerShares
 from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.worker.local_job import LocalJob
 from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
-from latchwork.schedules.schedule import Instant
-from latchwork.store import Observers
-
-if TYPE_CHECKING:
-    from latchwork.jobs.options.live import LiveSettings
-    from latchwork.primitives import HeldLock
-    from latchwork.store import Store
+from latchwork.primitives import HeldLock
+from latchwork.schedules import Instant
+from latchwork.store import Observers, Store
 
 log = logging.getLogger(__name__)
 
