@@ -337,8 +337,9 @@ class Assignment:
     """The owners of items by rendezvous hashing, kept in Rust while workers and items come and go.
 
     Made by `RendezvousHasher.assign` from an `ItemSet`; neither is ever changed by it. After any changes the owners are
-    those of a fresh assignment, and each change moves the fewest items that this allows. Safe to share between threads:
-    calls take turns. A change that raises changes nothing. Beyond the item set it takes 8 bytes per item.
+    those of a fresh assignment, and each change moves the fewest items that this allows. The job manager keeps one for
+    each job that `Rendezvous` places. Safe to share between threads: calls take turns. A change that raises changes
+    nothing. Beyond the item set it takes 8 bytes per item.
     """
 
     @property

@@ -13,7 +13,9 @@ from itertools import count
 
 from latchwork.jobs import Threads
 from latchwork.jobs.job.reconcile import Running, reconcile
-from latchwork.jobs.manager.rebalance import ClusterView, QuietTime, Strategies, WorkerView, in_order, rebalance
+from latchwork.jobs.manager.quiet_time import QuietTime
+from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, in_order, rebalance
+from latchwork.jobs.manager.strategies import Strategies
 
 TTL_S = 2.0  # of sessions and locks
 STEP_S = 0.05

@@ -10,7 +10,8 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Activity, Control, Cron, FixedDelay, Job, Threads, inspect, why
-from latchwork.jobs.node.activity import EVERY_S, NAMED, LiveRun, decode_activity, encode_activity
+from latchwork.jobs.node.run_reporter import EVERY_S
+from latchwork.jobs.stored.activity import NAMED, LiveRun, decode_activity, encode_activity
 
 
 @pytest.fixture

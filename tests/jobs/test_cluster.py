@@ -16,6 +16,7 @@ from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.members import MemberOptions
 from latchwork.testing.faults import FaultyStore
 
 
@@ -475,12 +476,12 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             joined.append(cluster.node(memory, "n3", cluster.endless("old", ["a"])))
         return found
 
-    from latchwork.jobs.manager.term import Term
+    from latchwork.jobs.manager.leadership import Leadership
     from latchwork.jobs.stored.known_pools import KnownPools
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
-        term = Term(
+        term = Leadership(
             memory,
             membership.registration().member,
             membership._manager._latch.fence,
@@ -589,7 +590,7 @@ def test_an_idle_cluster_writes_nothing_but_renewals(memory, cluster, eventually
 
 def test_a_registration_whose_session_has_ended_writes_nothing_more(memory):
     session = memory.open_session(5.0)
-    member = Member.of_this_process("n1", since=0.0, ttl_s=5.0, weight=1.0, labels={})
+    member = Member.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
     stale = Registration(memory, session, member)
     stale.join(1.0, threading.Event())
     session.close()
@@ -607,7 +608,7 @@ def test_a_registration_whose_place_another_start_has_taken_writes_nothing_more(
     with contextlib.closing(memory.open_session(5.0)) as first, contextlib.closing(memory.open_session(5.0)) as second:
         made = []
         for session in (first, second):
-            member = Member.of_this_process("n1", since=0.0, ttl_s=5.0, weight=1.0, labels={})
+            member = Member.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
             made.append(Registration(memory, session, member))
             made[-1].join(1.0, threading.Event())
             if session is first:

@@ -15,8 +15,8 @@ from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads
 from latchwork.jobs.cron.cells import FIRED
+from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.cron.progress import CronProgress, read_cells, sweep_cells
-from latchwork.jobs.cron.turns import CronTurns
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.item_locks import ItemHold
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
@@ -65,41 +65,41 @@ def node():
         keeper.close(release=True)
 
 
-def run(turns, now=NOW):
-    step = turns.next(EACH_MINUTE, now, 0.0)
-    turns.begin(step)
+def run(times, now=NOW):
+    step = times.next(EACH_MINUTE, now, 0.0)
+    times.begin(step)
     return step
 
 
 def test_progress_goes_with_the_lock_from_node_to_node(store, node):
     first, second = node(store), node(store)
     holds = first.holds("a", "b")
-    turns = CronTurns(first.progress, holds)
-    turns.end(run(turns))
+    times = FireTimes(first.progress, holds)
+    times.end(run(times))
     first.release("a")
-    step = CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    step = FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
     assert (step.at, step.items) == (NOW + 60, ("a",))
-    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).items == ("a", "b")
+    assert times.next(EACH_MINUTE, NOW + 1, 0.0).items == ("a", "b")
 
 
 def test_a_run_whose_node_died_is_begun_again_by_the_next_holder(store, node):
     first, second = node(store), node(store)
-    run(CronTurns(first.progress, first.holds("a")))
+    run(FireTimes(first.progress, first.holds("a")))
     first.keeper.close(release=True)
-    step = CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    step = FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
     assert (step.at, step.is_rerun) == (NOW, True)
 
 
 def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     first, second = node(store), node(store)
     holds = first.holds("a")
-    turns = CronTurns(first.progress, holds)
-    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    times = FireTimes(first.progress, holds)
+    step = times.next(EACH_MINUTE, NOW, 0.0)
     store.delete(f"owners/{holds['a'].owner_id}")
-    taken = CronTurns(second.progress, second.holds("a"))
+    taken = FireTimes(second.progress, second.holds("a"))
     run(taken)
     with pytest.raises(LockLost):
-        turns.begin(step)
+        times.begin(step)
     newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
     assert newest.fired == (Fired(NOW, NOW, RULE),)
 
@@ -107,20 +107,20 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
 def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet(memory, node):
     first = node(memory)
     holds = first.holds("a")
-    turns = CronTurns(first.progress, holds)
-    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    times = FireTimes(first.progress, holds)
+    step = times.next(EACH_MINUTE, NOW, 0.0)
     ((_, before),) = read_cells(memory, "report")
     memory.delete(f"owners/{holds['a'].owner_id}")
     with pytest.raises(LockLost):
-        turns.begin(step)
+        times.begin(step)
     ((_, after),) = read_cells(memory, "report")
     assert after == before
 
 
 def test_a_start_that_may_land_yet_does_not_start(memory, node, monkeypatch):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    times = FireTimes(here.progress, here.holds("a"))
+    step = times.next(EACH_MINUTE, NOW, 0.0)
 
     def sent_and_not_seen(_store, _checks, _ops):
         raise OutcomeUnknown("it may land yet")
@@ -128,19 +128,19 @@ def test_a_start_that_may_land_yet_does_not_start(memory, node, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "commit", sent_and_not_seen)
         with pytest.raises(OutcomeUnknown):
-            turns.begin(step)
-    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW
+            times.begin(step)
+    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW
 
 
 def test_items_that_never_ran_count_from_the_moment_they_came(memory, node):
-    turns = CronTurns(node(memory).progress, node(memory).holds("a"))
-    assert turns.next(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60
+    times = FireTimes(node(memory).progress, node(memory).holds("a"))
+    assert times.next(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60
 
 
 def test_a_start_whose_outcome_is_unknown_does_not_start_and_is_written_again(memory, node, monkeypatch):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    step = turns.next(EACH_MINUTE, NOW, 0.0)
+    times = FireTimes(here.progress, here.holds("a"))
+    step = times.next(EACH_MINUTE, NOW, 0.0)
     commit = type(memory).commit
 
     def applied_but_unknown(store, checks, ops):
@@ -154,27 +154,27 @@ def test_a_start_whose_outcome_is_unknown_does_not_start_and_is_written_again(me
         patch.setattr(type(memory), "commit", applied_but_unknown)
         patch.setattr(type(memory), "get", not_even_readable)
         with pytest.raises(Unavailable):
-            turns.begin(step)
-    again = turns.next(EACH_MINUTE, NOW + 1, 0.0)
+            times.begin(step)
+    again = times.next(EACH_MINUTE, NOW + 1, 0.0)
     assert again.at == NOW
-    turns.begin(again)
-    turns.end(again)
-    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+    times.begin(again)
+    times.end(again)
+    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
 
 
 def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node, monkeypatch):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    step = run(turns)
+    times = FireTimes(here.progress, here.holds("a"))
+    step = run(times)
 
     def down(*_args, **_options):
         raise Unavailable("down")
 
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "commit", down)
-        turns.end(step)
-    assert turns.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
-    turns.end(run(turns, NOW + 60))
+        times.end(step)
+    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+    times.end(run(times, NOW + 60))
     assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60, rule=RULE),)
 
 
@@ -184,31 +184,31 @@ LATER = NOW + 3600.0
 
 def test_a_change_of_the_schedule_owes_nothing_from_before_it_wherever_the_item_goes(store, node):
     first, second = node(store), node(store)
-    turns = CronTurns(first.progress, first.holds("a"))
-    turns.end(run(turns))
-    assert turns.next(ALL, LATER + 1, 0.0).at == LATER + 60
+    times = FireTimes(first.progress, first.holds("a"))
+    times.end(run(times))
+    assert times.next(ALL, LATER + 1, 0.0).at == LATER + 60
     first.release("a")
-    later = CronTurns(second.progress, second.holds("a"))
+    later = FireTimes(second.progress, second.holds("a"))
     assert later.next(ALL, LATER + 150, 0.0).at == LATER + 60, "what is owed since the change stays owed"
 
 
 def test_a_change_that_came_during_a_run_counts_from_when_it_came(memory, node):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    turns.end(run(turns))
-    assert turns.next(ALL, LATER, 0.0, changed_s=NOW + 100).at == NOW + 120
+    times = FireTimes(here.progress, here.holds("a"))
+    times.end(run(times))
+    assert times.next(ALL, LATER, 0.0, changed_s=NOW + 100).at == NOW + 120
 
 
 def test_a_schedule_that_comes_back_owes_nothing_of_the_time_it_was_away(memory, node):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    turns.end(run(turns))
-    assert turns.next(EACH_MINUTE, LATER + 1, 0.0, changed_s=LATER + 1).at == LATER + 60
+    times = FireTimes(here.progress, here.holds("a"))
+    times.end(run(times))
+    assert times.next(EACH_MINUTE, LATER + 1, 0.0, changed_s=LATER + 1).at == LATER + 60
 
 
 def test_items_that_never_ran_owe_nothing_from_before_a_change(memory, node):
     here = node(memory)
-    assert CronTurns(here.progress, here.holds("a")).next(ALL, NOW + 5, 0.0, changed_s=NOW + 1).at == NOW + 60
+    assert FireTimes(here.progress, here.holds("a")).next(ALL, NOW + 5, 0.0, changed_s=NOW + 1).at == NOW + 60
 
 
 @pytest.mark.parametrize("when", ["written", "locks low"])
@@ -218,7 +218,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     each = Cron("* * * * * *", rerun_interrupted=rerun)
     holds = here.holds("a")
 
-    class Turns(CronTurns):
+    class Times(FireTimes):
         def begin(self, step):
             super().begin(step)
             begun.append(step.at)
@@ -232,7 +232,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
         may_run=lambda: not begun or when == "written",
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
-        turns=lambda items: Turns(here.progress, holds),
+        fire_times=lambda items: Times(here.progress, holds),
     )
     live = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now(), each, Instant(0.0, 0.0)))
     live.start()
@@ -240,30 +240,30 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     live.stop()
     eventually(lambda: live.ended)
     assert called == []
-    step = CronTurns(here.progress, holds).next(each, begun[0] + 0.5, 0.0)
+    step = FireTimes(here.progress, holds).next(each, begun[0] + 0.5, 0.0)
     assert (step.at, step.is_rerun) == (begun[0], rerun)
 
 
 def test_a_run_that_was_called_and_told_to_stop_is_not_given_back(memory, node):
     here = node(memory)
     holds = here.holds("a")
-    turns = CronTurns(here.progress, holds)
+    times = FireTimes(here.progress, holds)
     never_again = Cron("* * * * *", rerun_interrupted=False)
-    turns.begin(turns.next(never_again, NOW, 0.0))
-    turns.called()
-    turns.give_back()
-    assert CronTurns(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
+    times.begin(times.next(never_again, NOW, 0.0))
+    times.called()
+    times.give_back()
+    assert FireTimes(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
 
 
 def test_threads_that_start_at_one_time_are_written_together(memory, node):
     here = node(memory)
     items = [f"i{n:03}" for n in range(200)]
     holds = here.holds(*items)
-    turns = {item: CronTurns(here.progress, {item: holds[item]}) for item in items}
+    times = {item: FireTimes(here.progress, {item: holds[item]}) for item in items}
     before = memory.put("probe", b"").token
 
     def one(item):
-        turns[item].end(run(turns[item]))
+        times[item].end(run(times[item]))
 
     threads = [threading.Thread(target=one, args=(item,)) for item in items]
     for thread in threads:
@@ -281,22 +281,22 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
 
 def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
     here = node(memory)
-    turns = CronTurns(here.progress, here.holds("a"))
-    turns.end(run(turns))
+    times = FireTimes(here.progress, here.holds("a"))
+    times.end(run(times))
     sweep_cells(memory, {"report": []}, [])
-    step = turns.next(EACH_MINUTE, NOW + 60, 0.0)
+    step = times.next(EACH_MINUTE, NOW + 60, 0.0)
     with pytest.raises(LockLost):
-        turns.begin(step)
-    run(turns, NOW + 60)
+        times.begin(step)
+    run(times, NOW + 60)
     assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60, RULE),)]
 
 
 def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
     first, second = node(store), node(store)
-    turns = CronTurns(first.progress, first.holds("a", "b"))
-    turns.end(run(turns))
+    times = FireTimes(first.progress, first.holds("a", "b"))
+    times.end(run(times))
     first.release("a", "b")
-    CronTurns(second.progress, second.holds("a")).next(EACH_MINUTE, NOW, 0.0)
+    FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW, 0.0)
     store.put(f"{FIRED}/gone/cell", b"{}")
     store.put("work-pool/late", b"{}")
     store.put(f"{FIRED}/late/cell", b"{}")

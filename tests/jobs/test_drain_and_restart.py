@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import latchwork
 from latchwork import Conflict, Exists, WaitTimeout
 from latchwork.jobs import Control, JobManager, UnknownNode, inspect
-from latchwork.jobs.manager.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
+from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
 from latchwork.jobs.manager.restarts import Restarts
-from latchwork.jobs.stored.marks import NODES, NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.manager.strategies import Strategies
+from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_mark, mark_key, reserved_key
 
 ITEMS = [f"i{n:02}" for n in range(12)]
 

@@ -14,13 +14,13 @@ import pytest
 
 from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
 from latchwork.jobs import Job, JobManager, inspect
-from latchwork.jobs.manager.manager import ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies
-from latchwork.jobs.manager.term import Term
+from latchwork.jobs.manager.leadership import Leadership
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import keys, packed_store
 from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.members import Member, MemberOptions
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     items = [f"item-{number:05d}" for number in range(3000)]
     session = memory.open_session(10.0)
     ticket = memory.create(f"{keys.LEADER}/t", b"", session=session)
-    newcomer = Member.of_this_process("w", since=0, ttl_s=10, weight=1, labels={})
+    newcomer = Member.of_this_process(MemberOptions("w", 10), since=0, ttl_s=10)
     registration = Registration(memory, memory.open_session(10.0), newcomer)
     written, go_on = threading.Event(), threading.Event()
     write_chunks = packed_store.write_chunks
@@ -70,14 +70,14 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
                 assert written.wait(10)
             return found
 
-    leader = Member.of_this_process("boss", since=0, ttl_s=10, weight=1, labels={})
+    leader = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     fence = memory.fence(ticket.created, Exists(ticket.key))
     options = ManagerOptions(strategies=Strategies(), sweep=lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         known = KnownPools(memory, pools)
         monkeypatch.setattr(known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.pool("report"))]})
         with pytest.raises(Conflict):
-            Term(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
+            Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
     assert len(packed_store.read(memory, keys.pool("report")).packed.items) == 3000
@@ -142,7 +142,7 @@ def test_a_node_that_hangs_in_a_work_pool_can_be_closed_and_does_not_join_later(
 
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
-    member = Member.of_this_process("n1", since=0, ttl_s=3.0, weight=1, labels={})
+    member = Member.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)
     memory.put(keys.alive("n1"), member.encode(), session=holder)
     began = time.monotonic()
     with pytest.raises(NodeIdInUse):
@@ -163,7 +163,7 @@ print("ended cleanly", flush=True)
 def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp_path):
     url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
     with connect(url) as store:
-        member = Member.of_this_process("n1", since=0, ttl_s=10.0, weight=1, labels={})
+        member = Member.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
         store.put(keys.alive("n1"), member.encode(), session=store.open_session(10.0))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -10,13 +10,13 @@ import latchwork
 from latchwork import Conflict, Exists
 from latchwork.jobs import Control, Observer
 from latchwork.jobs.manager.chores import Chores
-from latchwork.jobs.manager.manager import ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies
-from latchwork.jobs.manager.term import Term
+from latchwork.jobs.manager.leadership import Leadership
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import audit as audits
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.members import Member, MemberOptions
 
 
 @pytest.fixture
@@ -125,9 +125,11 @@ def deposed(memory):
     fence = memory.fence(ticket.created, Exists(ticket.key))
     memory.put(keys.pool("gone"), b'{"count":1,"items":["a"]}')
     memory.put("fired/gone/c1", b"{}")
-    me = Member.of_this_process("boss", since=0, ttl_s=10, weight=1, labels={})
+    me = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
-        term = Term(memory, me, fence, alive=alive, pools=KnownPools(memory, pools), restarts=None, options=options())
+        term = Leadership(
+            memory, me, fence, alive=alive, pools=KnownPools(memory, pools), restarts=None, options=options()
+        )
         memory.delete("leader/t")
         yield term
 

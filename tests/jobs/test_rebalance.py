@@ -8,20 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.assignment import Balanced, Budgeted, EvenlyRendezvous, EvenlySpread, Plan, Rendezvous, plan_from_owners
-from latchwork.assignment.strategies import describe_strategy, described_strategy
+from latchwork.assignment import (
+    Balanced,
+    Budgeted,
+    EvenlyRendezvous,
+    EvenlySpread,
+    Plan,
+    Rendezvous,
+    describe_strategy,
+    described_strategy,
+    plan_from_owners,
+)
+from latchwork.jobs.manager.planner import Planner
+from latchwork.jobs.manager.quiet_time import QuietTime
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
-    QuietTime,
     Reserved,
     ShareChange,
-    Strategies,
     WorkerView,
     in_order,
     job_problem,
     rebalance,
 )
-from latchwork.jobs.manager.standing import Planner
+from latchwork.jobs.manager.strategies import Strategies
 
 JOBS = ("j1", "j2", "j3")
 WORKERS = ("w1", "w2", "w3", "w4")

@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
-from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
+from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -106,7 +106,7 @@ def fail(self, names):
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(SLICE * 2 + 10)]
-    turns, work = LockTurns(), LockWork(locks, "j", (), items)
+    turns, work = RoundRobin(), LockWork(locks, "j", (), items)
     assert turns.take([work], lambda _: False)
     assert (len(locks.held()["j"]), work.asks) == (1 + SLICE, True)
     assert turns.take([work], lambda _: True)
@@ -120,7 +120,7 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 4)]) for job in "abc"]
-    turns = LockTurns()
+    turns = RoundRobin()
 
     def held():
         return {job: len(items) // SLICE for job, items in locks.held().items()}
@@ -134,7 +134,7 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 3)]) for job in "abc"]
-    turns = LockTurns()
+    turns = RoundRobin()
     turns.take(works, lambda _: False)
     works.append(LockWork(locks, "z", (), ["new"]))
     turns.take(works, lambda _: False)

@@ -19,7 +19,7 @@ from latchwork.schedules.schedule import Due, Instant
 def start():
     runs = []
 
-    def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02), turns=None):  # noqa: B008 - frozen
+    def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02), fire_times=None):  # noqa: B008 - frozen
         setup = RunSetup(
             job=Job("report", work_pool=["a"], run=run, schedule=schedule),
             new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
@@ -27,7 +27,7 @@ def start():
             may_run=may_run,
             on_end=lambda: None,
             clock=SYSTEM_CLOCK,
-            turns=turns,
+            fire_times=fire_times,
         )
         made = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now() + due_in_s, schedule, Instant(0.0, 0.0)))
         runs.append(made)
@@ -121,7 +121,7 @@ def test_a_cron_run_is_not_begun_when_its_locks_ran_low_while_its_start_was_writ
         def give_back(self):
             pass
 
-    start(lambda context: ran.set(), may_run=held.is_set, schedule=Cron("* * * * *"), turns=Turns)
+    start(lambda context: ran.set(), may_run=held.is_set, schedule=Cron("* * * * *"), fire_times=Turns)
     assert begun.wait(5)
     assert not ran.wait(0.3)
     held.set()

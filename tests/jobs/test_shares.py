@@ -10,7 +10,7 @@ import latchwork
 from latchwork import Unavailable
 from latchwork.jobs.stored import keys, shares
 from latchwork.jobs.stored.packed_store import ChunkNames, replace
-from latchwork.jobs.stored.shares import Shares
+from latchwork.jobs.stored.shares import WorkerShares
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def write(store, job, items, tag="m1"):
 class Follower:
     def __init__(self, store):
         self.changed = threading.Event()
-        self.shares = Shares(store, "w1", self.changed.set)
+        self.shares = WorkerShares(store, "w1", self.changed.set)
 
     def until(self, wanted, jobs=("a", "b")):
         """The share of these jobs once it is what is wanted."""
@@ -45,7 +45,7 @@ def follower(memory):
 
 def test_what_is_stored_already_is_there_at_once(memory):
     write(memory, "a", ["x", "y"])
-    share = Shares(memory, "w1", lambda: None)
+    share = WorkerShares(memory, "w1", lambda: None)
     assert share.of(["a", "b"]) == {"a": ("x", "y")}
     share.close()
 

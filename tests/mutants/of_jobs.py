@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Manager",
         "a burst of changes that does not end is never acted on",
-        "jobs/manager/rebalance.py",
+        "jobs/manager/quiet_time.py",
         "        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)\n",
         "        quiet = self._last + self._quiet_s\n",
         of("jobs/rebalance", "a_burst_that_does_not_end_is_acted_on_after_the_longest_wait"),
@@ -66,10 +66,10 @@ DEFECTS = (
     Defect(
         "Manager",
         "a decision that was not written is believed to be",
-        "jobs/manager/standing.py",
+        "jobs/manager/planner.py",
         '        """What was decided may not have been written: begin anew."""\n        self._parts = {}\n',
         '        """What was decided may not have been written: begin anew."""\n',
-        of("jobs/standing", "what_was_not_written_is_forgotten"),
+        of("jobs/planner", "what_was_not_written_is_forgotten"),
     ),
     Defect(
         "Manager",
@@ -82,7 +82,7 @@ DEFECTS = (
     Defect(
         "Manager",
         "a cleaning is not fenced by the leadership",
-        "jobs/manager/term.py",
+        "jobs/manager/leadership.py",
         "                self._store.commit([self._fence, unchanged, At(head)], ops)\n",
         "                self._store.commit([unchanged, At(head)], ops)\n",
         of("jobs/managing", "a_leader_without_leadership_cleans_nothing"),
@@ -90,7 +90,7 @@ DEFECTS = (
     Defect(
         "Manager",
         "a cleaning takes the pool of a node that registers meanwhile",
-        "jobs/manager/term.py",
+        "jobs/manager/leadership.py",
         "                self._store.commit([self._fence, unchanged, At(head)], ops)\n",
         "                self._store.commit([self._fence, At(head)], ops)\n",
         of("jobs/cluster", "a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool"),
@@ -241,7 +241,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "a run starts without its fire time being written down",
-        "jobs/cron/turns.py",
+        "jobs/cron/fire_times.py",
         "        self._write(begun)\n        self._fired.update(begun)\n",
         "        self._fired.update(begun)\n",
         of("jobs/cron_progress", "a_run_whose_node_died_is_begun_again_by_the_next_holder", on="memory"),

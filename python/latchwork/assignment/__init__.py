@@ -11,8 +11,11 @@ from latchwork.assignment.strategies import (
     EvenlyRendezvous,
     EvenlySpread,
     Rendezvous,
+    describe_strategy,
+    described_strategy,
     strategy_by_name,
 )
+from latchwork.assignment.traits import Traits, traits_of
 
 __all__ = [
     "Assignment",
@@ -35,11 +38,15 @@ __all__ = [
     "ReplicaPlan",
     "ReplicaProblem",
     "Strategy",
+    "Traits",
     "check_plan",
+    "describe_strategy",
+    "described_strategy",
     "explain",
     "explain_replicas",
     "limit_moves",
     "place_replicas",
     "plan_from_owners",
     "strategy_by_name",
+    "traits_of",
 ]

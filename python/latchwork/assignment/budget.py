@@ -12,13 +12,11 @@ Both exactly.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork import _core
+from latchwork.assignment.model import Move, Plan, Problem, Strategy
 from latchwork.assignment.plan import plan_from_owners
-
-if TYPE_CHECKING:
-    from latchwork.assignment.model import Move, Plan, Problem, Strategy
+from latchwork.assignment.traits import Traits, traits_of
 
 
 class Budgeted:
@@ -44,6 +42,13 @@ class Budgeted:
     def name(self) -> str:
         """What the strategy below is called."""
         return self.strategy.name
+
+    @property
+    def traits(self) -> Traits:
+        """A board of the strategy below can hold back the same moves; a board of another budget cannot."""
+        below = traits_of(self.strategy)
+        board = below.board if below.max_moves is None else None
+        return Traits(looks_at_placed=below.looks_at_placed, board=board, max_moves=self.max_moves)
 
     def __repr__(self) -> str:
         return f"Budgeted({self.strategy!r}, {self.max_moves})"

@@ -6,20 +6,15 @@ It explains what a strategy makes of a problem, nothing else: it does not look a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from latchwork._core import RendezvousHasher
 from latchwork.assignment.budget import Budgeted
-from latchwork.assignment.replicas import place_replicas
+from latchwork.assignment.model import JobProblem, Plan, Problem, Strategy
+from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
 from latchwork.assignment.strategies import EvenlyRendezvous, Rendezvous
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from latchwork.assignment.model import JobProblem, Plan, Problem, Strategy
-    from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem
 
 #: A figure of an explanation.
 Fact = str | int | float | tuple[str, ...]

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from latchwork.assignment.model import Move, Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from latchwork.assignment.model import JobProblem, Problem
+from latchwork.assignment.model import JobProblem, Move, Plan, Problem
 
 
 def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Plan:

@@ -12,15 +12,11 @@ results do not depend on the order of jobs, items or workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from latchwork import _core
+from latchwork.assignment.model import Plan, Problem, Strategy
 from latchwork.assignment.plan import plan_from_owners
+from latchwork.assignment.traits import Mode, Traits
 
-if TYPE_CHECKING:
-    from latchwork.assignment.model import Plan, Problem, Strategy
-
-Mode = Literal["fast", "compat"]
 MODES: tuple[Mode, ...] = ("fast", "compat")
 
 
@@ -44,6 +40,11 @@ class Rendezvous:
     def __repr__(self) -> str:
         return f"Rendezvous(mode={self.mode!r})"
 
+    @property
+    def traits(self) -> Traits:
+        """A `RendezvousHasher` of the same mode has the same owners."""
+        return Traits(by_job=True, looks_at_placed=False, hashing=self.mode)
+
     def assign(self, problem: Problem) -> Plan:
         """Place every item by its key alone. O(items * workers)."""
         return _place(self.name, problem, self.mode)
@@ -61,6 +62,7 @@ class EvenlyRendezvous:
     """
 
     name = "evenly-rendezvous"
+    traits = Traits(by_job=True, looks_at_placed=False)
 
     def __init__(self, mode: Mode = "fast") -> None:
         self.mode = _checked_mode(mode)
@@ -80,6 +82,7 @@ class EvenlySpread:
     """
 
     name = "evenly-spread"
+    traits = Traits(looks_at_placed=False, board=name)
 
     def __repr__(self) -> str:
         return "EvenlySpread()"
@@ -99,6 +102,7 @@ class Balanced:
     """
 
     name = "balanced"
+    traits = Traits(looks_at_placed=False, board=name)
 
     def __repr__(self) -> str:
         return "Balanced()"

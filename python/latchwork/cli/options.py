@@ -11,7 +11,7 @@ import typer
 
 from latchwork.backends.url import find_spec, parse_url
 from latchwork.cli.outcome import UsageError, set_debugging
-from latchwork.store.connect import URL_VARIABLE
+from latchwork.store import URL_VARIABLE
 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 

@@ -2,19 +2,18 @@
 
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job, WorkPoolFailed
-from latchwork.jobs.node.activity import Activity
 from latchwork.jobs.node.node import JobManager
-from latchwork.jobs.node.records import Health, NodeState, NodeStats
-from latchwork.jobs.observe.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.observe.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
 from latchwork.jobs.options.kinds import InvalidJob, InvalidSetting, Threads
 from latchwork.jobs.options.settings import ClusterSettings, JobSettings, Settings
 from latchwork.jobs.outside.control import Control, LockFree, UnknownNode
 from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
 from latchwork.jobs.outside.why import Reasons, why
+from latchwork.jobs.stored.activity import Activity
 from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.members import Member
-from latchwork.jobs.worker.runs import JobStats
-from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Instant, Schedule
+from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
     "Activity",
@@ -41,6 +40,7 @@ __all__ = [
     "NodeState",
     "NodeStats",
     "NodeView",
+    "ObservedNode",
     "Observer",
     "PoolInfo",
     "Reasons",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BackendNotInstalled
-from latchwork.jobs.observe.observer import Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.observe.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -27,8 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from latchwork.jobs.node.node import JobManager
-    from latchwork.jobs.worker.runs import JobStats
+    from latchwork.jobs.observe.records import JobStats
 
 _LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -65,14 +64,14 @@ class _Now(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._nodes: dict[str, JobManager] = {}
+        self._nodes: dict[str, ObservedNode] = {}
         self._pools: dict[tuple[str, str], int] = {}
 
-    def add(self, node: JobManager) -> None:
+    def add(self, node: ObservedNode) -> None:
         with self._lock:
             self._nodes[node.node_id] = node
 
-    def remove(self, node: JobManager) -> None:
+    def remove(self, node: ObservedNode) -> None:
         with self._lock:
             if self._nodes.get(node.node_id) is node:
                 del self._nodes[node.node_id]
@@ -141,11 +140,11 @@ class PrometheusMetrics(Observer):
                 _known[chosen] = _Families(chosen)
             self._families = _known[chosen]
 
-    def attached(self, node: JobManager) -> None:
+    def attached(self, node: ObservedNode) -> None:
         """Ask it for its gauges from now on."""
         self._families.now.add(node)
 
-    def detached(self, node: JobManager) -> None:
+    def detached(self, node: ObservedNode) -> None:
         """Ask it no more."""
         self._families.now.remove(node)
 

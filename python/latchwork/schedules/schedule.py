@@ -7,13 +7,15 @@ the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+
+from latchwork.checks import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,6 @@ class Due:
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
-    if not good:
+    if not is_number(value, least):
         msg = f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}"
         raise ValueError(msg)
-
-
-#: Reads both clocks.
-InstantSource = Callable[[], Instant]

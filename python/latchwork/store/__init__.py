@@ -1,11 +1,13 @@
 """The store contract above the backends: sessions, transactions, watches, mirrors."""
 
-from latchwork.store.connect import connect
+from latchwork.store.backoff import Backoff
+from latchwork.store.connect import URL_VARIABLE, connect
 from latchwork.store.mirror import Mirror
+from latchwork.store.observers import Observers
 from latchwork.store.pipeline import Pipeline
 from latchwork.store.session import Session
 from latchwork.store.store import Store
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 
-__all__ = ["Mirror", "Pipeline", "Session", "Store", "Tx", "Watch", "connect"]
+__all__ = ["URL_VARIABLE", "Backoff", "Mirror", "Observers", "Pipeline", "Session", "Store", "Tx", "Watch", "connect"]

@@ -5,13 +5,13 @@ The recorder ``Tx`` is pure but for its reads; ``transact`` is the loop around i
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from latchwork.errors import Conflict, KeyExists
+from latchwork.store.backoff import Backoff
 from latchwork.store.keys import validate_key, validate_prefix
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Op, Put
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from latchwork.store.session import Session
 
 T = TypeVar("T")
-Plan = tuple[list[Check], list[Op]]
-
-_FIRST_PAUSE_S = 0.005
-_LONGEST_PAUSE_S = 0.5
+ChecksAndOps = tuple[list[Check], list[Op]]
 
 
 class Transacted(Protocol):
@@ -123,7 +120,7 @@ class Tx:
         else:
             self._written[key] = Delete(key)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ChecksAndOps:
         """The checks and operations of the commit; no operations when nothing was written."""
         if not self._written:
             return [], []
@@ -169,6 +166,7 @@ def transact(store: Transacted, fn: Callable[[Tx], T], guard: str | None, attemp
     if attempts < 1:
         msg = f"attempts must be at least 1, not {attempts}"
         raise ValueError(msg)
+    backoff = Backoff(0.01, 0.5, jitter=1.0)
     for attempt in range(1, attempts + 1):
         tx = Tx(store, guard)
         result = fn(tx)
@@ -181,13 +179,7 @@ def transact(store: Transacted, fn: Callable[[Tx], T], guard: str | None, attemp
             if attempt == attempts:
                 msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
                 raise Conflict(msg, error.failed) from error
-            _pause(store, attempt)
+            store.clock.wait(threading.Event(), backoff.next_s())
         else:
             return result
     raise AssertionError
-
-
-def _pause(store: Transacted, attempt: int) -> None:
-    """Back off with full jitter, so that contenders spread out."""
-    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
-    store.clock.wait(threading.Event(), random.uniform(0, longest_s))

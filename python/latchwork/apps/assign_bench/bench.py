@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork._core import Assignment, ItemSet, RendezvousHasher
 from latchwork.apps.assign_bench.peers import installed
-from latchwork.assignment.model import JobProblem, Problem
-from latchwork.assignment.strategies import strategy_by_name
+from latchwork.assignment import JobProblem, Problem, strategy_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

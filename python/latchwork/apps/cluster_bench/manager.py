@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from latchwork.apps.cluster_bench.model import BenchOptions, Detected, Memory, Ready, Rebalanced
 from latchwork.apps.cluster_bench.workers import SESSION_TTL_S
-from latchwork.jobs.manager.manager import Manager, ManagerCounters, ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies
-from latchwork.jobs.observe.observer import Observer, Observers, RebalanceInfo
-from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.members import Member
-from latchwork.store import connect
+from latchwork.jobs import Observer, RebalanceInfo
+from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions, Strategies
+from latchwork.jobs.stored import Member, MemberOptions, keys
+from latchwork.store import Observers, connect
 
 if TYPE_CHECKING:
     from latchwork.apps.cluster_bench.line import Line
@@ -47,8 +45,8 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
     with connect(options.url) as root:
         store = root.namespace(namespace)
         session = store.open_session(SESSION_TTL_S)
-        me = Member.of_this_process("manager", since=time.time(), ttl_s=session.ttl_s, weight=1.0, labels={})
-        told = Observers([_Told(tell)])
+        me = Member.of_this_process(MemberOptions("manager", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
+        told = Observers[Observer]([_Told(tell)])
 
         def new_manager() -> Manager:
             return Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=told)

@@ -29,9 +29,8 @@ from latchwork.apps.cluster_bench.model import (
     text_bytes,
 )
 from latchwork.errors import LatchworkError
-from latchwork.jobs.node.registration import Registration, pool_version
-from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.members import Member
+from latchwork.jobs.node import Registration, pool_version
+from latchwork.jobs.stored import Member, MemberOptions, keys
 from latchwork.store import connect
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class _Bench:
         """Write all work pools, as a node that takes no items itself: it never becomes ready."""
         began = time.monotonic()
         session = self.store.open_session(workers.SESSION_TTL_S)
-        member = Member.of_this_process("bench", since=time.time(), ttl_s=session.ttl_s, weight=1.0, labels={})
+        member = Member.of_this_process(MemberOptions("bench", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
         owner = Registration(self.store, session, member)
         owner.try_join()
         for number, (job, items) in enumerate(self._pools.items(), 1):

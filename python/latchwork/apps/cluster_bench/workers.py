@@ -19,11 +19,9 @@ from latchwork.apps.cluster_bench.model import (
     Unlock,
     digest,
 )
-from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.shares import Shares
-from latchwork.jobs.worker.item_locks import ItemLocks
-from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
+from latchwork.jobs.node import Registration
+from latchwork.jobs.stored import Member, MemberOptions, WorkerShares
+from latchwork.jobs.worker import ItemLocks, LockWork, RoundRobin
 from latchwork.store import connect
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ class Crew:
         """Follow the shares of all of them."""
         for worker in self._workers:
             share = self._shares[worker] = _Share()
-            share.source = Shares(self._store, worker, partial(self._look, share))
+            share.source = WorkerShares(self._store, worker, partial(self._look, share))
             self._look(share)
 
     def lock(self) -> int:
@@ -105,7 +103,7 @@ class Crew:
             return Holdings(self._at, items, total, self._decoded)
 
     def _register(self, worker: str, session: Session) -> None:
-        member = Member.of_this_process(worker, since=time.time(), ttl_s=session.ttl_s, weight=1.0, labels={})
+        member = Member.of_this_process(MemberOptions(worker, session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
         registration = Registration(self._store, session, member)
         if registration.try_join() is not None:
             raise RuntimeError(f"worker {worker} is there already; the bench needs a root of its own")
@@ -118,7 +116,7 @@ class Crew:
         locks.start()
         wanted = self._shares[worker].now()
         works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
-        LockTurns().take(works, lambda _: True)
+        RoundRobin().take(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
@@ -140,7 +138,7 @@ class _Share:
     """What one worker has; ``mutex`` is held while it is looked at."""
 
     def __init__(self) -> None:
-        self.source: Shares | None = None
+        self.source: WorkerShares | None = None
         self.mutex = threading.Lock()
         self.items = 0
         self.digest = 0

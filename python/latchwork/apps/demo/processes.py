@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from latchwork.store.connect import URL_VARIABLE
+from latchwork.store import URL_VARIABLE
 
 _GRACE_S = 8.0
 _TAIL_LINES = 8

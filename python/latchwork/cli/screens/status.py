@@ -21,7 +21,7 @@ from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
-from latchwork.jobs.outside.why import utc_text
+from latchwork.jobs.outside import utc_text
 from latchwork.store import Store
 
 _FEW = 8

@@ -13,9 +13,8 @@ from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.cli.text import printable
 from latchwork.jobs import ClusterState, Control, LockView, inspect, read_audit
 from latchwork.jobs import why as explain
-from latchwork.jobs.cron.cells import newest_by_item
-from latchwork.jobs.cron.progress import read_cells
-from latchwork.jobs.outside.why import utc_text
+from latchwork.jobs.cron import progress_of
+from latchwork.jobs.outside import utc_text
 from latchwork.store import Store
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
@@ -39,8 +38,7 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False, debug
     """Explain where a work item is, why it is there, and why it runs or does not."""
     with open_store(url) as store:
         state = _state(store)
-        progress = newest_by_item(cell for cell, _ in read_cells(store, job)).get(item)
-        found = explain(state, Control(store).settings(), job, item, None if progress is None else progress[1])
+        found = explain(state, Control(store).settings(), job, item, progress_of(store, job, item))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:

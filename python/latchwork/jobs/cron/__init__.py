@@ -1,4 +1,8 @@
-"""Fire times: which one an item runs next, and how that is written down before it starts.
+"""Cron progress: which fire times of an item have started, written down before they start.
 
-Nothing of it is exported; runs ask it for their turns.
+A door for programs that show it; how nodes claim and write progress stays inside.
 """
+
+from latchwork.jobs.cron.progress import progress_of
+
+__all__ = ["progress_of"]

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from latchwork.errors import LatchworkError
-from latchwork.schedules.fires import Fired
+from latchwork.schedules import Fired
 
 FIRED = "fired"
 

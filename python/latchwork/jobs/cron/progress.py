@@ -12,18 +12,15 @@ import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import commit_all
-from latchwork.schedules.fires import Fired
-from latchwork.types import Absent, At, Check, Create, Delete, Exists, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Entry
+from latchwork.schedules import Fired
+from latchwork.store import Store
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +256,12 @@ def read_cells(store: Store, job_id: str) -> list[tuple[Cell, Entry]]:
             except BadCell as error:
                 log.error("job %s: %s", job_id, error)  # noqa: TRY400 - no stack needed
     return found
+
+
+def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
+    """How far an item is on its cron schedule; None when it has no progress."""
+    found = newest_by_item(cell for cell, _ in read_cells(store, job_id)).get(item)
+    return None if found is None else found[1]
 
 
 def delete_cell(store: Store, job_id: str, name: str, entry: Entry, checks: list[Check]) -> None:

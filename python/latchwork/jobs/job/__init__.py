@@ -1,4 +1,4 @@
-"""What a job is, and what one run of it knows.
+"""What a job is, what one run of it is given, and which runs a node starts and stops for its share.
 
-How runs are compared with what is wanted stays inside.
+`latchwork.jobs` exports the job and the context; the rest stays inside.
 """

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LockLost
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Fence
-
-log = logging.getLogger(__name__)
-
-StopListener = Callable[[], None]
+from latchwork.primitives.waiting import StopSignal
+from latchwork.store import Store
+from latchwork.types import Fence
 
 
 def _for_ever() -> float:
@@ -67,12 +59,9 @@ class JobContext:
         self._remaining_s = remaining_s
         self._fence = fence
         self._store = store
-        self._clock = clock
         self._fire_time_s = fire_time_s
-        self._stop = threading.Event()
-        self._mutex = threading.Lock()
-        self._listeners: dict[int, StopListener] = {}
-        self._next_listener = 0
+        #: Tells this run to stop; for the job manager.
+        self.stop_signal = StopSignal(f"job {job_id}", clock)
 
     def __repr__(self) -> str:
         state = ", stopping" if self.should_stop else ""
@@ -116,7 +105,7 @@ class JobContext:
     @property
     def should_stop(self) -> bool:
         """True from the moment this run was told to stop: finish what is begun, and return."""
-        return self._stop.is_set()
+        return self.stop_signal.should_stop
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until this run is told to stop, a sleep that ends early.
@@ -126,9 +115,9 @@ class JobContext:
         Returns:
             True when told to stop, False when the time was over.
         """
-        return self._clock.wait(self._stop, timeout_s)
+        return self.stop_signal.wait_stop(timeout_s)
 
-    def on_stop(self, listener: StopListener) -> Callable[[], None]:
+    def on_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Have ``listener`` called once when this run is told to stop, at once if it was already.
 
         Listeners are called in the order they were added, on one thread; one that raises is logged and stops no other.
@@ -136,15 +125,7 @@ class JobContext:
         Returns:
             A function that removes the listener; twice is fine.
         """
-        with self._mutex:
-            number = self._next_listener
-            self._next_listener += 1
-            late = self._stop.is_set()
-            if not late:
-                self._listeners[number] = listener
-        if late:
-            self._call(listener)
-        return lambda: self._remove(number)
+        return self.stop_signal.on_stop(listener)
 
     def remaining_s(self) -> float:
         """Seconds for which the locks of this run are surely still ours, by our own clock; 0 when they are not."""
@@ -164,39 +145,4 @@ class JobContext:
 
     def stop(self) -> None:
         """Tell the run to stop and call the listeners, in this thread; for tests. Twice is fine."""
-        self.signal_stop()
-        self.notify_listeners()
-
-    def signal_stop(self) -> None:
-        """Tell the run to stop without calling listeners; never blocks on user code."""
-        with self._mutex:
-            self._stop.set()
-
-    def notify_listeners(self) -> None:
-        """Call the listeners that were not called yet; only after ``signal_stop``."""
-        while True:
-            with self._mutex:
-                if not self._listeners:
-                    return
-                listener = self._listeners.pop(min(self._listeners))
-            self._call(listener)
-
-    @property
-    def has_listeners(self) -> bool:
-        """True while a listener waits to be called."""
-        with self._mutex:
-            return bool(self._listeners)
-
-    def _remove(self, number: int) -> None:
-        with self._mutex:
-            self._listeners.pop(number, None)
-
-    def _call(self, listener: StopListener) -> None:
-        try:
-            listener()
-        except (Exception, SystemExit):  # one that calls exit must not keep the others from being called
-            log.exception(
-                "stop listener %r of job %s raised; the others are called",
-                listener,
-                self._job_id,
-            )
+        self.stop_signal.stop()

@@ -13,7 +13,7 @@ from latchwork.jobs.options.kinds import InvalidJob, Threads
 from latchwork.jobs.options.settings import JOB_DEFAULTS, JobOptions
 from latchwork.jobs.options.table import JobRows, documented, rows
 from latchwork.jobs.stored.keys import check_id, check_item
-from latchwork.schedules.schedule import Schedule
+from latchwork.schedules import Schedule
 
 _CHANGEABLE = frozenset(each.name for each in rows(JobRows))
 

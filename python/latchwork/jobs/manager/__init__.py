@@ -1,4 +1,10 @@
-"""One node at a time as the manager: it decides who works on what, and writes it down.
+"""The manager: the elected node decides who works on what, and writes it down.
 
-Nothing of it is exported.
+A door for benches, which run a manager without a node; how it plans and what it keeps stays inside.
 """
+
+from latchwork.jobs.manager.manager import Manager, ManagerCounters
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.strategies import Strategies, StrategyOption
+
+__all__ = ["Manager", "ManagerCounters", "ManagerOptions", "Strategies", "StrategyOption"]

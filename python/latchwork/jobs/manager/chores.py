@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.jobs.manager.manager import ManagerOptions
-    from latchwork.jobs.manager.term import Term
+from latchwork.jobs.manager.leadership import Leadership
+from latchwork.jobs.manager.options import ManagerOptions
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +22,7 @@ class _Chore:
     """What the leader does now and then; a period of 0 is never."""
 
     name: str
-    do: Callable[[Term], None]
+    do: Callable[[Leadership], None]
     period_s: float
     since: float
     done: bool = False
@@ -54,7 +51,7 @@ class Chores:
         """Seconds until the next one; None when there is none."""
         return min((max(0.0, chore.next_at - now) for chore in self._active()), default=None)
 
-    def run_due(self, now: float, term: Term) -> None:
+    def run_due(self, now: float, term: Leadership) -> None:
         """Do what is due; a failure is reported, and it is tried again soon."""
         for chore in self._active():
             if chore.next_at <= now:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import TYPE_CHECKING
 
 from latchwork.jobs.manager.rebalance import ShareChange, in_order
 from latchwork.jobs.stored import keys
@@ -27,10 +26,8 @@ from latchwork.jobs.stored.packed_store import (
     orphans,
     write_chunks,
 )
+from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,6 @@ log = logging.getLogger(__name__)
 _SLICE = 2_000
 #: Workers whose keys are read at a time.
 _LOADING = 16
-_LONGEST_NOTE = 2_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +102,6 @@ class _JobShares(Mapping[str, tuple[str, ...]]):
 
     def __len__(self) -> int:
         return len(self._kept)
-
-
-def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
-    """What the guard says of the strategies; nothing when that would be long, for it is written with each change."""
-    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
-
-
-def noted_strategies(guard: Entry | None) -> dict[str, str]:
-    """The strategies that a guard says; none when it says nothing of them."""
-    try:
-        document = json.loads(guard.value) if guard is not None else {}
-    except ValueError:
-        document = {}
-    found = document.get("strategies") if isinstance(document, dict) else None
-    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
 
 
 class Ledger:

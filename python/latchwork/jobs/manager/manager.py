@@ -10,44 +10,28 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
 
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.chores import Chores
+from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.memory import give_back
-from latchwork.jobs.manager.rebalance import QuietTime, Rebalance, Strategies
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.quiet_time import QuietTime
+from latchwork.jobs.manager.rebalance import Rebalance
 from latchwork.jobs.manager.restarts import Restarts
-from latchwork.jobs.manager.term import Term
-from latchwork.jobs.observe.observer import NOBODY, Observers, RebalanceInfo
-from latchwork.jobs.options.table import ManagerRows
+from latchwork.jobs.observe.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.marks import NODES
+from latchwork.jobs.stored.maintenance import NODES
+from latchwork.jobs.stored.members import Member
 from latchwork.primitives import LeaderLatch
-
-if TYPE_CHECKING:
-    from latchwork.jobs.stored.members import Member
-    from latchwork.store import Session, Store
+from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.5
-_LONGEST_RETRY_S = 10.0
+_RETRY_S = 0.5
 _JOIN_S = 5.0
 _MANY_MOVES = 50_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManagerOptions(ManagerRows[NoReturn]):
-    """How the manager behaves.
-
-    Attributes:
-        strategies: who decides which job.
-        sweep: removes what dead owners of locks left.
-    """
-
-    strategies: Strategies
-    sweep: Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -70,7 +54,7 @@ class Manager:
         options: Callable[[], ManagerOptions],
         counters: ManagerCounters,
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -116,10 +100,10 @@ class Manager:
                     self._lead()
                 except LatchworkError as error:
                     log.warning("manager on node %s has to start over: %s", self._me.worker, error)
-                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                    self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
                     log.exception("manager on node %s failed and starts over", self._me.worker)
-                    self._clock.wait(self._closing, _FIRST_RETRY_S)
+                    self._clock.wait(self._closing, _RETRY_S)
             elif not self._closing.is_set():
                 self._clock.wait(self._wake)
 
@@ -135,7 +119,7 @@ class Manager:
                 mirror.on_change(lambda _batch: self._note())
             restarts = Restarts(self._store, nodes, fence, self._me.incarnation)
             known = KnownPools(self._store, pools)
-            term = Term(
+            term = Leadership(
                 self._store, self._me, fence, alive=alive, pools=known, restarts=restarts, options=self._options()
             )
             self._manage(term)
@@ -145,11 +129,11 @@ class Manager:
         self._changed.set()
         self._wake.set()
 
-    def _manage(self, term: Term) -> None:
+    def _manage(self, term: Leadership) -> None:
         options = self._options()
         quiet = QuietTime(options.debounce_s, options.debounce_max_s)
         chores = Chores(options, self._clock.now())
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(_RETRY_S, 10.0)
         quiet.note(self._clock.now())
         while True:
             self._wake.clear()  # before the looks: what is set from now on cuts the wait short
@@ -166,10 +150,9 @@ class Manager:
             if due_s is not None and due_s <= 0:
                 quiet.take()
                 if self._rebalance_lean(term):
-                    retry_s = _FIRST_RETRY_S
+                    backoff.reset()
                 else:
-                    quiet.retry(self._clock.now(), retry_s)
-                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                    quiet.retry(self._clock.now(), backoff.next_s())
                 continue
             chores.run_due(now, term)
             if term.restarts.has_expired(now):
@@ -179,7 +162,7 @@ class Manager:
             waits = [wait for wait in others if wait is not None]
             self._clock.wait(self._wake, min(waits, default=None))
 
-    def _rebalance_lean(self, term: Term) -> bool:
+    def _rebalance_lean(self, term: Leadership) -> bool:
         """One rebalance, and what memory it needed for a moment is given back if that was much."""
         moved, is_first = self._counters.moves, not term.is_loaded
         done = self._rebalance(term)
@@ -187,7 +170,7 @@ class Manager:
             give_back()
         return done
 
-    def _rebalance(self, term: Term) -> bool:
+    def _rebalance(self, term: Leadership) -> bool:
         """One rebalance; False when it has to be tried again."""
         began, written = self._clock.now(), term.written_bytes
         try:

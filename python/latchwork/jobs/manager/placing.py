@@ -1,8 +1,8 @@
 """The jobs of one strategy, placed again and again: what is kept from one rebalance to the next, and what changes.
 
-Two kinds: by a board, which keeps the placement in Rust and is told what changed, for the strategies that it has; and
-by asking the strategy itself, whichever it is, unless nothing changed that it could see. What either decides is what
-``rebalance`` decides. No network here.
+There are three kinds, and the strategy's traits choose. A ``Board`` and an ``Assignment`` keep the placement in Rust
+and are told what changed; any other strategy is asked itself, unless nothing changed that it could see. Each decides
+what ``rebalance`` decides. No network here.
 """
 
 from __future__ import annotations
@@ -10,29 +10,33 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from latchwork.assignment import (
-    Balanced,
+    Assignment,
     Board,
-    Budgeted,
-    EvenlyRendezvous,
-    EvenlySpread,
+    ItemSet,
     Plan,
     Problem,
-    Rendezvous,
+    RendezvousHasher,
     Strategy,
     check_plan,
+    traits_of,
 )
-from latchwork.jobs.manager.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
+from latchwork.jobs.manager.rebalance import (
+    ClusterView,
+    ShareChange,
+    WorkerView,
+    holders_in,
+    job_problem,
+)
 
 _Share = tuple[str, str]  # job and worker
 #: Who is able to run a job, with weight and labels.
 _Able = dict[str, tuple[float, Mapping[str, str]]]
 #: What a strategy can see of each job, but for who has its items: the pool, and who is able.
 _Seen = dict[str, tuple[tuple[str, ...], _Able]]
-#: Strategies that place each job by itself, whoever had its items.
-_BY_JOB = frozenset({EvenlyRendezvous, Rendezvous})
 #: Job to item to worker.
 Placed = Mapping[str, Mapping[str, str]]
 
@@ -74,18 +78,10 @@ class Part(Protocol):
 
 def part_for(strategy: Strategy) -> Part:
     """How to place the jobs of a strategy."""
-    budget = strategy.max_moves if type(strategy) is Budgeted else None
-    inner = strategy.strategy if isinstance(strategy, Budgeted) and budget is not None else strategy
-    if type(inner) in {Balanced, EvenlySpread}:
-        return BoardPart(inner.name, budget)
-    return AskedPart(strategy)
-
-
-def looks_at_placed(strategy: Strategy) -> bool:
-    """Whether a strategy may care what others have placed: those that come with latchwork do not."""
-    while type(strategy) is Budgeted:
-        strategy = strategy.strategy
-    return type(strategy) not in {Balanced, EvenlySpread, EvenlyRendezvous, Rendezvous}
+    traits = traits_of(strategy)
+    if traits.board is not None:
+        return BoardPart(traits.board, traits.max_moves)
+    return AskedPart(strategy) if traits.hashing is None else HashedPart(traits.hashing)
 
 
 class BoardPart:
@@ -150,6 +146,71 @@ class BoardPart:
             self._board.add_items(job, after - before)
 
 
+class HashedPart:
+    """An ``Assignment`` for each job, which looks only at the items that a change can move."""
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._jobs: dict[str, _Hashed] = {}
+
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:  # noqa: ARG002 - hashing does not look at it
+        """Tell the assignments what changed, and take what moves."""
+        touched, whole, before = Touched(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
+        self._jobs = {}
+        for job, items in view.pools.items():
+            able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
+            known = before.get(job)
+            if known is None or known.owners is None or not able:
+                known = _Hashed(items, able, self._hash(job, items, able))
+                whole[job] = known.shares()
+            else:
+                _follow(job, known, items, able, touched)
+            self._jobs[job] = known
+        changes = (*touched.changes(view), *whole_changes(view, whole))
+        moved = bool(touched or changes or before.keys() != self._jobs.keys())
+        return Outcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
+
+    def _hash(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
+        if not able:
+            return None
+        return RendezvousHasher(able, list(able.values()), self._mode).assign(ItemSet(items, f"{job}:"))
+
+
+@dataclass(slots=True)
+class _Hashed:
+    """One job as its assignment knows it; without an assignment when nobody is able to run it."""
+
+    items: tuple[str, ...]
+    able: Mapping[str, float]
+    owners: Assignment | None
+
+    def shares(self) -> dict[str, tuple[str, ...]]:
+        shares = {} if self.owners is None else self.owners.by_worker()
+        return {worker: tuple(sorted(items)) for worker, items in shares.items() if items}
+
+    def by_item(self) -> dict[str, str]:
+        return {} if self.owners is None else self.owners.to_dict()
+
+
+def _follow(job: str, known: _Hashed, items: tuple[str, ...], able: Mapping[str, float], touched: Touched) -> None:
+    """Bring an assignment up to date. An item may move several times; its first source and its last target count."""
+    owners, before = known.owners, known.able
+    assert owners is not None
+    old, new = (set(known.items), set(items)) if items is not known.items else (set[str](), set[str]())
+    steps = [owners.remove_items(old - new)] if old - new else []
+    steps += [owners.join(name, able[name]) for name in sorted(able.keys() - before.keys())]
+    steps += [owners.leave(name) for name in sorted(before.keys() - able.keys())]  # after joins: the last one cannot go
+    steps += [owners.reweigh(name, able[name]) for name in before if able.get(name, before[name]) != before[name]]
+    steps += [owners.add_items(new - old)] if new - old else []
+    moves: dict[str, tuple[str | None, str | None]] = {}
+    for item, source, target in chain.from_iterable(steps):
+        moves[item] = (moves[item][0] if item in moves else source, target)
+    for item, (source, target) in moves.items():
+        if source != target:
+            touched.move(job, item, source, target)
+    known.items, known.able = items, able
+
+
 class AskedPart:
     """A strategy that is asked when something changed that it can see, and what that was the last time.
 
@@ -159,7 +220,7 @@ class AskedPart:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._by_job = type(strategy) in _BY_JOB
+        self._by_job = traits_of(strategy).by_job
         self._seen: _Seen = {}
         self._settled = False  # it did not want anything else the last time
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from latchwork.assignment import (
-    Budgeted,
     JobProblem,
     Plan,
     Problem,
     Strategy,
     check_plan,
-    strategy_by_name,
 )
-from latchwork.assignment.strategies import describe_strategy
+from latchwork.jobs.manager.strategies import Strategies
 
-StrategyOption = str | Strategy
 #: Job to worker to items.
 Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
 
@@ -105,38 +102,6 @@ class Rebalance:
     failed: Mapping[str, Exception] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
     deferred: int = 0
-
-
-class Strategies:
-    """Which strategy decides which job.
-
-    A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
-    """
-
-    def __init__(self, option: StrategyOption | Mapping[str, StrategyOption] = "balanced") -> None:
-        """Resolve the names.
-
-        Raises:
-            ValueError: an unknown name, with the known ones, or something that is no strategy.
-        """
-        by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
-        named = {name: _strategy(name) for name in by_job.values() if isinstance(name, str)}
-        self._by_job = {
-            job: named[choice] if isinstance(choice, str) else _strategy(choice) for job, choice in by_job.items()
-        }
-        self._by_job.setdefault("*", strategy_by_name("balanced"))
-
-    def described(self) -> dict[str, str]:
-        """Job id, or ``*``, to its strategy in one word; a budget is left out."""
-        return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
-
-    def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
-        """The jobs grouped by strategy: each group is one problem. Jobs sorted, groups by their first job."""
-        grouped: dict[int, tuple[Strategy, list[str]]] = {}
-        for job in sorted(jobs):
-            strategy = self._by_job.get(job, self._by_job["*"])
-            grouped.setdefault(id(strategy), (strategy, []))[1].append(job)
-        return list(grouped.values())
 
 
 def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
@@ -252,59 +217,7 @@ def _by_worker(change: ShareChange) -> tuple[str, str]:
     return change.worker, change.job
 
 
-class QuietTime:
-    """When a burst of events has become quiet, or has lasted long enough. Pure; one thread at a time."""
-
-    def __init__(self, quiet_s: float, longest_s: float) -> None:
-        self.change(quiet_s, longest_s)
-        self._first: float | None = None
-        self._last = 0.0
-        self._not_before = 0.0
-
-    def change(self, quiet_s: float, longest_s: float) -> None:
-        """Wait so long from now on, also for what was noted already."""
-        self._quiet_s = quiet_s
-        self._longest_s = max(quiet_s, longest_s)
-
-    def note(self, now: float) -> None:
-        """Something changed."""
-        self._first = now if self._first is None else self._first
-        self._last = now
-
-    def retry(self, now: float, delay_s: float) -> None:
-        """What was due failed: it is due again after the delay, also without a new event."""
-        self.note(now)
-        self._not_before = now + delay_s
-
-    def due_in_s(self, now: float) -> float | None:
-        """Seconds until it is time to act; None when nothing changed."""
-        if self._first is None:
-            return None
-        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)
-        return max(0.0, max(quiet, self._not_before) - now)
-
-    def take(self) -> None:
-        """Acting now on all that was noted."""
-        self._first = None
-        self._not_before = 0.0
-
-
 def unplaced(view: ClusterView) -> dict[str, int]:
     """Jobs with items that no ready worker can run, with how many; sorted."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}
-
-
-def _unlimited(strategy: Strategy) -> Strategy:
-    while isinstance(strategy, Budgeted):
-        strategy = strategy.strategy
-    return strategy
-
-
-def _strategy(option: object) -> Strategy:
-    if isinstance(option, str):
-        return strategy_by_name(option)
-    if callable(getattr(option, "assign", None)):
-        return option  # type: ignore[return-value]
-    msg = f"strategy {option!r} cannot be used; give a name, or an object with assign(problem) -> Plan"
-    raise ValueError(msg)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
-from latchwork.jobs.stored.marks import NodeMark, decode_mark, decode_marks, mark_key, reserved_key, reserved_nodes
+from latchwork.jobs.stored.maintenance import (
+    NodeMark,
+    decode_mark,
+    decode_marks,
+    mark_key,
+    reserved_key,
+    reserved_nodes,
+)
+from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, read, replace
-from latchwork.types import Absent, At, Delete, Put
-
-if TYPE_CHECKING:
-    from latchwork.jobs.stored.members import Member
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Check, Entry, Fence
+from latchwork.store import Mirror, Store
+from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 
 log = logging.getLogger(__name__)
 

@@ -11,50 +11,26 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job.job import Job
-from latchwork.jobs.manager.manager import Manager, ManagerCounters, ManagerOptions
+from latchwork.jobs.manager.manager import Manager, ManagerCounters
+from latchwork.jobs.manager.options import ManagerOptions
 from latchwork.jobs.node.pools import Pools
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.node.tidy import tidy
-from latchwork.jobs.observe.observer import NOBODY, Observers
-from latchwork.jobs.stored.members import Member
-
-if TYPE_CHECKING:
-    from latchwork.jobs.options.live import LiveSettings
-    from latchwork.store import Session, Store
+from latchwork.jobs.observe.observer import NOBODY, Observer
+from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.2
-_LONGEST_RETRY_S = 5.0
 _JOIN_S = 15.0
 #: A registration under way may come to its end by itself for so long before its session is ended.
 _POLITE_S = 2.0
 #: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
 _GRACE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """What a node says about itself.
-
-    Attributes:
-        node_id: its id.
-        session_ttl_s: the TTL to ask for, in seconds.
-        weight: how much it takes, relative to others.
-        labels: anything, for people and strategies.
-        lacks: the jobs that require labels which this node does not have, with those labels.
-    """
-
-    node_id: str
-    session_ttl_s: float
-    weight: float = 1.0
-    labels: Mapping[str, str] = field(default_factory=dict)
-    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Membership:
@@ -68,7 +44,7 @@ class Membership:
         manager: Callable[[], ManagerOptions],
         settings: LiveSettings,
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -203,15 +179,7 @@ class Membership:
 
     def _register_on(self, session: Session) -> None:
         options = self._options
-        member = Member.of_this_process(
-            options.node_id,
-            since=self._since,
-            ttl_s=session.ttl_s,
-            weight=options.weight,
-            labels=options.labels,
-            start=self._start_id,
-            lacks=options.lacks,
-        )
+        member = Member.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member)
         registration.join(_GRACE_S, self._closing)
         registration.register_jobs(self._jobs)
@@ -233,17 +201,16 @@ class Membership:
         log.info("node %s is registered with %d jobs, session %s", options.node_id, len(self._jobs), session.id)
 
     def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(0.2, 5.0)
         while not self._closing.is_set():
             self._wake.clear()
             session = self.session
             if session is not None and session.state in {"active", "suspect"}:
-                retry_s = _FIRST_RETRY_S
+                backoff.reset()
                 self._clock.wait(self._wake)
                 continue
             if not self._closing.is_set() and not self._rejoin():
-                self._clock.wait(self._closing, retry_s)
-                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                self._clock.wait(self._closing, backoff.next_s())
 
     def _rejoin(self) -> bool:
         """Register anew on a new session; False when it has to be tried again."""

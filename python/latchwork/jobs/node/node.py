@@ -9,27 +9,25 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job.job import Job, check_jobs
-from latchwork.jobs.manager.manager import ManagerOptions
-from latchwork.jobs.manager.rebalance import Strategies, StrategyOption
-from latchwork.jobs.node.activity import RunBoard
-from latchwork.jobs.node.membership import MemberOptions, Membership
-from latchwork.jobs.node.records import Health, NodeState, NodeStats
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.strategies import Strategies, StrategyOption
+from latchwork.jobs.node.membership import Membership
+from latchwork.jobs.node.run_reporter import RunReporter
 from latchwork.jobs.observe.event_log import EventLog
-from latchwork.jobs.observe.observer import Observer, Observers
+from latchwork.jobs.observe.observer import Observer
+from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
+from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.keys import check_id
-from latchwork.jobs.worker.runs import JobStats
+from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
-from latchwork.store import Store, connect
-
-if TYPE_CHECKING:
-    from types import FrameType
+from latchwork.store import Observers, Store, connect
 
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
@@ -97,8 +95,8 @@ class JobManager:
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
         self._strategies = Strategies(strategy)
         self._settings = LiveSettings(self._able, self._options)
-        self._board = RunBoard(self.node_id)
-        self._observers = Observers((EventLog(), self._board, *observers))
+        self._reporter = RunReporter(self.node_id)
+        self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
         self._mutex = threading.Lock()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
@@ -270,7 +268,7 @@ class JobManager:
         )
         worker.follow_owners()
         self._membership.start()
-        self._board.start(self._store.clock, self._membership.registration)
+        self._reporter.start(self._store.clock, self._membership.registration)
         worker.start()
 
     def _manager_options(self, worker: Worker) -> ManagerOptions:
@@ -293,7 +291,7 @@ class JobManager:
                     timeout_s,
                     self.node_id,
                 )
-        self._board.close()
+        self._reporter.close()
         if self._membership is not None:
             self._membership.close(at_rest=not stuck)
         self._settings.close()

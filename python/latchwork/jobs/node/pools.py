@@ -14,18 +14,14 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job.job import Job, WorkPoolFailed, read_pool
-from latchwork.jobs.node.registration import pool_version
-from latchwork.jobs.observe.observer import NOBODY, Observers, PoolInfo
+from latchwork.jobs.node.registration import Registration, pool_version
+from latchwork.jobs.observe.observer import NOBODY, Observer, PoolInfo
 from latchwork.jobs.options.kinds import InvalidJob
-
-if TYPE_CHECKING:
-    from latchwork.jobs.node.registration import Registration
-    from latchwork.jobs.options.live import LiveSettings
-    from latchwork.store import Store
+from latchwork.jobs.options.live import LiveSettings
+from latchwork.store import Observers, Store
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ class Pools:
         store: Store,
         registration: Callable[[], Registration | None],
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs

@@ -10,16 +10,13 @@ import logging
 import threading
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, replace
+from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Session, Store
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +120,7 @@ class Registration:
                 other = self.try_join()
 
     def register_jobs(self, jobs: Collection[str]) -> None:
-        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Term.cleanup`` for why."""
+        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Leadership.cleanup`` for why."""
         me = self.member.worker
         stored = set(self._store.children(keys.available(me)))
         ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored - set(jobs))]

@@ -10,17 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.primitives import forget_free_locks
+from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Who is told of starts, ends, rebalances and reads of work pools.
+"""What a node tells its observers, and what it answers them: runs, rebalances, reads of pools, figures, health.
 
-The log of events stays inside.
+`latchwork.jobs` exports the observer and its records; the log of events stays inside.
 """

@@ -1,25 +1,17 @@
 """What a node tells those who watch it: starts and ends, rebalances, reads of work pools. No network here.
 
-An observer is called in the thread where the thing happens, so it must not block. One that raises disturbs nothing:
-that is logged once for each of its methods.
+An observer is called in the thread where the thing happens, so it must not block. See ``store.Observers`` for one that
+raises.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from latchwork.jobs.options.kinds import InvalidSetting
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from latchwork.jobs.node.node import JobManager
-
-log = logging.getLogger(__name__)
+from latchwork.jobs.observe.records import Health, NodeStats
+from latchwork.store import Observers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +71,30 @@ class PoolInfo:
     items: int | None
 
 
+class ObservedNode(Protocol):
+    """What an observer may ask of a node, a ``JobManager``, at any time and from any thread; no answer waits."""
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        ...
+
+    def stats(self) -> NodeStats:
+        """What it has done since it started."""
+        ...
+
+    def health(self) -> Health:
+        """Whether it does its work."""
+        ...
+
+
 class Observer:
     """Override what you want to know. Methods may be called from several threads at a time."""
 
-    def attached(self, node: JobManager) -> None:
+    def attached(self, node: ObservedNode) -> None:
         """The node is about to start; ask it for ``stats`` and ``health`` whenever you like from now on."""
 
-    def detached(self, node: JobManager) -> None:
+    def detached(self, node: ObservedNode) -> None:
         """The node is closed."""
 
     def started(self, node_id: str, seconds: float) -> None:
@@ -105,48 +114,4 @@ class Observer:
         """A work pool was read, or could not be."""
 
 
-class Observers:
-    """Tells all of them, and is disturbed by none. Safe to share between threads."""
-
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
-        for each in self._observers:
-            if not isinstance(each, Observer):
-                raise InvalidSetting(f"observer {each!r} is none; give objects of subclasses of Observer")
-        self._failed: set[tuple[int, str]] = set()
-
-    def tell(self, method: str, *args: Any) -> None:
-        """Call this method of each."""
-        for each in self._observers:
-            self._guarded(each, method, lambda each=each: getattr(each, method)(*args))  # type: ignore[misc]
-
-    @contextmanager
-    def run(self, info: RunInfo) -> Iterator[None]:
-        """Around one run."""
-        with ExitStack() as stack:
-            for each in self._observers:
-                around = self._guarded(each, "run", lambda each=each: each.run(info))  # type: ignore[misc]
-                if around is not None:
-                    self._guarded(each, "run", lambda around=around: self._enter(stack, each, around))  # type: ignore[misc] # noqa: B023
-            yield
-
-    def _enter(self, stack: ExitStack, observer: Observer, around: AbstractContextManager[Any]) -> None:
-        around.__enter__()
-
-        def leave(kind: Any, error: Any, trace: Any) -> bool:
-            self._guarded(observer, "run", lambda: around.__exit__(kind, error, trace))
-            return False  # an observer hides no error of a run
-
-        stack.push(leave)
-
-    def _guarded(self, observer: Observer, method: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception:
-            if (id(observer), method) not in self._failed:
-                self._failed.add((id(observer), method))
-                log.exception("observer %r raised in %s; further ones are not logged", observer, method)
-            return None
-
-
-NOBODY = Observers()
+NOBODY = Observers[Observer]()

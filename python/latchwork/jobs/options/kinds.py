@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
-from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate, Schedule
+from latchwork.schedules import Cron, FixedDelay, FixedRate, Schedule
 
 
 class InvalidJob(LatchworkError, ValueError):
@@ -93,8 +93,7 @@ def number(least: float) -> Kind:
     """Finite numbers that are not below the least; in seconds if the option's name ends so."""
 
     def check(name: str, value: Any) -> float:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < least:
+        if not is_number(value, least):
             unit = " of seconds" if name.endswith("_s") else ""
             raise ValueError(f"{name} is {value!r}; give a finite number{unit}, at least {least:g}")
         return float(value)

@@ -16,7 +16,7 @@ from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions
 from latchwork.jobs.options.settings import ClusterSettings, JobOptions, JobSettings, Settings
-from latchwork.schedules.schedule import Schedule
+from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
 from latchwork.types import Entry
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from latchwork.jobs.options.kinds import LABELS, SCHEDULE, SWITCH, THREADS, Kind, Threads, number
-from latchwork.schedules.schedule import FixedDelay, Schedule
+from latchwork.schedules import FixedDelay, Schedule
 
 T = TypeVar("T")
 #: What a value may also be where it need not be set: None in settings, nothing (NoReturn) in options.

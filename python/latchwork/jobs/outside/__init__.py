@@ -1,4 +1,8 @@
-"""The cluster seen and steered from outside, by people and programs that are no node of it.
+"""The cluster inspected, explained and controlled by programs that are no node of it.
 
-Takes no part in the work.
+`latchwork.jobs` exports it; here is also how a moment is shown to people.
 """
+
+from latchwork.jobs.outside.why import utc_text
+
+__all__ = ["utc_text"]

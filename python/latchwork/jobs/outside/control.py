@@ -15,7 +15,7 @@ import threading
 import uuid
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs.options import settings as stored
@@ -25,16 +25,12 @@ from latchwork.jobs.options.settings import Settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
 from latchwork.jobs.stored.keys import check_id
-from latchwork.jobs.stored.marks import NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.primitives import LockState, force_release, lock_states
+from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Op
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.store.transaction import Tx
-
 
 #: How often a node that is being drained is asked for the locks it still holds.
 _LOOK_S = 0.2

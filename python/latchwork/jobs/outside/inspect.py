@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork.jobs.manager.ledger import noted_strategies
-from latchwork.jobs.node.activity import Activity, decode_activity
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.marks import NODES, NodeMark, decode_marks
+from latchwork.jobs.stored.activity import Activity, decode_activity
+from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed import BadHead, MissingChunk
 from latchwork.jobs.stored.packed_store import from_entries, read
+from latchwork.jobs.stored.strategies import noted_strategies
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Entry
+from latchwork.store import Store
+from latchwork.types import Entry
 
 
 class UnknownJob(LatchworkError, LookupError):

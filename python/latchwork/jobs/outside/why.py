@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from latchwork.assignment import Explanation, Problem, explain
-from latchwork.assignment.strategies import described_strategy
+from latchwork.assignment import Explanation, Problem, described_strategy, explain
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
-from latchwork.schedules.fires import Fired
-
-if TYPE_CHECKING:
-    from latchwork.jobs.options.settings import Settings
-    from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView
+from latchwork.jobs.options.settings import Settings
+from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView
+from latchwork.schedules import Fired
 
 _FEW = 5
 

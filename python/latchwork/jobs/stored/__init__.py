@@ -1,4 +1,10 @@
-"""What the job cluster keeps in the store: keys, packed sets, members, notes.
+"""What the cluster keeps in the store: keys, packed sets, and records of members, runs, maintenance and audit.
 
-Only formats, and the reads and writes of them; no decision.
+A door for benches, which read and write the same keys; it has formats, reads and writes, and decides nothing.
 """
+
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.jobs.stored.shares import WorkerShares
+
+__all__ = ["Member", "MemberOptions", "WorkerShares", "keys"]

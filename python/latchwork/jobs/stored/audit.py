@@ -8,13 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from latchwork.types import Check, Delete
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
-    from latchwork.types import Entry
+from latchwork.store import Store
+from latchwork.types import Check, Delete, Entry
 
 AUDIT = "audit"
 KEPT = 1000

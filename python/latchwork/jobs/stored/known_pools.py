@@ -10,14 +10,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.packed import PackedSet
 from latchwork.jobs.stored.packed_store import read
-
-if TYPE_CHECKING:
-    from latchwork.jobs.stored.packed import PackedSet
-    from latchwork.store import Mirror, Store
+from latchwork.store import Mirror, Store
 
 
 class KnownPools:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import uuid
@@ -11,7 +10,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from latchwork.checks import is_number
+
 MemberState = Literal["joining", "ready", "leaving"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """What a node says about itself.
+
+    Attributes:
+        node_id: its id.
+        session_ttl_s: the TTL to ask for, in seconds.
+        weight: how much it takes, relative to others.
+        labels: anything, for people and strategies.
+        lacks: the jobs that require labels which this node does not have, with those labels.
+    """
+
+    node_id: str
+    session_ttl_s: float
+    weight: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +67,21 @@ class Member:
     lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of_this_process(
-        cls,
-        worker: str,
-        *,
-        since: float,
-        ttl_s: float,
-        weight: float,
-        labels: Mapping[str, str],
-        start: str = "",
-        lacks: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> Member:
+    def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
         """A new incarnation in this process, in state ``joining``."""
         return cls(
-            worker=worker,
+            worker=options.node_id,
             state="joining",
             host=socket.gethostname(),
             pid=os.getpid(),
             incarnation=uuid.uuid4().hex[:12],
             since=since,
             ttl_s=ttl_s,
-            weight=weight,
+            weight=options.weight,
             version=_version(),
-            labels=dict(labels),
+            labels=dict(options.labels),
             start=start,
-            lacks={job: dict(missing) for job, missing in (lacks or {}).items()},
+            lacks={job: dict(missing) for job, missing in options.lacks.items()},
         )
 
     def ready(self) -> Member:
@@ -122,8 +132,7 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def _number(value: object, default: float) -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good and isinstance(value, (int, float)) else default
+    return float(value) if is_number(value) else default
 
 
 def _version() -> str:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.stored.packed import (
@@ -27,10 +26,8 @@ from latchwork.jobs.stored.packed import (
     not_known,
     plan_update,
 )
+from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
 
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import BadHead, MissingChunk
 from latchwork.jobs.stored.packed_store import from_entries, read
-
-if TYPE_CHECKING:
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Change
+from latchwork.store import Mirror, Store
+from latchwork.types import Change
 
 
-class Shares:
+class WorkerShares:
     """What one worker has, by job. One thread asks at a time; whoever made it closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:

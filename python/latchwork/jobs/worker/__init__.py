@@ -1,4 +1,9 @@
-"""A node as a worker: it follows its shares, locks items, and runs jobs on them.
+"""A node as a worker: it follows its shares, locks their items, and runs jobs on them.
 
-Nothing of it is exported but what a run counts.
+A door for benches, which take locks as a node does; how runs are started and stopped stays inside.
 """
+
+from latchwork.jobs.worker.item_locks import ItemLocks
+from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
+
+__all__ = ["ItemLocks", "LockWork", "RoundRobin"]

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
-
-if TYPE_CHECKING:
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Fence
+from latchwork.store import Mirror, Store
+from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +48,9 @@ class RunLocks:
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
-    def hold(self, item: str) -> ItemHold:
-        """Whose lock an item's is, and since when."""
-        return ItemHold(self._holds[item].fence.token, self._holds[item].owner.id)
+    def holds(self, items: Iterable[str]) -> dict[str, ItemHold]:
+        """Item to its lock: who owns it, and since when."""
+        return {item: ItemHold(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
         """Seconds all of them are ours for certain; 0 once one is lost."""

@@ -12,20 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
-from latchwork.jobs.observe.observer import NOBODY, Observers, RunInfo
+from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
+from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.settings import JobOptions, JobSettings
-from latchwork.schedules.fires import Jitter
-from latchwork.schedules.schedule import Cron, Due, Instant
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.jobs.cron.turns import CronTurns
+from latchwork.schedules import Cron, Due, Instant, Jitter
+from latchwork.store import Observers
 
 log = logging.getLogger(__name__)
 
@@ -41,25 +39,6 @@ SCHEDULE_PAUSE_S = 60.0
 
 def _for_ever() -> float:
     return math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class JobStats:
-    """What one job has done on one node since it started.
-
-    Attributes:
-        runs: runs begun.
-        failures: runs that raised.
-        active: runs going on at this moment.
-        items: items in the shares that are started now.
-        threads: threads that run, or wait for their time.
-    """
-
-    runs: int = 0
-    failures: int = 0
-    active: int = 0
-    items: int = 0
-    threads: int = 0
 
 
 class Counters:
@@ -102,7 +81,7 @@ class RunSetup:
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
         options: the options of the job that hold now; by default those of the job itself.
-        turns: makes what keeps the fire times of a share, for cron schedules; without it they are not written down.
+        fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
         observers: who is told of each run.
     """
 
@@ -115,8 +94,8 @@ class RunSetup:
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = _for_ever
     options: Callable[[], JobOptions] | None = None
-    turns: Callable[[tuple[str, ...]], CronTurns] | None = None
-    observers: Observers = NOBODY
+    fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
+    observers: Observers[Observer] = NOBODY
 
     def options_now(self) -> JobOptions:
         """The options that hold at this moment."""
@@ -138,7 +117,7 @@ class JobRun:
         self._setup = setup
         self._due = first_due
         self._created = Instant(setup.clock.now(), setup.wall_s())
-        self._turns = None if setup.turns is None else setup.turns(items)
+        self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
@@ -179,10 +158,10 @@ class JobRun:
                 self._look.set()
                 self._stopped_at = self._setup.clock.now()
                 if self._context is not None:
-                    self._context.signal_stop()
+                    self._context.stop_signal.signal_stop()
                     self._untold = self._context
             context, self._untold = self._untold, None
-        if context is not None and context.has_listeners:
+        if context is not None and context.stop_signal.has_listeners:
             self._notify(context)
 
     def reschedule(self) -> None:
@@ -242,7 +221,7 @@ class JobRun:
 
     def _notify(self, context: JobContext) -> None:
         name = f"latchwork-stop-{self._setup.job.id}-{self.number}"
-        self._notifier = threading.Thread(target=context.notify_listeners, name=name, daemon=True)
+        self._notifier = threading.Thread(target=context.stop_signal.call_listeners, name=name, daemon=True)
         try:
             self._notifier.start()
         except Exception as error:  # the system gives no more threads; the run was told all the same
@@ -264,15 +243,15 @@ class JobRun:
         while not self._stop.is_set():
             self._look.clear()  # before the options are read: no change is missed
             options = self._setup.options_now()
-            if self._turns is not None and isinstance(options.schedule, Cron):
-                self._cron_turn(self._turns, options.schedule, options)
+            if self._fire_times is not None and isinstance(options.schedule, Cron):
+                self._cron_step(self._fire_times, options.schedule, options)
             else:
-                self._timed_turn(options)
-        if self._turns is not None:
-            self._turns.give_back()
+                self._timed_step(options)
+        if self._fire_times is not None:
+            self._fire_times.give_back()
         self._resume = self._due
 
-    def _timed_turn(self, options: JobOptions) -> None:
+    def _timed_step(self, options: JobOptions) -> None:
         """Wait until it is due, or run when it is."""
         self._due = self._due.under(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
@@ -285,13 +264,13 @@ class JobRun:
             if not self._stop.is_set():  # else it was interrupted, and is due at once
                 self._due = self._due.after(self._now(), random.random())
 
-    def _cron_turn(self, turns: CronTurns, cron: Cron, options: JobOptions) -> None:
+    def _cron_step(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
         """Wait for the next fire time, or run it: written down before it starts, and when it has ended."""
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
             jitter = Jitter.of(options.jitter_s, f"{self.job_id}/{self.items[0]}")
             changed_s = options.schedule_since_s
-            step = turns.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
+            step = times.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
             left = step.wait_s
             if left > 0:
                 self._pause(left)
@@ -299,7 +278,7 @@ class JobRun:
             if not self._setup.may_run():
                 self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
                 return
-            turns.begin(step)
+            times.begin(step)
         except LatchworkError as error:
             log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
@@ -308,9 +287,9 @@ class JobRun:
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
         if self._run_once(self._setup.new_context(step.items, step.at), -left):
-            turns.called()
+            times.called()
             if not self._stop.is_set():  # else it was interrupted, and stays begun
-                turns.end(step)
+                times.end(step)
 
     def _pause(self, seconds: float) -> None:
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
@@ -327,7 +306,7 @@ class JobRun:
         failed = True
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
-            with setup.observers.run(info):
+            with setup.observers.around("run", info):
                 setup.job.run(context)
             failed = False
         except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule

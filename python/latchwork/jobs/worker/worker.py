@@ -12,27 +12,25 @@ import threading
 import time
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
+from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.cron.progress import CronProgress
-from latchwork.jobs.cron.turns import CronTurns
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Actions, reconcile
-from latchwork.jobs.observe.observer import NOBODY, Observers
-from latchwork.jobs.stored.shares import Shares
+from latchwork.jobs.observe.observer import NOBODY, Observer
+from latchwork.jobs.observe.records import JobStats
+from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.stored.shares import WorkerShares
 from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
-from latchwork.jobs.worker.job_state import JobState
-from latchwork.jobs.worker.lock_turns import LockTurns, LockWork
-from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, JobStats, RunSetup
-from latchwork.schedules.schedule import Instant
-
-if TYPE_CHECKING:
-    from latchwork.jobs.options.live import LiveSettings
-    from latchwork.primitives import HeldLock
-    from latchwork.store import Store
+from latchwork.jobs.worker.local_job import LocalJob
+from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
+from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
+from latchwork.primitives import HeldLock
+from latchwork.schedules import Instant
+from latchwork.store import Observers, Store
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ class Worker:
         jobs: Mapping[str, Job],
         settings: LiveSettings,
         *,
-        observers: Observers = NOBODY,
+        observers: Observers[Observer] = NOBODY,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -65,14 +63,14 @@ class Worker:
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set)
         self._settings = settings
         self._observers = observers
-        self._turns = LockTurns()
+        self._round_robin = RoundRobin()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
-        self._states = {job_id: JobState(job, settings.options(job_id)) for job_id, job in jobs.items()}
+        self._states = {job_id: LocalJob(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
         self._mutex = threading.Lock()
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
-        self._shares: Shares | None = None
+        self._shares: WorkerShares | None = None
         self._closing = threading.Event()
         self._close_by = 0.0
         self._closer: JobRun | None = None
@@ -86,7 +84,7 @@ class Worker:
 
     def start(self) -> None:
         """Follow the share from now on."""
-        self._shares = Shares(self._store, self._node_id, self._wake.set)
+        self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
         self._guard.thread.start()
@@ -226,7 +224,7 @@ class Worker:
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
-    def _apply(self, state: JobState, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
+    def _apply(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
         """Stop and start what needs to be; what is left to do is the locks."""
         self._reap(state)
         wanted = share if state.enabled else frozenset[str]()
@@ -243,14 +241,14 @@ class Worker:
                     break
         return actions
 
-    def _reap(self, state: JobState) -> None:
+    def _reap(self, state: LocalJob) -> None:
         ended = state.reap(self._now())
         with self._mutex:
             for run in ended:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _lock(self, planned: list[tuple[JobState, Actions]], look_s: float, *, closing: bool) -> bool:
+    def _lock(self, planned: list[tuple[LocalJob, Actions]], look_s: float, *, closing: bool) -> bool:
         """Release and acquire, for a while; True when another look is worth while at once."""
         works = []
         for state, actions in planned:
@@ -264,7 +262,7 @@ class Worker:
                 self._wake.set()  # it may start
             return self._go_on(began, look_s, closing=closing)
 
-        taken = self._turns.take(works, go_on)
+        taken = self._round_robin.take(works, go_on)
         for (state, _), work in zip(planned, works, strict=True):
             state.filling = work.asks
         return taken or any(work.left for work in works)
@@ -279,7 +277,7 @@ class Worker:
         busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_LOOK * look_s))
         return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
-    def _start(self, state: JobState, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
+    def _start(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
         """Start a run; False when it, and the others of this job, have to be tried later."""
         locks = RunLocks(state.job.id, {item: held[item] for item in items})
         try:
@@ -332,7 +330,7 @@ class Worker:
                 )
         return max(_RETRY_S, timeout_s) if stopping else None
 
-    def _setup(self, state: JobState, locks: RunLocks) -> RunSetup:
+    def _setup(self, state: LocalJob, locks: RunLocks) -> RunSetup:
         return RunSetup(
             job=state.job,
             new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
@@ -344,7 +342,7 @@ class Worker:
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
-            turns=lambda items: CronTurns(self._progress[state.job.id], {item: locks.hold(item) for item in items}),
+            fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )
 
     def _new_context(

@@ -18,10 +18,11 @@ from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeo
 from latchwork.primitives.fair.leader import Candidate
 from latchwork.primitives.fair.tickets import FATAL, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
-from latchwork.primitives.waiting.common import Backoff, Patience, check_name, check_node_id, listen
+from latchwork.primitives.waiting.common import Patience, check_name, check_node_id, listen
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Background, ask, driven, steps_of
 
 if TYPE_CHECKING:

@@ -30,8 +30,9 @@ from latchwork.errors import (
     PermissionDenied,
     SessionLost,
 )
-from latchwork.primitives.waiting.common import Backoff, Identity, Patience, check_text
+from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Background, Pause, Steps, ask
 from latchwork.types import Exists, Fence
 

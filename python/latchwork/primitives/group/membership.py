@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
 from latchwork.primitives.group.views import GroupMember, check_member_body
-from latchwork.primitives.waiting.common import Backoff, Patience
+from latchwork.primitives.waiting.common import Patience
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Background, Pause, ask
 from latchwork.types import Absent, At, Put
 

@@ -11,7 +11,6 @@ changes than nonces are kept, nothing tells, and the change is said to be unknow
 from __future__ import annotations
 
 import json
-import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Patience
+from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, Steps, ask
 from latchwork.types import Absent, At, Check, Fence, Op, Put
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Writes = Callable[[int, int], Steps[Sequence[Op]]]
 #: Nonces kept: a change of unknown outcome is found again if no more than so many others followed it.
 KEPT = 16
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class Cell:
         self._home.check()
         change = _Change(self, fn, checks, ops)
         patience = Patience(self._store.clock, timeout_s)
-        failures = 0
+        backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
             trouble: LatchworkError | None = None
             try:
@@ -148,9 +147,7 @@ class Cell:
                 trouble = error
             if patience.is_over:
                 raise change.why(trouble) from trouble
-            failures += 1
-            pause_s = random.uniform(0.0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**failures))
-            await Pause(self._store.clock, Signal(), patience.left_s(pause_s))
+            await Pause(self._store.clock, Signal(), patience.left_s(backoff.next_s()))
 
     async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Change the number as it was read."""

@@ -27,7 +27,6 @@ from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
 from latchwork.primitives.waiting.common import (
     Announcer,
-    Backoff,
     Identity,
     Patience,
     check_least,
@@ -37,6 +36,7 @@ from latchwork.primitives.waiting.common import (
     refuse_in_callback,
 )
 from latchwork.primitives.waiting.waits import check_member
+from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.steps import run

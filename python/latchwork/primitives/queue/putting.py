@@ -17,7 +17,7 @@ from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import Item, Names, Room, check_payload, make_id
-from latchwork.primitives.waiting.common import Backoff
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import ask
 from latchwork.types import Check, Create, Op, Put
 

@@ -19,7 +19,8 @@ from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, wri
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id
-from latchwork.primitives.waiting.common import Backoff, Identity
+from latchwork.primitives.waiting.common import Identity
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Background, Pause, ask
 from latchwork.types import Absent, At, Create, Delete, Op, Put
 

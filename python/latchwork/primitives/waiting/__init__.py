@@ -1,4 +1,8 @@
-"""How anything waits, owns and stops: names, patience, waiters, work under an ownership.
+"""How anything waits, owns and stops. The second door of primitives, for the systems built on them: `StopSignal`.
 
-No primitive is here; every wing beside this one stands on it.
+Everything else in here is for the other wings of primitives.
 """
+
+from latchwork.primitives.waiting.stop import StopSignal
+
+__all__ = ["StopSignal"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import random
 import socket
 import threading
 from collections import deque
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener", bound=Callable[..., None])
-
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 1.0
 
 
 def check_name(name: str, kind: str) -> str:
@@ -145,23 +141,6 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
         raise LatchworkError(
             f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
         )
-
-
-class Backoff:
-    """Pauses that grow with each failure in a row, with jitter. One thread only."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def reset(self) -> None:
-        """It went well: the next pause is short again."""
-        self._failures = 0
-
-    def next_s(self) -> float:
-        """Seconds to pause before the next try."""
-        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._failures)
-        self._failures = min(self._failures + 1, 16)
-        return longest * random.uniform(0.5, 1.0)
 
 
 class Patience:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Backoff, Patience, refuse_in_callback
+from latchwork.primitives.waiting.common import Announcer, Patience, refuse_in_callback
+from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.steps import Background, Bell, Pause, Signal, ask

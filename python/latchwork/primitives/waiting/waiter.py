@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
-from latchwork.primitives.waiting.common import Backoff
+from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 
 if TYPE_CHECKING:

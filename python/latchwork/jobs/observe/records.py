@@ -6,9 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from latchwork.jobs.worker.runs import JobStats
-
 NodeState = Literal["new", "starting", "started", "closing", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """What one job has done on one node since it started.
+
+    Attributes:
+        runs: runs begun.
+        failures: runs that raised.
+        active: runs going on at this moment.
+        items: items in the shares that are started now.
+        threads: threads that run, or wait for their time.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    active: int = 0
+    items: int = 0
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from latchwork.jobs.worker.item_locks import SLICE
-
-if TYPE_CHECKING:
-    from latchwork.jobs.worker.item_locks import ItemLocks
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks
 
 
 class LockWork:
@@ -53,7 +49,7 @@ class LockWork:
         return self._locks.ask(self.job, self._ask.popleft())
 
 
-class LockTurns:
+class RoundRobin:
     """Whose turn it is. One thread only.
 
     Every second call is for the job with the least left to do, which may start soonest; the others go round, so that

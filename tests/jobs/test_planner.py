@@ -10,9 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.test_rebalance import ITEMS, JOBS, VIEWS, WORKERS, applied, view
-from latchwork.assignment import Balanced, Budgeted, EvenlySpread, Rendezvous, plan_from_owners
-from latchwork.jobs.manager.rebalance import ClusterView, Reserved, Strategies, WorkerView, rebalance
-from latchwork.jobs.manager.standing import Planner
+from latchwork.assignment import (
+    Balanced,
+    Budgeted,
+    EvenlyRendezvous,
+    EvenlySpread,
+    Rendezvous,
+    Traits,
+    plan_from_owners,
+    traits_of,
+)
+from latchwork.jobs.manager.planner import Planner
+from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
+from latchwork.jobs.manager.strategies import Strategies
 
 LIVES = st.lists(
     st.tuples(
@@ -52,6 +62,9 @@ OPTIONS = {
     "balanced": lambda: "balanced",
     "evenly-spread": lambda: "evenly-spread",
     "rendezvous": lambda: "rendezvous",
+    "rendezvous compat": lambda: Rendezvous("compat"),
+    "rendezvous budget": lambda: Budgeted(Rendezvous(), 1),
+    "rendezvous beside own": lambda: {"j1": "rendezvous", "*": LeastLoaded()},
     "two": lambda: {"j1": "balanced", "*": "evenly-spread"},
     "three": lambda: {"j1": "rendezvous", "j2": "evenly-rendezvous", "*": "balanced"},
     "budget": lambda: Budgeted(Balanced(), 1),
@@ -103,21 +116,56 @@ def test_a_strategy_of_ones_own_is_not_asked_while_nothing_changes_that_it_could
         now = applied(now, planner.rebalance(now).changes)
 
 
-def test_rendezvous_is_asked_only_about_jobs_that_changed(monkeypatch):
-    asked, assign = [], Rendezvous.assign
+def test_a_strategy_that_places_by_job_is_asked_only_about_jobs_that_changed(monkeypatch):
+    asked, assign = [], EvenlyRendezvous.assign
 
     def noting(self, problem):
         asked.append([job.job for job in problem.jobs])
         return assign(self, problem)
 
-    monkeypatch.setattr(Rendezvous, "assign", noting)
-    planner, pools = Planner(Strategies("rendezvous")), {"j1": tuple("abcd"), "j2": tuple("efgh")}
+    monkeypatch.setattr(EvenlyRendezvous, "assign", noting)
+    planner, pools = Planner(Strategies("evenly-rendezvous")), {"j1": tuple("abcd"), "j2": tuple("efgh")}
     now = view(pools=pools, jobs=("j1", "j2"))
     now = applied(now, planner.rebalance(now).changes)
     now = ClusterView(now.workers, {**pools, "j2": tuple("efghi")}, now.shares)
     now = applied(now, planner.rebalance(now).changes)
     planner.rebalance(now)
     assert asked == [["j1", "j2"], ["j2"]]
+
+
+def test_rendezvous_goes_on_from_its_last_owners_whatever_comes_and_goes_at_once(monkeypatch):
+    strategies, pools = Strategies("rendezvous"), {"j1": tuple(f"i{n:03}" for n in range(300))}
+    planner, whole = Planner(strategies), rebalance
+    now = view(("w1", "w2", "w3"), pools)
+    now = applied(now, planner.rebalance(now).changes)
+    pools = {"j1": tuple(f"i{n:03}" for n in range(5, 320))}
+    workers = {"w2": WorkerView(2.0, frozenset(["j1"])), "w4": WorkerView(1.0, frozenset(["j1"]))}
+    now = ClusterView({**workers, "w5": workers["w4"]}, pools, now.shares)
+    wanted = whole(now, strategies)
+    monkeypatch.setattr(Rendezvous, "assign", lambda *_: pytest.fail("it is asked"))
+    decided = planner.rebalance(now)
+    assert decided == wanted
+    now = applied(now, decided.changes)
+    nobody = ClusterView({}, pools, now.shares)
+    assert planner.rebalance(nobody).unplaced == {"j1": 315}
+    assert planner.rebalance(applied(nobody, planner.rebalance(nobody).changes)).changes == ()
+    assert planner.rebalance(now).changes == (), "each item is back where it was"
+
+
+class Reversed(Rendezvous):
+    """Like Rendezvous, but not with its owners."""
+
+    def assign(self, problem):
+        owners = {job.job: dict.fromkeys(job.items, max(job.workers, default="")) for job in problem.jobs}
+        return plan_from_owners(problem, owners)
+
+
+def test_a_subclass_of_a_known_strategy_is_asked_itself():
+    now = view(("w1", "w2"))
+    result = Planner(Strategies(Reversed())).rebalance(now)
+    assert result == rebalance(now, Strategies(Reversed()))
+    assert {change.worker for change in result.changes} == {"w2"}
+    assert traits_of(Reversed()) == Traits() != traits_of(Rendezvous())
 
 
 def test_a_strategy_that_fails_is_asked_again_and_hinders_no_other():

@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from latchwork.assignment import Strategy
-from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, looks_at_placed, part_for
+from latchwork.assignment import Strategy, traits_of
+from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, part_for
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
     Rebalance,
     ShareChange,
-    Strategies,
     holders_in,
     rebalance,
     unplaced,
 )
+from latchwork.jobs.manager.strategies import Strategies
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ class _Round:
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
     def _ask(self, strategy: Strategy, view: ClusterView) -> Outcome:
-        placed = self._placed if looks_at_placed(strategy) else dict[str, Mapping[str, str]]
+        placed = self._placed if traits_of(strategy).looks_at_placed else dict[str, Mapping[str, str]]
         part = self._before.get(id(strategy)) or part_for(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
-        except Exception:  # whatever a board does not take, the strategy either takes or reports
+        except Exception:  # whatever Rust does not take, the strategy either takes or reports
             if isinstance(part, AskedPart):
                 raise
-            log.debug("a board cannot place these jobs, its strategy is asked", exc_info=True)
+            log.debug("what is kept cannot place these jobs, their strategy is asked", exc_info=True)
             return AskedPart(strategy).rebalance(view, placed, placed_moved=True)
         self.parts[id(strategy)] = part
         return outcome

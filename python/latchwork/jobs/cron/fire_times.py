@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
-
-if TYPE_CHECKING:
-    from latchwork.jobs.cron.progress import CronProgress, Hold
-    from latchwork.schedules.schedule import Cron
+from latchwork.jobs.cron.progress import CronProgress, Hold
+from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
 
 log = logging.getLogger(__name__)
 
 
-class CronTurns:
+class FireTimes:
     """One thread only.
 
     Args:

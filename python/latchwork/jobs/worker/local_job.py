@@ -6,19 +6,16 @@ import logging
 import math
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from latchwork.jobs.job.job import Job
+from latchwork.jobs.options.settings import JobOptions
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Counters, JobRun
-from latchwork.schedules.schedule import Due, Instant
-
-if TYPE_CHECKING:
-    from latchwork.jobs.job.job import Job
-    from latchwork.jobs.options.settings import JobOptions
+from latchwork.schedules import Due, Instant
 
 log = logging.getLogger(__name__)
 
 
-class JobState:
+class LocalJob:
     """One job on one node. Only the worker's thread writes it.
 
     Attributes:

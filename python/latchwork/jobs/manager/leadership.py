@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict
 from latchwork.jobs.cron.progress import sweep_cells
-from latchwork.jobs.manager.ledger import Ledger, strategies_note
+from latchwork.jobs.manager.ledger import Ledger
+from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
-from latchwork.jobs.manager.standing import Planner
+from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import trim_audit
+from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all, orphans
-from latchwork.types import Absent, At, Delete, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.jobs.manager.manager import ManagerOptions
-    from latchwork.jobs.manager.restarts import Restarts
-    from latchwork.jobs.stored.known_pools import KnownPools
-    from latchwork.store import Mirror, Store
-    from latchwork.types import Fence
+from latchwork.jobs.stored.strategies import strategies_note
+from latchwork.store import Mirror, Store
+from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
 log = logging.getLogger(__name__)
 
 
-class Term:
+class Leadership:
     """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
 
     def __init__(

@@ -1,117 +1,35 @@
-"""Which runs are going on: what each node says of those that have lasted a while, for people and programs outside.
+"""Writes down which runs are going on at this node: those that have lasted ``AFTER_S``.
 
-Keys:   runs/<worker>    session-bound; JSON, written when what it says has changed, absent when that is nothing
-
-A run is said when it has lasted ``AFTER_S``, so nothing is written for short ones however many there are; a node writes
-at most once in ``EVERY_S``, one value of bounded size, and nothing while the same runs go on. See docs/design/0012.
+Short runs cost no write, however many there are. A node writes one value of bounded size, at most once in ``EVERY_S``,
+and nothing while the same runs go on. See docs/design/0012.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observe.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.stored.activity import LiveRun, encode_activity
 
 log = logging.getLogger(__name__)
 
-#: A run is said when it has lasted so long.
+#: A run is written down when it has lasted so long.
 AFTER_S = 1.0
-#: A node writes what it says at most so often.
+#: A node writes at most so often.
 EVERY_S = 2.0
-#: So many items of a job are named at most, by each node; the rest is counted.
-NAMED = 100
-_MOST_BYTES = 64 * 1024
 #: A write under way at the end is waited for so long; one that lands later is refused.
 _CLOSE_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """The runs of one job that are going on at one node and have lasted a second.
-
-    Attributes:
-        node: the node's id.
-        job: the job's id.
-        runs: how many runs.
-        items: how many items they work on.
-        since_s: when the oldest began, in seconds since the epoch by the node's clock.
-        named: item to when its run began, in the same unit: the items of the oldest runs, 100 at most.
-    """
-
-    node: str
-    job: str
-    runs: int
-    items: int
-    since_s: float
-    named: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRun:
-    """One run that is going on.
-
-    Attributes:
-        job: the job's id.
-        items: its share.
-        since_s: when it began, in seconds since the epoch.
-    """
-
-    job: str
-    items: tuple[str, ...]
-    since_s: float
-
-
-def encode_activity(runs: Iterable[LiveRun]) -> bytes:
-    """The value of a node's key; with very many jobs those whose runs began last are left out."""
-    by_job: dict[str, dict[str, Any]] = {}
-    for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
-        about = by_job.setdefault(run.job, {"runs": 0, "items": 0, "since": run.since_s, "named": {}})
-        about["runs"] += 1
-        about["items"] += len(run.items)
-        for item in run.items[: NAMED - len(about["named"])]:
-            about["named"].setdefault(item, run.since_s)
-    kept, left = {}, _MOST_BYTES
-    for job, about in by_job.items():
-        for each in (about, {**about, "named": {}}):
-            size = len(job) + len(json.dumps(each)) + 8
-            if size <= left:
-                kept[job], left = each, left - size
-                break
-    return json.dumps({"jobs": kept}, separators=(",", ":")).encode()
-
-
-def decode_activity(node: str, value: bytes) -> list[Activity]:
-    """What a value says; nothing for what is unreadable, newer fields are skipped."""
-    try:
-        return [
-            Activity(
-                node,
-                job,
-                int(about["runs"]),
-                int(about["items"]),
-                float(about["since"]),
-                {str(item): float(since) for item, since in about["named"].items()},
-            )
-            for job, about in json.loads(value)["jobs"].items()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-class RunBoard(Observer):
+class RunReporter(Observer):
     """Keeps a node's key. Owned by the job manager: ``start`` and ``close``; in between it observes the runs."""
 
     def __init__(self, node_id: str) -> None:
@@ -128,7 +46,7 @@ class RunBoard(Observer):
     def start(self, clock: Clock, registration: Callable[[], Registration | None]) -> None:
         """Begin to say what goes on, as whoever is registered at the time."""
         self._thread = threading.Thread(
-            target=self._loop, args=(clock, registration), name=f"latchwork-board-{self._node_id}", daemon=True
+            target=self._loop, args=(clock, registration), name=f"latchwork-reporter-{self._node_id}", daemon=True
         )
         self._thread.start()
 

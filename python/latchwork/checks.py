@@ -1,0 +1,12 @@
+"""The check of a number, for every floor: options, schedules and records take finite numbers only."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+
+def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
+    """True for a finite number that is not below ``least``; True and False are no numbers."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return good and math.isfinite(value) and value >= least  # type: ignore[arg-type,operator]

@@ -1,0 +1,56 @@
+"""Which strategy decides which job. Nothing here touches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
+
+StrategyOption = str | Strategy
+
+
+class Strategies:
+    """Which strategy decides which job.
+
+    A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
+    """
+
+    def __init__(self, option: StrategyOption | Mapping[str, StrategyOption] = "balanced") -> None:
+        """Resolve the names.
+
+        Raises:
+            ValueError: an unknown name, with the known ones, or something that is no strategy.
+        """
+        by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
+        named = {name: _strategy(name) for name in by_job.values() if isinstance(name, str)}
+        self._by_job = {
+            job: named[choice] if isinstance(choice, str) else _strategy(choice) for job, choice in by_job.items()
+        }
+        self._by_job.setdefault("*", strategy_by_name("balanced"))
+
+    def described(self) -> dict[str, str]:
+        """Job id, or ``*``, to its strategy in one word; a budget is left out."""
+        return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
+
+    def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
+        """The jobs grouped by strategy: each group is one problem. Jobs sorted, groups by their first job."""
+        grouped: dict[int, tuple[Strategy, list[str]]] = {}
+        for job in sorted(jobs):
+            strategy = self._by_job.get(job, self._by_job["*"])
+            grouped.setdefault(id(strategy), (strategy, []))[1].append(job)
+        return list(grouped.values())
+
+
+def _unlimited(strategy: Strategy) -> Strategy:
+    while isinstance(strategy, Budgeted):
+        strategy = strategy.strategy
+    return strategy
+
+
+def _strategy(option: object) -> Strategy:
+    if isinstance(option, str):
+        return strategy_by_name(option)
+    if callable(getattr(option, "assign", None)):
+        return option  # type: ignore[return-value]
+    msg = f"strategy {option!r} cannot be used; give a name, or an object with assign(problem) -> Plan"
+    raise ValueError(msg)

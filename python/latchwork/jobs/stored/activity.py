@@ -1,0 +1,90 @@
+"""The runs that are going on at a node, as it writes them down for people and programs outside.
+
+Keys:   runs/<worker>    session-bound; JSON, absent while no run has lasted long enough
+
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: So many items of a job are named at most, by each node; the rest is counted.
+NAMED = 100
+_MOST_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The runs of one job that are going on at one node and have lasted a second.
+
+    Attributes:
+        node: the node's id.
+        job: the job's id.
+        runs: how many runs.
+        items: how many items they work on.
+        since_s: when the oldest began, in seconds since the epoch by the node's clock.
+        named: item to when its run began, in the same unit: the items of the oldest runs, 100 at most.
+    """
+
+    node: str
+    job: str
+    runs: int
+    items: int
+    since_s: float
+    named: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """One run that is going on.
+
+    Attributes:
+        job: the job's id.
+        items: its share.
+        since_s: when it began, in seconds since the epoch.
+    """
+
+    job: str
+    items: tuple[str, ...]
+    since_s: float
+
+
+def encode_activity(runs: Iterable[LiveRun]) -> bytes:
+    """The value of a node's key; with very many jobs those whose runs began last are left out."""
+    by_job: dict[str, dict[str, Any]] = {}
+    for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
+        about = by_job.setdefault(run.job, {"runs": 0, "items": 0, "since": run.since_s, "named": {}})
+        about["runs"] += 1
+        about["items"] += len(run.items)
+        for item in run.items[: NAMED - len(about["named"])]:
+            about["named"].setdefault(item, run.since_s)
+    kept, left = {}, _MOST_BYTES
+    for job, about in by_job.items():
+        for each in (about, {**about, "named": {}}):
+            size = len(job) + len(json.dumps(each)) + 8
+            if size <= left:
+                kept[job], left = each, left - size
+                break
+    return json.dumps({"jobs": kept}, separators=(",", ":")).encode()
+
+
+def decode_activity(node: str, value: bytes) -> list[Activity]:
+    """What a value says; nothing for what is unreadable, newer fields are skipped."""
+    try:
+        return [
+            Activity(
+                node,
+                job,
+                int(about["runs"]),
+                int(about["items"]),
+                float(about["since"]),
+                {str(item): float(since) for item, since in about["named"].items()},
+            )
+            for job, about in json.loads(value)["jobs"].items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []

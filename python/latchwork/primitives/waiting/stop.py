@@ -1,0 +1,95 @@
+"""A request to stop, for work that cannot be ended from outside: it is polled, waited for, or heard by a listener.
+
+Nothing here talks to a server. Not promised: that work which never looks ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from latchwork.clock import SYSTEM_CLOCK, Clock
+
+_log = logging.getLogger(__name__)
+
+StopListener = Callable[[], None]
+
+
+class StopSignal:
+    """Tells one piece of work to stop, once and for good. Safe to share between threads.
+
+    Args:
+        what: the work in words, for log lines: ``job report``.
+        clock: what ``wait_stop`` waits on.
+    """
+
+    def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._what = what
+        self._clock = clock
+        self._stop = threading.Event()
+        self._mutex = threading.Lock()
+        self._listeners: dict[int, StopListener] = {}
+        self._next_listener = 0
+
+    @property
+    def should_stop(self) -> bool:
+        """True from the moment the work was told to stop."""
+        return self._stop.is_set()
+
+    def wait_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until the work is told to stop: True then, False when the time is over; None waits for ever."""
+        return self._clock.wait(self._stop, timeout_s)
+
+    def on_stop(self, listener: StopListener) -> Callable[[], None]:
+        """Have ``listener`` called once when the work is told to stop, at once if it was already.
+
+        Listeners are called in the order they were added, on one thread; one that raises is logged and stops no other.
+
+        Returns:
+            A function that removes the listener; twice is fine.
+        """
+        with self._mutex:
+            number = self._next_listener
+            self._next_listener += 1
+            late = self._stop.is_set()
+            if not late:
+                self._listeners[number] = listener
+        if late:
+            self._call(listener)
+        return lambda: self._remove(number)
+
+    def stop(self) -> None:
+        """Tell the work to stop and call the listeners, in this thread. Twice is fine."""
+        self.signal_stop()
+        self.call_listeners()
+
+    def signal_stop(self) -> None:
+        """Tell the work to stop without calling listeners; never blocks on user code."""
+        with self._mutex:
+            self._stop.set()
+
+    def call_listeners(self) -> None:
+        """Call the listeners that were not called yet; only after ``signal_stop``."""
+        while True:
+            with self._mutex:
+                if not self._listeners:
+                    return
+                listener = self._listeners.pop(min(self._listeners))
+            self._call(listener)
+
+    @property
+    def has_listeners(self) -> bool:
+        """True while a listener waits to be called."""
+        with self._mutex:
+            return bool(self._listeners)
+
+    def _remove(self, number: int) -> None:
+        with self._mutex:
+            self._listeners.pop(number, None)
+
+    def _call(self, listener: StopListener) -> None:
+        try:
+            listener()
+        except (Exception, SystemExit):  # one that calls exit must not keep the others from being called
+            _log.exception("stop listener %r of %s raised; the others are called", listener, self._what)

@@ -1,0 +1,69 @@
+"""Observers of a system: all of them are told what happens, and none of them can disturb it.
+
+An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
+logged, once for each of its methods.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from operator import methodcaller
+from typing import Any, Generic, TypeVar
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Observers(Generic[T]):
+    """Tells all observers of one system. Safe to share between threads.
+
+    Args:
+        observers: whom to tell, in this order.
+        kind: the class of all of them; None checks nothing.
+        error: raised for an object of another class.
+    """
+
+    def __init__(
+        self, observers: Iterable[T] = (), *, kind: type[T] | None = None, error: type[Exception] = TypeError
+    ) -> None:
+        self._observers = tuple(observers)
+        for each in self._observers:
+            if kind is not None and not isinstance(each, kind):
+                raise error(f"observer {each!r} is none; give objects of subclasses of {kind.__name__}")
+        self._failed: set[tuple[int, str]] = set()
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Call this method of each."""
+        for each in self._observers:
+            self._guarded(each, method, methodcaller(method, *args), each)
+
+    @contextmanager
+    def around(self, method: str, *args: Any) -> Iterator[None]:
+        """Call this method of each, enter the context managers that come back, and leave them after the body."""
+        with ExitStack() as stack:
+            for each in self._observers:
+                context = self._guarded(each, method, methodcaller(method, *args), each)
+                if context is not None:
+                    self._guarded(each, method, self._enter, stack, each, method, context)
+            yield
+
+    def _enter(self, stack: ExitStack, observer: T, method: str, context: AbstractContextManager[Any]) -> None:
+        context.__enter__()
+
+        def leave(*error: Any) -> bool:
+            self._guarded(observer, method, context.__exit__, *error)
+            return False  # an observer hides no error of the body
+
+        stack.push(leave)
+
+    def _guarded(self, observer: T, method: str, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception:
+            if (id(observer), method) not in self._failed:
+                self._failed.add((id(observer), method))
+                _log.exception("observer %r raised in %s; further ones are not logged", observer, method)
+            return None
