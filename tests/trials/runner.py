@@ -30,9 +30,10 @@ class Verdict:
 
     def told(self) -> str:
         """For people: a line, and what was wrong below it."""
-        figures = " ".join(f"{name}={value:g}" for name, value in self.figures.items())
-        line = f"{'BAD' if self.violations else 'ok '} {self.backend}, {self.fault}, {self.what}: {self.took_s} s; "
-        return "\n      ".join([line + figures, *self.violations[:_MOST_TOLD]])
+        state = "BAD" if self.violations else "ok "
+        figures = [f"{name}={value:g}" for name, value in self.figures.items()]
+        line = " ".join([f"{state} {self.backend}, {self.fault}, {self.what}: {self.took_s} s", *figures])
+        return "\n      ".join([line, *self.violations[:_MOST_TOLD]])
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ def _table(verdicts: list[Verdict]) -> Iterator[str]:
     for key in (lambda one: (one.backend, one.fault), lambda one: (one.backend, "all")):
         for verdict in verdicts:
             groups.setdefault(key(verdict), []).append(verdict)
-    yield f"\n| backend | fault | plays | failed | {' | '.join(names)} |\n|{'---|' * (4 + len(names))}"
+    yield f"\n| {' | '.join(['backend', 'fault', 'plays', 'failed', *names])} |\n|{'---|' * (4 + len(names))}"
     for (backend, fault), group in groups.items():
         cells = [_cell(name, [verdict.figures.get(name, 0.0) for verdict in group]) for name in names]
         failed = sum(bool(verdict.violations) for verdict in group)
-        yield f"| {backend} | {fault} | {len(group)} | {failed} | {' | '.join(cells)} |"
+        yield f"| {' | '.join([backend, fault, str(len(group)), str(failed), *cells])} |"
 
 
 def _cell(name: str, values: list[float]) -> str:
