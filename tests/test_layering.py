@@ -1,8 +1,12 @@
-"""Imports go one way, downwards only: the table of docs/design read off the source, without importing anything."""
+"""The house, read off the source without importing anything: floors, doors, circles, sizes.
+
+docs/design/0000-map.md draws the same table for people.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,25 +14,39 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
-VOCABULARY = {"errors", "types", "clock"}
-# Which parts of latchwork a part may import, besides itself.
+#: What every floor may import.
+GROUND = {"errors", "types", "clock", "checks"}
+STORE = GROUND | {"backends", "store"}
+COORDINATION = STORE | {"primitives"}
+HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
+SYSTEMS = {"jobs", "workers", "executor", "plans"}
+# Which parts of latchwork a part may import, besides itself: what is below its own floor.
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
     "clock": set(),
+    "checks": {"errors"},
     "_core": set(),
-    "backends": VOCABULARY | {"_core"},
-    "store": VOCABULARY | {"backends"},
-    "assignment": VOCABULARY | {"_core"},
-    "primitives": VOCABULARY | {"backends", "store"},
-    "schedules": VOCABULARY | {"store", "primitives"},
-    "jobs": VOCABULARY | {"backends", "store", "assignment", "primitives", "schedules"},
-    "": VOCABULARY | {"backends", "store", "assignment", "primitives", "jobs"},  # latchwork/__init__.py
-    "cli": VOCABULARY | {"", "backends", "store", "assignment", "primitives", "schedules", "jobs", "apps"},
-    "apps": VOCABULARY | {"", "_core", "backends", "store", "assignment", "primitives", "schedules", "jobs"},
-    "testing": VOCABULARY | {"", "_core", "backends", "store", "assignment", "primitives", "schedules", "jobs"},
+    "backends": GROUND | {"_core"},  # 2
+    "store": GROUND | {"backends"},  # 3
+    "drawing": GROUND,  # beside 1-3: pure
+    "assignment": GROUND | {"_core"},  # 4
+    "primitives": STORE,  # 5
+    "schedules": COORDINATION,  # 5b
+    "tasks": COORDINATION,  # 5b
+    "jobs": HELPERS,  # 6: one system each, which never import each other
+    "workers": HELPERS,
+    "executor": HELPERS,
+    "plans": HELPERS | {"drawing"},
+    "aio": HELPERS | SYSTEMS,  # 6b
+    "web": GROUND | {"drawing"},  # 6c
+    "workflows": HELPERS | SYSTEMS | {"aio", "web", "drawing"},  # 7
+    "": HELPERS | SYSTEMS,  # latchwork/__init__.py
+    "cli": HELPERS | SYSTEMS | {"", "apps", "aio", "workflows", "web", "drawing"},  # 8
+    "apps": HELPERS | SYSTEMS | {"", "_core", "aio", "workflows"},
+    "testing": HELPERS | SYSTEMS | {"", "_core", "aio"},
 }
-# Client libraries and the only places that may import them, as the beginnings of module names.
+# Libraries and the only places that may import them, as the beginnings of module names.
 LIBRARIES = {
     "kazoo": ("backends.zookeeper",),
     "etcd3": ("backends.etcd",),
@@ -36,12 +54,27 @@ LIBRARIES = {
     "google": ("backends.etcd",),
     "sqlite3": ("backends.embedded",),
     "cronsim": ("schedules",),
+    "msgspec": ("tasks",),
+    "cloudpickle": ("tasks",),
     "typer": ("cli", "apps"),
     "click": ("cli", "apps"),
     "rich": ("cli", "apps"),
+    "sqlalchemy": ("workflows",),
+    "alembic": ("workflows",),
+    "yaml": ("workflows",),
+    "fastapi": ("web", "workflows"),
+    "jinja2": ("web", "workflows"),
 }
 # One backend each; the other modules of `backends` are shared by them all.
 BACKENDS = ("embedded", "etcd", "zookeeper")
+#: Documented paths of things that stand on a floor above now; nothing of ours goes through them.
+MOVED_UP = {"assignment.bench": "apps.assign_bench.bench"}
+#: Packages whose modules are doors each. Everywhere else one comes in by the package, or by a wing of it.
+OPEN_HOUSES = {"backends", "store", "apps", "testing", ""}
+#: Files of the product above 400 lines, each with its reason in docs/design/0000-map.md.
+LONG_FILES: set[str] = set()
+MOST_LINES = 400
+MOST_FILES = 15
 
 
 @dataclass(frozen=True)
@@ -106,24 +139,36 @@ def backend_of(module):
     return next((name for name in BACKENDS if parts[1].startswith(name)), None)
 
 
-def complaint(found):
+def complaint(found, package):
     """Why this import is against the table; None when it is not."""
     importer, target = found.importer, found.target
     if part(importer) not in MAY_IMPORT:
-        return f"{part(importer)} has no layer: add it to MAY_IMPORT, and to the architecture"
+        return f"{part(importer)} has no floor: add it to MAY_IMPORT, and to the map"
     if not found.own:
         homes = LIBRARIES.get(part(target))
         allowed = homes is None or importer.startswith(homes) or part(importer) == "testing"
         return None if allowed else f"only {' and '.join(homes)} may import {part(target)}"
     if part(importer) == part(target):
         return sibling_complaint(importer, target)
-    if part(target) in MAY_IMPORT[part(importer)] or target == MOVED_UP.get(importer):
+    if target == MOVED_UP.get(importer):
         return None
-    return f"layer of {part(importer) or 'latchwork/__init__'} may not import {part(target) or 'latchwork itself'}"
+    if part(target) not in MAY_IMPORT[part(importer)]:
+        return f"layer of {part(importer) or 'latchwork/__init__'} may not import {part(target) or 'latchwork itself'}"
+    return window_complaint(importer, target, package)
 
 
-#: Documented paths of things that stand on a floor above now; nothing of ours goes through them.
-MOVED_UP = {"assignment.bench": "apps.assign_bench.bench"}
+def window_complaint(importer, target, package):
+    """One comes in by the door of a package, or by that of a wing: never by a module inside."""
+    is_module = package.joinpath(*target.split(".")).with_suffix(".py").exists()
+    if part(target) in OPEN_HOUSES or not is_module or "." not in target or part(importer) == "testing":
+        return None
+    if target.count(".") == 1 and has_no_wings(part(target), package):
+        return None
+    return f"{importer} comes in by the window {target}: export it in an __init__, and import it from there"
+
+
+def has_no_wings(name, package):
+    return not any(child.is_dir() and any(child.glob("*.py")) for child in (package / name).iterdir())
 
 
 def sibling_complaint(importer, target):
@@ -138,12 +183,48 @@ def sibling_complaint(importer, target):
 
 def complaints(package):
     found = [each for path in sorted(package.rglob("*.py")) for each in imports_of(path, package)]
-    judged = [(each, complaint(each)) for each in found]
+    judged = [(each, complaint(each, package)) for each in found]
     return [f"{each.importer or '__init__'}:{each.line}: {why}" for each, why in judged if why]
 
 
-def test_imports_go_downwards_only():
+def circles(package):
+    """Groups of modules that import each other, TYPE_CHECKING imports included; doors (`__init__`) do not count."""
+    modules = {module_name(path, package): path for path in package.rglob("*.py") if path.name != "__init__.py"}
+    graph = {
+        name: {each.target for each in imports_of(path, package) if each.own and each.target in modules} - {name}
+        for name, path in modules.items()
+    }
+    reached = {name: reach(name, graph) for name in graph}
+    rings = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(ring) for ring in rings if ring)
+
+
+def reach(name, graph):
+    seen, left = set(), [name]
+    while left:
+        for other in graph[left.pop()] - seen:
+            seen.add(other)
+            left.append(other)
+    return seen
+
+
+def test_imports_go_downwards_only_and_by_the_doors():
     assert complaints(PACKAGE) == []
+
+
+def test_no_module_imports_one_that_imports_it():
+    assert circles(PACKAGE) == []
+
+
+def test_no_folder_has_more_than_fifteen_files_at_one_level():
+    files = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    crowded = {str(folder.relative_to(PACKAGE)): count for folder, count in Counter(f.parent for f in files).items()}
+    assert {folder: count for folder, count in crowded.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_is_longer_than_four_hundred_lines_but_those_that_the_map_names():
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {file for file, lines in lengths.items() if lines > MOST_LINES} == LONG_FILES
 
 
 def test_there_are_imports_to_judge():
@@ -168,6 +249,8 @@ def test_there_are_imports_to_judge():
         ("jobs/job.py", "from latchwork import _core", "jobs may not import _core"),
         ("jobs/job.py", "from latchwork.cli.main import main", "jobs may not import cli"),
         ("jobs/job.py", "from latchwork.testing import servers", "jobs may not import testing"),
+        ("jobs/job.py", "from latchwork.executor import Executor", "jobs may not import executor"),
+        ("jobs/job.py", "from latchwork.primitives.fair.lock import Lock", "by the window primitives.fair.lock"),
         ("cli/main.py", "from latchwork.testing.servers import EtcdServer", "cli may not import testing"),
         ("__init__.py", "from latchwork.testing import servers", "latchwork/__init__ may not import testing"),
         ("__init__.py", "from .cli import main", "latchwork/__init__ may not import cli"),
@@ -178,8 +261,9 @@ def test_there_are_imports_to_judge():
         ("backends/zookeeper/client.py", "import grpc", r"only backends\.etcd may import grpc"),
         ("backends/etcd/client.py", "import sqlite3", r"only backends\.embedded may import sqlite3"),
         ("store/store.py", "from kazoo.client import KazooClient", r"only backends\.zookeeper may import kazoo"),
+        ("jobs/job.py", "import cronsim", "only schedules may import cronsim"),
         ("jobs/job.py", "import typer", "only cli and apps may import typer"),
-        ("novelty/x.py", "import os", "novelty has no layer"),
+        ("novelty/x.py", "import os", "novelty has no floor"),
     ],
 )
 def test_import_against_the_table_is_found(tmp_path, file, code, why):
@@ -196,6 +280,7 @@ def test_import_against_the_table_is_found(tmp_path, file, code, why):
         ("backends/url.py", "from latchwork.backends.etcd import open"),
         ("assignment/strategies.py", "from latchwork import _core\nfrom latchwork._core import fast"),
         ("jobs/job.py", "from latchwork.assignment import Plan\nfrom latchwork.jobs.keys import x"),
+        ("jobs/job.py", "from latchwork.primitives import Lock\nfrom latchwork.primitives.fair import Turn"),
         ("apps/one/a.py", "from latchwork.apps.one import b\nfrom . import c\nfrom latchwork import Store"),
         ("cli/main.py", "import latchwork\nfrom latchwork.apps import one\nimport rich.table"),
         ("testing/faults.py", "import kazoo\nfrom latchwork.backends.base import Backend"),
@@ -205,13 +290,20 @@ def test_import_within_the_table_is_left_alone(tmp_path, file, code):
     assert complaints(make_package(tmp_path, file, code)) == []
 
 
+def test_a_circle_is_found_also_of_imports_for_type_checkers(tmp_path):
+    package = make_package(tmp_path, "store/store.py", "from latchwork.store.session import Session")
+    code = "if TYPE_CHECKING:\n    from latchwork.store.store import Store"
+    (package / "store/session.py").write_text(code)
+    assert circles(package) == [["store.session", "store.store"]]
+
+
 def make_package(tmp_path, file, code):
     package = tmp_path / "latchwork"
-    for folder in ("apps/one", "apps/two", "backends/etcd", "backends/zookeeper", "store", "primitives", "jobs"):
+    for folder in ("apps/one", "apps/two", "backends/etcd", "backends/zookeeper", "store", "primitives/fair", "jobs"):
         (package / folder).mkdir(parents=True, exist_ok=True)
     for folder in ("assignment", "cli", "testing", "novelty"):
         (package / folder).mkdir(exist_ok=True)
-    for module in ("errors", "types", "store/session", "testing/servers", "apps/two/b"):
+    for module in ("errors", "types", "store/session", "testing/servers", "apps/two/b", "primitives/fair/lock"):
         (package / f"{module}.py").touch()
     (package / file).write_text(code)
     return package
