@@ -112,16 +112,3 @@ class ReadOutcome(Outcome[T]):
             reject(self, unreadable(self._what, error))
         except Exception as error:  # whoever waits on the outcome must hear of it
             reject(self, error)
-
-
-def chain(source: Future[T], outcome: Future[T]) -> None:
-    """End one future as another one ends."""
-
-    def ended(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            reject(outcome, error)
-        else:
-            resolve(outcome, done.result())
-
-    source.add_done_callback(ended)

@@ -19,10 +19,10 @@ import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd.answers import Answered, ReadOutcome, as_message, chain, unreadable
+from latchwork.backends.etcd.answers import Answered, ReadOutcome, as_message, unreadable
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
-from latchwork.backends.futures import Steps, drive, reject
+from latchwork.backends.futures import Steps, chain, drive, reject
 from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Delta, Snapshot
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd.answers import chain
 from latchwork.backends.etcd.layout import exactly, lease_of
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.writing.plan import session_put
-from latchwork.backends.futures import Steps, drive, failed, reject, resolve
+from latchwork.backends.futures import Steps, chain, drive, failed, reject, resolve
 from latchwork.errors import LatchworkError, SessionLost
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from latchwork.backends.etcd.answers import chain
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.futures import Outcome, chain, reject, resolve
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, Unavailable
 

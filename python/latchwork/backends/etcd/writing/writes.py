@@ -23,13 +23,13 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import wire
-from latchwork.backends.etcd.answers import as_message, chain
+from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision, read_ranges
 from latchwork.backends.etcd.wire import Target
 from latchwork.backends.etcd.writing.freeing import Deletion, can_do_without_space, delete_without_space
-from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
+from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
 from latchwork.errors import (
     Closed,
     LatchworkError,
