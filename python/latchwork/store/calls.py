@@ -18,7 +18,7 @@ from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from latchwork.backends.base import Backend
     from latchwork.store.answers import Limit
@@ -64,11 +64,7 @@ class Calls:
     @property
     def _backend(self) -> Backend:
         """For a call that begins now."""
-        if self._limit is None:
-            return self._unlimited
-        left_s = self._limit.check()
-        within: Callable[[float], Backend] | None = getattr(self._unlimited, "within", None)
-        return self._unlimited if within is None else within(left_s)
+        return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
         """The entry of the key, or None."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.base import Capability
+from latchwork.backends.base import Backend, Capability
 from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.connection import Link
@@ -43,15 +43,10 @@ _CLOSE_S = 2.0
 _CAPABILITIES = Capability(name="etcd")
 
 
-class EtcdBackend:
-    """One connection to one root on an etcd cluster.
-
-    Attributes:
-        waiting: the same for callers that wait for each answer at once: calls are made in their threads.
-    """
+class EtcdBackend(Backend):
+    """One connection to one root on an etcd cluster."""
 
     capabilities = _CAPABILITIES
-    waiting: EtcdBackend
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -73,9 +68,10 @@ class EtcdBackend:
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
         self._lock = threading.Lock()
         self._closed = False
-        self.waiting = self._for_waiting()
 
-    def _for_waiting(self) -> EtcdBackend:
+    @property
+    def waiting(self) -> EtcdBackend:
+        """The same with calls that are made in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
