@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeVar
@@ -248,6 +248,18 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
     if isinstance(future, Outcome) and future.map(fn, explain):
         return future
     return then(future, fn, explain)
+
+
+def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
+    """The results of some futures, in their order, or the error of the first that failed."""
+
+    def steps() -> Steps[list[T]]:
+        found: list[T] = []
+        for future in futures:
+            found.append((yield future))  # noqa: PERF401 - a generator's yield is none of a comprehension
+        return found
+
+    return drive(steps())
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
