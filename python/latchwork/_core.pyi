@@ -9,7 +9,7 @@ Placements are part of the contract: the same arguments give the same result on 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, final, overload
+from typing import Any, Literal, final, overload
 
 __all__ = [
     "Assignment",
@@ -17,6 +17,7 @@ __all__ = [
     "Delta",
     "EtcdCodec",
     "EtcdPage",
+    "EtcdRequest",
     "ItemSet",
     "Moves",
     "RendezvousHasher",
@@ -533,6 +534,44 @@ class EtcdPage:
 
     def entries(self, skip: int | None = None) -> list[Any]:
         """The entries in order; with ``skip`` of those keys only that have no slash from there on. O(bytes)."""
+
+@final
+class EtcdRequest:
+    """The parts of etcd's requests, encoded one by one. A namespace of functions, all O(bytes).
+
+    Compares and operations have their length in front, so that ``txn`` joins them. A key is the whole one, its root
+    included; with an end, every key from the first to that one, exclusive.
+    """
+
+    @staticmethod
+    def compare(
+        target: Literal["create", "mod", "lease"], key: bytes, operand: int, end: bytes = ..., *, greater: bool = False
+    ) -> bytes:
+        """Encode a Compare: the key's revision, or its lease, is equal to the operand, or greater."""
+
+    @staticmethod
+    def put(key: bytes, value: bytes, lease: int = 0, *, ignore_lease: bool = False) -> bytes:
+        """Encode a RequestOp that puts; with ``ignore_lease`` the key, which must be there, keeps its lease."""
+
+    @staticmethod
+    def delete(key: bytes, end: bytes = ...) -> bytes:
+        """Encode a RequestOp that deletes."""
+
+    @staticmethod
+    def read(key: bytes) -> bytes:
+        """Encode a RequestOp that reads one key."""
+
+    @staticmethod
+    def peek(key: bytes, end: bytes = ...) -> bytes:
+        """Encode a RequestOp that reads a key without its value: the first of a range."""
+
+    @staticmethod
+    def nested(transaction: bytes) -> bytes:
+        """Encode a RequestOp that is a transaction."""
+
+    @staticmethod
+    def txn(compares: Sequence[bytes], success: Sequence[bytes] = ..., failure: Sequence[bytes] = ...) -> bytes:
+        """Encode a TxnRequest; it alone has no length in front."""
 
 @final
 class ZooKeeperCodec:

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from latchwork.backends import url as urls
-from latchwork.backends.url import SchemeSpec, StoreURL, known_schemes, one_of, open_backend, parse_url
+from latchwork.backends import schemes
+from latchwork.backends.url import SchemeSpec, StoreURL, known_schemes, one_of, open_backend, parse_url, readable_file
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import BackendNotInstalled, InvalidURL
 
@@ -32,7 +32,7 @@ def remote(monkeypatch):
         assert group == "latchwork.backends"
         return [point for point in points if name in {None, point.name}]
 
-    monkeypatch.setattr(urls, "entry_points", entry_points)
+    monkeypatch.setattr(schemes, "entry_points", entry_points)
     module.points = points
     return module
 
@@ -230,7 +230,7 @@ def test_any_name_that_dns_can_hold_and_any_address_is_a_host(remote, hosts):
 @pytest.mark.parametrize("name", ["%00", "a" * 5000, "%F0%9F%A6%80", "/"])
 @pytest.mark.parametrize("option", ["password_file", "tls"])
 def test_a_file_that_no_file_system_can_name_is_refused(remote, monkeypatch, option, name):
-    monkeypatch.setitem(remote.SPEC.options, "tls", urls.readable_file)
+    monkeypatch.setitem(remote.SPEC.options, "tls", readable_file)
     assert option in message_of(f"remote://h?{option}={name}")
 
 

@@ -46,9 +46,9 @@ DEFECTS = (
     Defect(
         "etcd writes",
         "a write that is found to have landed is sent again",
-        "backends/etcd/writing/writes.py",
-        "        self._link.healthy = True\n        self.give_back(slot)\n        if not revision:\n",
-        "        self._link.healthy = True\n        self.give_back(slot)\n        if revision is not None:\n",
+        "backends/etcd/writing/settling.py",
+        "        self._slots.give_back(slot)\n        if not revision:\n",
+        "        self._slots.give_back(slot)\n        if revision is not None:\n",
         tuple(
             f"backends/etcd/test_unknown_writes.py::test_{_LOST}[etcd35-{kind}]" for kind in ("put", "create", "delete")
         ),
@@ -56,8 +56,8 @@ DEFECTS = (
     Defect(
         "etcd writes",
         "who settles a write only looks, and does not keep it from landing later",
-        "backends/etcd/writing/writes.py",
-        "[wire.put(self.key, _SETTLED, lease=self.lease)], [self.read])",
+        "backends/etcd/writing/slots.py",
+        "[EtcdRequest.put(self.key, _SETTLED, self.lease)], [self.read])",
         "[self.read], [self.read])",
         of(
             "backends/etcd/unknown_writes",
@@ -69,8 +69,8 @@ DEFECTS = (
         "etcd writes",
         "a read does not wait until an unknown write is settled",
         "backends/etcd/backend.py",
-        "        if self._writer.unsettled and not stale_ok:\n",
-        "        if self._writer.unsettled and stale_ok:\n",
+        "        if self._settling.unsettled and not stale_ok:\n",
+        "        if self._settling.unsettled and stale_ok:\n",
         of(
             "backends/etcd/waiting",
             "write_that_an_interrupt_cut_short_is_settled_before_the_next_read",
@@ -81,8 +81,8 @@ DEFECTS = (
         "etcd writes",
         "a write that an interrupt cut short is forgotten",
         "backends/etcd/writing/writes.py",
-        "            self._leave_unsettled(slot)\n            raise\n        rpc.add_done_callback(outcome.answered)\n",
-        "            raise\n        rpc.add_done_callback(outcome.answered)\n",
+        "            self.settling.leave_slot(slot)\n            raise\n        rpc.add_done_callback(",
+        "            raise\n        rpc.add_done_callback(",
         of(
             "backends/etcd/waiting",
             "write_that_an_interrupt_cut_short_is_settled_before_the_next_read",
@@ -92,9 +92,9 @@ DEFECTS = (
     Defect(
         "etcd writes",
         "guards are left behind when a store is closed",
-        "backends/etcd/writing/writes.py",
-        "        lease, self._lease = self._lease, 0\n        if lease:\n",
-        "        lease, self._lease = self._lease, 0\n        if not lease:\n",
+        "backends/etcd/writing/slots.py",
+        "        lease, self.lease = self.lease, 0\n        if lease:\n",
+        "        lease, self.lease = self.lease, 0\n        if not lease:\n",
         of("backends/etcd/unknown_writes", "closed_stores_leave_no_guards_behind", on="etcd35"),
     ),
     Defect(
@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         "etcd reads",
         "one key without rights fails all that are read with it",
-        "backends/etcd/writing/merging.py",
+        "backends/etcd/merging.py",
         "            chain(self._read(wish.key, wish.deadline), wish)\n",
         "            reject(wish, error)\n",
         of("backends/etcd/merging", "refused_together_each_is_asked_for_alone_with_its_own_deadline"),
@@ -165,16 +165,16 @@ DEFECTS = (
         "etcd sessions",
         "a renewal counts from its answer",
         "backends/etcd/sessions.py",
-        "                resolve(outcome, sent_at)\n",
-        "                resolve(outcome, self._link.clock.now())\n",
+        "                return sent_at\n",
+        "                return self._link.clock.now()\n",
         of("backends/etcd/following", "opening_and_renewals_count_from_before_they_were_sent"),
     ),
     Defect(
         "etcd sessions",
         "a lease that the server does not know any more counts as renewed",
         "backends/etcd/sessions.py",
-        "            elif rpc.result().TTL <= 0:\n",
-        "            elif rpc.result().TTL < 0:\n",
+        "                if answer.TTL <= 0:\n",
+        "                if answer.TTL < 0:\n",
         of(
             "backends/etcd/faults",
             "lease_revoked_from_outside_is_told_and_nothing_of_the_session_lands",

@@ -11,8 +11,8 @@ DEFECTS = (
         "Ticket",
         "a ticket's number is read before it is taken, and nothing checks that it is still the next",
         "backends/etcd/writing/sequences.py",
-        "        plan.conditions.append(condition)\n",
-        "        del condition\n",
+        "        txn.conditions.append(counter_at(counter, revision))\n",
+        "        del revision\n",
         (f"backends/etcd/test_transactions.py::{_THREE_STORES}[etcd35]",),
     ),
     Defect(

@@ -33,17 +33,16 @@ DEFECTS = (
         "Backends",
         "a future that was cancelled takes a value",
         "backends/futures.py",
-        '                msg = f"the future has ended already: {self._state}"\n'
-        "                raise InvalidStateError(msg)\n",
-        "                pass\n",
+        "            super().set_result(result)",
+        "            self._value, self._has_ended = result, True",
         of("store/futures", "cancelled_outcome_takes_no_value"),
     ),
     Defect(
         "Backends",
         "the password is in the URL that is told and logged",
         "backends/url.py",
-        'place = f"{_credentials(self.user, self.password)}{_join_hosts(self.hosts)}/{root}"',
-        'place = f"{self.user}:{self.password}@{_join_hosts(self.hosts)}/{root}"',
+        'place = f"{_credentials(self.user, self.password)}{join_hosts(self.hosts)}/{root}"',
+        'place = f"{self.user}:{self.password}@{join_hosts(self.hosts)}/{root}"',
         of("backends/url", "password_shows_neither_in_repr_nor_in_redacted"),
     ),
 )

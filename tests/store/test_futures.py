@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import re
 import threading
 from concurrent.futures import CancelledError, Future, as_completed, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, reject, resolve, then, turned
+from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, mapped, reject, resolve, then
 
 
 def test_steps_go_on_with_each_result_and_see_each_error():
@@ -78,7 +80,7 @@ def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
     value = ValueError("no")
     seen = []
     threads = [in_thread(lambda: seen.append(outcome.exception(10) or outcome.result(0))) for _ in range(3)]
-    while outcome._changed is None or len(outcome._changed._waiters) < 3:
+    while not vars(outcome) or len(outcome._condition._waiters) < 3:
         threading.Event().wait(0.001)
     assert end(outcome, value)
     for thread in threads:
@@ -143,7 +145,55 @@ def test_callbacks_of_an_outcome_are_called_in_order_and_a_raising_one_spoils_no
 def test_outcome_nobody_waits_for_makes_no_condition():
     outcome = Outcome()
     resolve(outcome, 1)
-    assert (outcome.result(0), outcome._changed) == (1, None)
+    assert (outcome.result(0), vars(outcome)) == (1, {})
+
+
+def test_outcome_names_no_field_of_its_base_class():
+    source = inspect.getsource(Outcome)
+    assert [name for name in vars(Future()) if re.search(rf"\b{name}\b", source)] == []
+
+
+@pytest.mark.parametrize("end", [resolve, reject])
+def test_outcome_that_ends_as_somebody_begins_to_wait_is_heard_of(end):
+    for _ in range(500):
+        outcome = Outcome()
+        thread = in_thread(end, outcome, KeyError("k"))
+        done, _ = wait([outcome], timeout=10)
+        thread.join(10)
+        assert done == {outcome}
+        assert isinstance(outcome.exception(0) or outcome.result(0), KeyError)
+
+
+def test_callbacks_from_before_and_after_somebody_waited_are_called_in_order():
+    outcome, called = Outcome(), []
+    outcome.add_done_callback(lambda _: called.append(1))
+    assert wait([outcome], timeout=0).not_done == {outcome}
+    outcome.add_done_callback(lambda _: called.append(2))
+    resolve(outcome, 7)
+    outcome.add_done_callback(lambda _: called.append(3))
+    assert called == [1, 2, 3]
+    assert not resolve(outcome, 8)
+    assert outcome.result(0) == 7
+
+
+def test_outcome_that_somebody_waits_for_is_mapped_by_another_one():
+    outcome = Outcome()
+    mapped(outcome, lambda value: value + 1)
+    assert wait([outcome], timeout=0).not_done == {outcome}
+    other = mapped(outcome, str)
+    resolve(outcome, 7)
+    assert (outcome.result(0), other.result(0)) == (8, "8")
+    wait([outcome])
+    assert mapped(outcome, str).result(0) == "8"
+
+
+def test_outcome_that_has_ended_can_be_waited_for_and_is_no_more_cancelled():
+    for outcome, error in ((completed(7), None), (failed(KeyError("k")), KeyError)):
+        assert wait([outcome], timeout=0).done == {outcome}
+        assert not outcome.cancel()
+        assert not outcome.running()
+        assert (outcome.done(), outcome.cancelled()) == (True, False)
+        assert type(outcome.exception(0)) is (error or type(None))
 
 
 def test_errors_can_be_explained_on_the_way():
@@ -151,45 +201,45 @@ def test_errors_can_be_explained_on_the_way():
     assert str(explained.exception(0)) == "explained 'k'"
 
 
-def test_a_turned_outcome_ends_with_what_the_function_makes_of_it():
+def test_a_mapped_outcome_ends_with_what_the_function_makes_of_it():
     outcome = Outcome()
-    assert turned(outcome, str) is outcome
+    assert mapped(outcome, str) is outcome
     resolve(outcome, 7)
     assert outcome.result(0) == "7"
-    assert turned(completed(7), str).result(0) == "7"
+    assert mapped(completed(7), str).result(0) == "7"
 
 
-def test_a_turned_outcome_can_be_turned_again():
+def test_a_mapped_outcome_can_be_mapped_again():
     for outcome in (Outcome(), completed(7)):
-        twice = turned(turned(outcome, str), lambda text: text + "!")
+        twice = mapped(mapped(outcome, str), lambda text: text + "!")
         resolve(outcome, 7)
         assert twice.result(0) == "7!"
 
 
 @pytest.mark.parametrize("make", [Outcome, Future])
-def test_errors_of_a_turned_future_are_explained_and_its_function_may_raise(make):
+def test_errors_of_a_mapped_future_are_explained_and_its_function_may_raise(make):
     refused, broken = make(), make()
-    explained = turned(refused, str, lambda error: ValueError(f"explained {error}"))
-    raising = turned(broken, lambda _: 1 / 0)
+    explained = mapped(refused, str, lambda error: ValueError(f"explained {error}"))
+    raising = mapped(broken, lambda _: 1 / 0)
     reject(refused, KeyError("k"))
     resolve(broken, 7)
     assert str(explained.exception(0)) == "explained 'k'"
     assert isinstance(raising.exception(0), ZeroDivisionError)
 
 
-def test_outcome_that_is_turned_while_it_ends_is_turned_all_the_same():
+def test_outcome_that_is_mapped_while_it_ends_is_mapped_all_the_same():
     class Late(Outcome):
-        """Turned between the moment when its end begins and the moment when it is told."""
+        """Mapped between the moment when its end begins and the moment when it is told."""
 
         @property
-        def _turn(self):
-            found = self.__dict__.get("turned_by")
+        def _mapping(self):
+            found = self.__dict__.get("mapped_by")
             if found is None:
-                self.__dict__["turned_by"] = (str, None)
+                self.__dict__["mapped_by"] = (str, None)
             return found
 
-        @_turn.setter
-        def _turn(self, value):
+        @_mapping.setter
+        def _mapping(self, value):
             pass
 
     outcome = Late()

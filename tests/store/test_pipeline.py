@@ -83,7 +83,7 @@ def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, outlet):
     first = pipeline.get("first")
     thread = threading.Thread(target=pipeline.flush)
     thread.start()
-    while first._changed is None or not first._waiters:
+    while not vars(first) or not first._waiters:
         threading.Event().wait(0.001)
     pipeline.get("later")
     first.set_result(None)

@@ -11,12 +11,7 @@ Rules for every method that returns a future:
   been, or may be yet;
 - callbacks added to it may run on a client library's thread and must not block.
 
-A backend may have an attribute ``waiting``: the same backend for callers that wait for each answer before they go on.
-Its methods may do their work in the calling thread and return a future that has ended, where that saves the hand-over
-between threads; the deadlines are the same.
-
-A backend that does its work in the calling thread has a method ``within(limit_s)``: the same backend, for calls that
-have to end sooner than ``call_timeout_s``.
+``waiting`` and ``within`` have defaults: a class that names ``Backend`` as its base inherits them.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
@@ -183,6 +178,23 @@ class Backend(Protocol):
         """What it can do, and its limits."""
         ...
 
+    @property
+    def waiting(self) -> Backend:
+        """The same backend for callers that wait for each answer before they go on; by default itself.
+
+        Its methods may do their work in the calling thread and return a future that has ended, where that saves the
+        hand-over between threads; the deadlines are the same.
+        """
+        return self
+
+    def within(self, limit_s: float) -> Backend:  # noqa: ARG002 - see there
+        """The same backend for calls that have to end within this time, if ``call_timeout_s`` is not shorter.
+
+        By default itself, which is right where calls only return futures: a caller stops waiting for one by itself. A
+        backend that does its work in the calling thread has to end it in time.
+        """
+        return self
+
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """The entry, or None. Linearizable unless ``stale_ok``."""
         ...
@@ -261,6 +273,24 @@ class Backend(Protocol):
     def close(self) -> None:
         """End every watch (no ``Broken`` needed), close every session it opened, join its threads. Twice is fine."""
         ...
+
+
+class _WithDefaults:
+    """A backend that was written before ``waiting`` and ``within`` were asked for."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"waiting", "within"} or hasattr(self._backend, name):
+            return getattr(self._backend, name)
+        return self if name == "waiting" else lambda limit_s: self  # noqa: ARG005 - as ``Backend.within``
+
+
+def with_defaults(backend: Backend) -> Backend:
+    """The backend itself, or one around it that has every method of ``Backend``."""
+    complete = hasattr(backend, "waiting") and hasattr(backend, "within")
+    return backend if complete else cast("Backend", _WithDefaults(backend))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ Steps = Generator["Future[Any]", Any, T]
 
 
 _Explain = Callable[[BaseException], BaseException]
-_Turn = tuple[Callable[[Any], Any], "_Explain | None"]
+_Mapping = tuple[Callable[[Any], Any], "_Explain | None"]
 _Callback = Callable[["Future[Any]"], object]
 #: Has a callback called with the future that has ended: soon, in another thread.
 Outlet = Callable[[_Callback, "Future[Any]"], None]
@@ -29,58 +29,59 @@ Outlet = Callable[[_Callback, "Future[Any]"], None]
 class Outcome(Future[T]):
     """A future that costs little until somebody waits for it: a lock, and no condition, lists or dictionary.
 
-    To others it is a ``Future`` like any: what the base class keeps is there under the same names, made when asked for.
+    To others it is a ``Future`` like any. The fields of the base class are missing until one of them is asked for: by
+    ``result`` when it has to wait, ``cancel``, ``concurrent.futures.wait`` and the like. Then it gets those of a plain
+    future in the same state, and from there on the base class does the work.
 
     Attributes:
         outlet: what runs the callbacks that are added from now on: of a future that was given to a user, whose code
             must not run in a client library's thread. None runs them in the thread that ends the future.
     """
 
-    __slots__ = (
-        "_changed",
-        "_done_callbacks",
-        "_exception",
-        "_lock",
-        "_result",
-        "_state",
-        "_turn",
-        "_waiters",
-        "outlet",
-    )
+    __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "outlet")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._changed: threading.Condition | None = None
-        self._state = "PENDING"
-        self._result: T | None = None
-        self._exception: BaseException | None = None
-        self._done_callbacks: Any = ()
-        self._turn: _Turn | None = None
+        self._mutex = threading.Lock()
+        self._has_ended = False  # before the base class had its fields
+        self._is_plain = False  # the base class has its fields, or is about to get them
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: tuple[_Callback, ...] = ()
+        self._mapping: _Mapping | None = None
         self.outlet: Outlet | None = None
 
-    @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What the base class waits on. Once it is there it stays, so that it can be asked for with the lock held."""
-        if self._changed is None:
-            with self._lock:
-                if self._changed is None:
-                    self._waiters: list[Any] = []
-                    self._changed = threading.Condition(self._lock)
-        return self._changed
+    def _become_plain(self) -> None:
+        plain: Future[Any] = Future()
+        with self._mutex:
+            if vars(plain).keys() <= vars(self).keys():
+                return
+            if not self._has_ended:
+                for callback in self._callbacks:
+                    plain.add_done_callback(callback)
+            elif self._error is None:
+                plain.set_result(self._value)
+            else:
+                plain.set_exception(self._error)
+            self._is_plain = True  # before they are there: who finds the fields must find this too
+            vars(self).update(vars(plain))
 
     def done(self) -> bool:
         """It has ended or was cancelled."""
-        return self._state == "FINISHED" or super().done()
+        return self._has_ended or (self._is_plain and super().done())
+
+    def cancelled(self) -> bool:
+        """It was cancelled."""
+        return self._is_plain and super().cancelled()
 
     def result(self, timeout: float | None = None) -> T:
         """Its value, or its error raised; waits for it."""
-        if self._state == "FINISHED" and self._exception is None:
-            return self._result  # type: ignore[return-value]
+        if self._has_ended and self._error is None:
+            return self._value  # type: ignore[return-value]
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Its error, if it failed; waits for it."""
-        return self._exception if self._state == "FINISHED" else super().exception(timeout)
+        return self._error if self._has_ended else super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call when it has ended, at once if it has: by its outlet, or in the thread that ends it."""
@@ -89,11 +90,14 @@ class Outcome(Future[T]):
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
         """Call when it has ended, in the thread that ends it; now if it has. For our own code, which is quick."""
-        with self._lock:
-            if self._state in ("PENDING", "RUNNING"):
-                self._done_callbacks = (*self._done_callbacks, fn)
+        with self._mutex:
+            if not self._has_ended and not self._is_plain:
+                self._callbacks = (*self._callbacks, fn)
                 return
-        self._tell((fn,))
+        if self._has_ended:
+            self._call((fn,))
+        else:
+            super().add_done_callback(fn)
 
     def set_result(self, result: T) -> None:
         """End it with a value."""
@@ -103,40 +107,40 @@ class Outcome(Future[T]):
         """End it with an error."""
         self._end(None, exception)
 
-    @property
-    def is_turned(self) -> bool:
-        """``turn`` was called."""
-        return self._turn is not None
-
-    def turn(self, fn: Callable[[Any], Any], explain: _Explain | None) -> None:
-        """End with what ``fn`` makes of the result; see ``turned``. At most once."""
-        with self._lock:
-            if self._state in ("PENDING", "RUNNING"):
-                self._turn = (fn, explain)
-                return
-        self._result, self._exception = _apply((fn, explain), self._result, self._exception)
+    def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
+        """End with what ``fn`` makes of the result; see ``mapped``. False where only another future can do that."""
+        with self._mutex:
+            if self._is_plain or (self._mapping is not None and not self._has_ended):
+                return False
+            if not self._has_ended:
+                self._mapping = (fn, explain)
+                return True
+        self._value, self._error = _apply((fn, explain), self._value, self._error)
+        return True
 
     def _end(self, result: T | None, exception: BaseException | None) -> None:
-        turn = self._turn
-        if turn is not None:
-            result, exception = _apply(turn, result, exception)
-        with self._lock:
-            if self._turn is not turn:  # it came just now
-                result, exception = _apply(self._turn, result, exception)
-            if self._state not in ("PENDING", "RUNNING"):
-                msg = f"the future has ended already: {self._state}"
+        mapping = self._mapping
+        if mapping is not None:
+            result, exception = _apply(mapping, result, exception)
+        with self._mutex:
+            if self._has_ended:
+                msg = "the future has ended already"
                 raise InvalidStateError(msg)
-            self._result, self._exception = result, exception
-            self._state = "FINISHED"
-            callbacks = self._done_callbacks
-            if self._changed is not None:
-                for waiter in self._waiters:
-                    (waiter.add_result if exception is None else waiter.add_exception)(self)
-                self._changed.notify_all()
-        if callbacks:
-            self._tell(callbacks)
+            if self._mapping is not mapping:  # it came just now
+                result, exception = _apply(self._mapping, result, exception)
+            plain = self._is_plain
+            if not plain:
+                self._value, self._error = result, exception
+                self._has_ended = True
+        if not plain:
+            if self._callbacks:
+                self._call(self._callbacks)
+        elif exception is None:
+            super().set_result(result)  # type: ignore[arg-type]
+        else:
+            super().set_exception(exception)
 
-    def _tell(self, callbacks: tuple[Callable[[Future[T]], object], ...]) -> None:
+    def _call(self, callbacks: tuple[_Callback, ...]) -> None:
         for callback in callbacks:
             try:
                 callback(self)
@@ -144,11 +148,26 @@ class Outcome(Future[T]):
                 _log.exception("a callback of a future raised")
 
 
-def _apply(turn: _Turn | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
+class _Field:
+    """A field of the base class that an outcome does not have yet: the class has this in its place."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, outcome: Outcome[Any], _: type) -> Any:
+        outcome._become_plain()  # noqa: SLF001 - its own field
+        return vars(outcome)[self._name]
+
+
+for _name in vars(Future()):
+    setattr(Outcome, _name, _Field(_name))
+
+
+def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
     """The value and the error that a future ends with instead of these."""
-    if turn is None:
+    if mapping is None:
         return result, error
-    fn, explain = turn
+    fn, explain = mapping
     try:
         if error is None:
             return fn(result), None
@@ -197,23 +216,50 @@ def attempt(call: Callable[[], T]) -> Future[T]:
         return failed(error)
 
 
+def chain(source: Future[Any], outcome: Future[Any]) -> None:
+    """End one future as another one ends."""
+
+    def ended(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is not None:
+            reject(outcome, error)
+        else:
+            resolve(outcome, done.result())
+
+    source.add_done_callback(ended)
+
+
 def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
     """The future of ``fn`` applied to the result; ``fn`` runs where the future ends.
 
     Errors pass through, or are what ``explain`` makes of them.
     """
     outcome: Outcome[Any] = Outcome()
-    outcome.turn(fn, explain)
-
-    def ended(source: Future[T]) -> None:
-        error = source.exception()
-        if error is not None:
-            reject(outcome, error)
-        else:
-            resolve(outcome, source.result())
-
-    future.add_done_callback(ended)
+    outcome.map(fn, explain)
+    chain(future, outcome)
     return outcome
+
+
+def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
+    """Like ``then``, but the future itself where that is possible: for the only one who has it, to return it.
+
+    ``fn`` and ``explain`` are quick and take no locks.
+    """
+    if isinstance(future, Outcome) and future.map(fn, explain):
+        return future
+    return then(future, fn, explain)
+
+
+def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
+    """The results of some futures, in their order, or the error of the first that failed."""
+
+    def steps() -> Steps[list[T]]:
+        found: list[T] = []
+        for future in futures:
+            found.append((yield future))  # noqa: PERF401 - a generator's yield is none of a comprehension
+        return found
+
+    return drive(steps())
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
@@ -224,28 +270,12 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
         future.add_done_callback(fn)
 
 
-def handed_out(future: Future[T], outlet: Outlet) -> Future[T]:
+def with_outlet(future: Future[T], outlet: Outlet) -> Future[T]:
     """The future for a user, whose callbacks the outlet runs; the future itself where that is possible."""
-    if not isinstance(future, Outcome):
-        future = then(future, _same)
-        assert isinstance(future, Outcome)
-    future.outlet = outlet
-    return future
-
-
-def _same(value: T) -> T:
-    return value
-
-
-def turned(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Like ``then``, but the future itself where that is possible: for who has it alone, to hand it on.
-
-    ``fn`` and ``explain`` are quick and take no locks.
-    """
-    if not isinstance(future, Outcome) or future.is_turned:
-        return then(future, fn, explain)
-    future.turn(fn, explain)
-    return future
+    outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
+    assert isinstance(outcome, Outcome)
+    outcome.outlet = outlet
+    return outcome
 
 
 def drive(steps: Steps[T]) -> Future[T]:

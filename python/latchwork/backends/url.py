@@ -10,41 +10,49 @@ a part of a URL that may hold a password.
 
 from __future__ import annotations
 
-import importlib
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, unquote
 
+from latchwork.backends.schemes import (
+    DURATIONS,
+    SchemeSpec,
+    Validator,
+    find_spec,
+    known_schemes,
+    module_of,
+    not_installed,
+    one_of,
+    readable_file,
+)
 from latchwork.errors import BackendNotInstalled, InvalidURL
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
-
     from latchwork.backends.base import Backend
     from latchwork.clock import Clock
 
+# What a package that adds a scheme imports from here.
+__all__ = [
+    "SchemeSpec",
+    "StoreURL",
+    "find_spec",
+    "known_schemes",
+    "one_of",
+    "open_backend",
+    "parse_url",
+    "readable_file",
+]
+
 DEFAULT_ROOT = "latchwork"
-ENTRY_POINT_GROUP = "latchwork.backends"
 
-#: Gets an option's text; raises ValueError saying what would be right ("must be normal or full").
-Validator = Callable[[str], object]
-
-_MODULES = {
-    "memory": "latchwork.backends.embedded",
-    "sqlite": "latchwork.backends.embedded",
-    "zk": "latchwork.backends.zookeeper",
-    "zookeeper": "latchwork.backends.zookeeper",
-    "etcd": "latchwork.backends.etcd",
-}
 #: The longest duration that may be asked for, eleven days: its milliseconds fit the 32 bits that ZooKeeper sends.
 MAX_DURATION_S = 1_000_000.0
 
-_DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 10.0}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SEGMENT = re.compile(r"[A-Za-z0-9._~%@:+=,-]{1,120}")
 _LABEL = "[A-Za-z0-9_-]{1,63}"
@@ -79,15 +87,15 @@ class StoreURL:
     root: str
     path: str | None
     options: Mapping[str, str] = field(hash=False)
-    session_ttl_s: float = _DURATIONS["session_ttl_s"]
-    connect_timeout_s: float = _DURATIONS["connect_timeout_s"]
-    call_timeout_s: float = _DURATIONS["call_timeout_s"]
+    session_ttl_s: float = DURATIONS["session_ttl_s"]
+    connect_timeout_s: float = DURATIONS["connect_timeout_s"]
+    call_timeout_s: float = DURATIONS["call_timeout_s"]
 
     def redacted(self) -> str:
         """The URL for logs and messages: without the password, with the durations that are not the default."""
         options = dict(self.options)
         options.update(
-            (name, f"{getattr(self, name):g}") for name, usual in _DURATIONS.items() if getattr(self, name) != usual
+            (name, f"{getattr(self, name):g}") for name, usual in DURATIONS.items() if getattr(self, name) != usual
         )
         root = quote(self.root, safe="/~:+=,")
         location = find_spec(self.scheme).location
@@ -97,33 +105,9 @@ class StoreURL:
         elif location == "name":
             place = f"{quote(self.path or '')}/{root}"
         else:
-            place = f"{_credentials(self.user, self.password)}{_join_hosts(self.hosts)}/{root}"
+            place = f"{_credentials(self.user, self.password)}{join_hosts(self.hosts)}/{root}"
         query = "&".join(f"{name}={quote(value, safe='/~:+=,')}" for name, value in options.items())
         return f"{self.scheme}://{place}" + (f"?{query}" if query else "")
-
-
-@dataclass(frozen=True)
-class SchemeSpec:
-    """What a backend's URLs look like. Importable without the client library.
-
-    Attributes:
-        schemes: the canonical one first, then its aliases.
-        default_port: where a host names no port; None: a port must be given.
-        options: each option that only this scheme knows, with its validator.
-        location: what follows ``//``: hosts, a file path or a name in this process.
-        extra: the extra of latchwork that installs the client library; None when there is nothing to install.
-    """
-
-    schemes: tuple[str, ...]
-    default_port: int | None = None
-    options: Mapping[str, Validator] = field(default_factory=dict, hash=False)
-    location: Literal["hosts", "file", "name"] = "hosts"
-    extra: str | None = None
-
-    def known_options(self) -> list[str]:
-        """Every option a URL of this scheme may have, sorted."""
-        place = {"hosts": ["password_file"], "file": ["root"], "name": []}[self.location]
-        return sorted([*self.options, *_DURATIONS, *place])
 
 
 def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreURL:
@@ -140,7 +124,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         raise InvalidURL("a connection URL is text that UTF-8 can encode, and this one holds a lone surrogate")
     match = _SCHEME.match(url)
     if match is None:
-        raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {_listed(known_schemes())}")
+        raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {', '.join(known_schemes())}")
     spec = find_spec(match.group(1))
     authority, path, query = _split(url[match.end() :])
     if spec.location == "hosts" and "@" in path + query:
@@ -159,7 +143,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
     if "password" not in own and "password_file" in options:
         password = _password_from_file(options, password)
     options.pop("password_file", None)
-    durations = {name: _seconds(name, options.pop(name)) for name in _DURATIONS if name in options}
+    durations = {name: _seconds(name, options.pop(name)) for name in DURATIONS if name in options}
     for name, value in options.items():
         _validate(name, value, spec.options[name])
     return StoreURL(
@@ -186,78 +170,14 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     """
     spec = find_spec(url.scheme)
     try:
-        return cast("Backend", _module(url.scheme).open_backend(url, clock))
+        return cast("Backend", module_of(url.scheme).open_backend(url, clock))
     except ImportError as error:
         if isinstance(error, BackendNotInstalled):
             raise
-        raise _not_installed(spec.schemes[0], spec.extra, error) from error
-
-
-def entry_points(*, group: str) -> EntryPoints:
-    """See ``importlib.metadata``, which takes as long to import as the rest of latchwork and is seldom needed."""
-    from importlib.metadata import entry_points as installed
-
-    return installed(group=group)
-
-
-def known_schemes() -> list[str]:
-    """Every scheme that can be written, sorted: our own with their aliases, and those of installed packages."""
-    return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
-
-
-def find_spec(scheme: str) -> SchemeSpec:
-    """The spec of a scheme or alias.
-
-    Raises:
-        InvalidURL: nobody knows the scheme.
-        BackendNotInstalled: the package that added it cannot be imported.
-    """
-    module = _module(scheme.lower())
-    specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
-    return next((spec for spec in specs if scheme.lower() in spec.schemes), specs[0])
-
-
-def one_of(*allowed: str) -> Validator:
-    """A validator for options with a few allowed values."""
-
-    def check(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"must be {' or '.join(allowed)}")
-        return text
-
-    return check
-
-
-def readable_file(text: str) -> Path:
-    """A validator for options that name a file."""
-    path = Path(text)
-    try:
-        is_file = path.is_file()
-    except OSError:  # a name that is longer than any file's
-        is_file = False
-    if not is_file:
-        raise ValueError("must name an existing file")
-    return path
+        raise not_installed(spec.schemes[0], spec.extra, error) from error
 
 
 # Private.
-
-
-def _module(scheme: str) -> Any:
-    if scheme in _MODULES:
-        return importlib.import_module(_MODULES[scheme])
-    added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
-    if added is None:
-        raise InvalidURL(f"unknown scheme {scheme!r}; known schemes are {_listed(known_schemes())}")
-    try:
-        return added.load()
-    except ImportError as error:
-        raise _not_installed(scheme, None, error) from error
-
-
-def _not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
-    remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
-    return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")
 
 
 def _split(rest: str) -> tuple[str, str, str]:
@@ -287,7 +207,7 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
     for name in options:
         if name not in spec.known_options():
             raise InvalidURL(
-                f"unknown {_option(name)} for {spec.schemes[0]}://; known options are {_listed(spec.known_options())}"
+                f"unknown {_option(name)} for {spec.schemes[0]}://; known options are {', '.join(spec.known_options())}"
             )
 
 
@@ -398,7 +318,7 @@ def _seconds(name: str, text: str) -> float:
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidURL(
             f"{name}={text!r} is no time that can be kept; give seconds greater than 0 and at most "
-            f"{MAX_DURATION_S:,.0f}, such as {name}={_DURATIONS[name]:g}"
+            f"{MAX_DURATION_S:,.0f}, such as {name}={DURATIONS[name]:g}"
         )
     return value
 
@@ -416,13 +336,10 @@ def _credentials(user: str | None, password: str | None) -> str:
     return quote(user or "", safe="") + (":***@" if password is not None else "@")
 
 
-def _join_hosts(hosts: tuple[tuple[str, int], ...]) -> str:
+def join_hosts(hosts: Iterable[tuple[str, int]]) -> str:
+    """Hosts as a URL has them."""
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import turned
+from latchwork.backends.futures import mapped
 from latchwork.errors import Closed, Conflict, KeyExists
 from latchwork.store.forks import Home
 from latchwork.store.keys import Scope, validate_key, validate_prefix
@@ -18,7 +18,7 @@ from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from latchwork.backends.base import Backend
     from latchwork.store.answers import Limit
@@ -64,24 +64,20 @@ class Calls:
     @property
     def _backend(self) -> Backend:
         """For a call that begins now."""
-        if self._limit is None:
-            return self._unlimited
-        left_s = self._limit.check()
-        within: Callable[[float], Backend] | None = getattr(self._unlimited, "within", None)
-        return self._unlimited if within is None else within(left_s)
+        return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
         """The entry of the key, or None."""
         absolute = self._key(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
-        return turned(future, self._scope.maybe) if self._scope.prefix else future
+        return mapped(future, self._scope.maybe) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
         self._gate.check()
         absolute = [self._scope.absolute(validate_key(key)) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
-        return turned(future, lambda found: [self._scope.maybe(entry) for entry in found])
+        return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
 
     def list(
         self,
@@ -100,7 +96,7 @@ class Calls:
         limit = None if limit is None or limit > _MANY else limit
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
-        return turned(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
+        return mapped(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """The names directly below the prefix."""
@@ -109,7 +105,7 @@ class Calls:
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
         """Create or overwrite."""
-        return turned(self._write(Put(key, value, session)), self._only_entry)
+        return mapped(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
@@ -117,17 +113,17 @@ class Calls:
         """Create, or ``KeyExists``."""
         if not sequential:
             written = self._write(Create(key, value, session))
-            return turned(written, self._only_entry, lambda error: _exists(error, key))
+            return mapped(written, self._only_entry, lambda error: _exists(error, key))
         absolute = self._key(key)
         check_value(absolute, value)
         self._usable(session)
-        return turned(self._backend.create_sequential(absolute, value, session), self._scope.entry)
+        return mapped(self._backend.create_sequential(absolute, value, session), self._scope.entry)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete; was it there?"""
         if version is None:
-            return turned(self._write(Delete(key)), _was_there)
-        return turned(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
+            return mapped(self._write(Delete(key)), _was_there)
+        return mapped(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
@@ -145,7 +141,7 @@ class Calls:
             if not isinstance(op, Delete):
                 self._usable(op.session)
         future = self._backend.commit(simple, sent)
-        return turned(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
+        return mapped(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
         """One operation, no checks: the short way, same rules."""

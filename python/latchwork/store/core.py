@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from latchwork.backends.base import with_defaults
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.store.answers import Answers
 from latchwork.store.calls import Gate
@@ -26,8 +27,8 @@ class Core:
     def __init__(
         self, backend: Backend, clock: Clock, url: str, *, session_ttl_s: float, call_timeout_s: float
     ) -> None:
-        self.backend = backend
-        self.waiting: Backend = getattr(backend, "waiting", backend)
+        self.backend = with_defaults(backend)
+        self.waiting = self.backend.waiting
         self.clock = clock
         self.url = url
         self.session_ttl_s = session_ttl_s

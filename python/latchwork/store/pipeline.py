@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from latchwork.backends.futures import handed_out
+from latchwork.backends.futures import with_outlet
 
 if TYPE_CHECKING:
     from latchwork.backends.futures import Outlet
@@ -117,7 +117,7 @@ class Pipeline:
             raise
         self._in_flight.add(future)  # without the lock: one operation of a set is atomic, and costs half as much
         future.add_done_callback(self._leave)
-        return handed_out(future, self._outlet)
+        return with_outlet(future, self._outlet)
 
     def _wait(self) -> None:
         """With the lock held, until one more has ended."""

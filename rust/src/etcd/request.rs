@@ -1,4 +1,6 @@
-//! Reads of keys, and write transactions under a guard as `latchwork.backends.etcd.writing.plan` puts them together.
+//! Reads of keys, write transactions under a guard, and the parts that every other transaction is put together from.
+//!
+//! Compares and operations have their length in front, so that a transaction joins them.
 
 use super::wire::{bytes, number, sized};
 
@@ -79,10 +81,10 @@ pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>],
     let compares: usize = conditions.iter().map(each).sum();
     let mut out = Vec::with_capacity(64 + 3 * guard.key.len() + values + compares);
     out.push(0x0a);
-    compare(&mut out, Target::Written, &[guard.key], guard.revision, false);
+    compare(&mut out, Target::Written, &[guard.key], &[], guard.revision, false);
     for one in conditions {
         out.push(0x0a);
-        compare(&mut out, one.target, &place(root, one), one.operand, one.greater);
+        compare(&mut out, one.target, &place(root, one), &[], one.operand, one.greater);
     }
     out.push(0x12);
     out.extend_from_slice(guard.write);
@@ -93,9 +95,83 @@ pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>],
     out.extend_from_slice(guard.read);
     for one in conditions {
         out.push(0x1a);
-        peek(&mut out, &place(root, one));
+        peek(&mut out, &place(root, one), &[]);
     }
     out
+}
+
+/// A `TxnRequest` of encoded compares, operations if they hold, and operations if not. O(bytes).
+pub fn joined_transaction(parts: [Vec<impl AsRef<[u8]>>; 3]) -> Vec<u8> {
+    let size = parts.iter().flatten().map(|one| one.as_ref().len() + 1).sum();
+    let mut out = Vec::with_capacity(size);
+    for (tag, some) in [0x0a, 0x12, 0x1a].into_iter().zip(parts) {
+        for one in some {
+            out.push(tag);
+            out.extend_from_slice(one.as_ref());
+        }
+    }
+    out
+}
+
+/// Appends a `Compare`, of every key in a range when there is an end. O(bytes), as are the next ones.
+pub fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[u8], operand: u64, greater: bool) {
+    let (kind, introduced) = match target {
+        Target::Created => (1, 0x28),
+        Target::Written => (2, 0x30),
+        Target::Lease => (4, 0x40),
+    };
+    sized(out, |out| {
+        if greater {
+            out.extend_from_slice(&[0x08, 1]);
+        }
+        out.extend_from_slice(&[0x10, kind]);
+        joined(out, 0x1a, key);
+        out.push(introduced);
+        number(out, operand);
+        if !end.is_empty() {
+            out.extend_from_slice(&[0x82, 0x04]);
+            bytes(out, end);
+        }
+    });
+}
+
+/// Appends a `RequestOp` that puts, on a lease unless that is 0, or on the one that the key has.
+pub fn put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64, ignore_lease: bool) {
+    request(out, 0x12, |out| {
+        joined(out, 0x0a, key);
+        out.push(0x12);
+        bytes(out, value);
+        if lease != 0 {
+            out.push(0x18);
+            number(out, lease);
+        }
+        if ignore_lease {
+            out.extend_from_slice(&[0x30, 1]);
+        }
+    });
+}
+
+/// Appends a `RequestOp` that deletes a key, or a range when there is an end.
+pub fn delete(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+    request(out, 0x1a, |out| range(out, key, end));
+}
+
+/// Appends a `RequestOp` that reads a key.
+pub fn read(out: &mut Vec<u8>, key: &[&[u8]]) {
+    request(out, 0x0a, |out| range(out, key, &[]));
+}
+
+/// Appends a `RequestOp` that reads a key without its value, or the first of a range.
+pub fn peek(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+    request(out, 0x0a, |out| {
+        range(out, key, end);
+        out.extend_from_slice(&[0x18, 1, 0x40, 1]);
+    });
+}
+
+/// Appends a `RequestOp` that is an encoded transaction.
+pub fn nested(out: &mut Vec<u8>, transaction: &[u8]) {
+    request(out, 0x22, |out| out.extend_from_slice(transaction));
 }
 
 fn size_of(op: &Operation<'_>) -> usize {
@@ -114,46 +190,23 @@ fn operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     out.push(0x12);
     match *op {
         Operation::Put(key, value) => {
-            put(out, root, key, value);
+            let key = [root, key.as_bytes()];
+            put(out, &key, value, 0, false);
             out.push(0x12);
-            peek(out, &[root, key.as_bytes()]);
+            peek(out, &key, &[]);
         }
-        Operation::Create(key, value) => put(out, root, key, value),
-        Operation::Delete(key) => request(out, 0x1a, |out| joined(out, 0x0a, &[root, key.as_bytes()])),
+        Operation::Create(key, value) => put(out, &[root, key.as_bytes()], value, 0, false),
+        Operation::Delete(key) => delete(out, &[root, key.as_bytes()], &[]),
     }
 }
 
-fn put(out: &mut Vec<u8>, root: &[u8], key: &str, value: &[u8]) {
-    request(out, 0x12, |out| {
-        joined(out, 0x0a, &[root, key.as_bytes()]);
+/// What is read or deleted: one key, or all up to an end.
+fn range(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+    joined(out, 0x0a, key);
+    if !end.is_empty() {
         out.push(0x12);
-        bytes(out, value);
-    });
-}
-
-/// Reads a key without its value.
-fn peek(out: &mut Vec<u8>, key: &[&[u8]]) {
-    request(out, 0x0a, |out| {
-        joined(out, 0x0a, key);
-        out.extend_from_slice(&[0x18, 1, 0x40, 1]);
-    });
-}
-
-fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], operand: u64, greater: bool) {
-    let (kind, introduced) = match target {
-        Target::Created => (1, 0x28),
-        Target::Written => (2, 0x30),
-        Target::Lease => (4, 0x40),
-    };
-    sized(out, |out| {
-        if greater {
-            out.extend_from_slice(&[0x08, 1]);
-        }
-        out.extend_from_slice(&[0x10, kind]);
-        joined(out, 0x1a, key);
-        out.push(introduced);
-        number(out, operand);
-    });
+        bytes(out, end);
+    }
 }
 
 /// A `RequestOp` of a kind, its length in front.

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from latchwork.backends.base import VersionKey
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.writing.plan import FLAT_LIMIT, PAIRED_LIMIT, Compiler
-from latchwork.backends.etcd.writing.writes import Slot
+from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, Compiler
+from latchwork.backends.etcd.writing.slots import Slot
+from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
 
 KEYS = Keys("the-root")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.etcd import connection as channel
+from latchwork.backends.etcd import channel
 from latchwork_testbed.proxy import Proxy
 
 #: gRPC pings once a second at most, whatever it is told. etcd closes a connection at the third ping without a call.
@@ -28,9 +28,9 @@ def often(monkeypatch):
     """Let channels ping often; takes other options of theirs too."""
 
     def change(**options):
-        changed = {**dict(channel._CHANNEL_OPTIONS), "grpc.keepalive_time_ms": int(PING_S * 1000)}
+        changed = {**dict(channel._OPTIONS), "grpc.keepalive_time_ms": int(PING_S * 1000)}
         changed |= {f"grpc.{name}": value for name, value in options.items()}
-        monkeypatch.setattr(channel, "_CHANNEL_OPTIONS", tuple(changed.items()))
+        monkeypatch.setattr(channel, "_OPTIONS", tuple(changed.items()))
 
     return change
 

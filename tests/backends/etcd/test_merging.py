@@ -9,7 +9,7 @@ from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import kv_pb2
 
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.writing.merging import _AT_ONCE, _MOST, MergedReads
+from latchwork.backends.etcd.merging import _AT_ONCE, _MOST, MergedReads
 from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable

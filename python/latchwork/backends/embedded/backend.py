@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.backends.base import BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.base import Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import FileDatabase, Work
 from latchwork.backends.embedded.memory import join_memory, leave_memory
@@ -39,7 +39,7 @@ _SWEEP_PATIENCE_S = 0.0
 _LAST_PATIENCE_S = 1.0
 
 
-class EmbeddedBackend:
+class EmbeddedBackend(Backend):
     """One open store. Safe to share between threads."""
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:

@@ -1,24 +1,16 @@
-"""What becomes of a call: its answer as it came, as a message or decoded. Nothing here touches the network."""
+"""Answers: of calls made in the calling thread, and as messages. Nothing here touches the network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 from etcd3 import etcdrpc as pb
 from google.protobuf.message import DecodeError
 
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.futures import Outcome, drive, reject, resolve
 from latchwork.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.etcd.connection import Link
-
-T = TypeVar("T")
 
 
 class Answered:
@@ -71,57 +63,3 @@ def unreadable(what: str, error: ValueError) -> Unavailable:
     mine = Unavailable(f"could not {what}: {error}; try again")
     mine.__cause__ = error
     return mine
-
-
-class ReadOutcome(Outcome[T]):
-    """A read under way, and the future of its decoded answer."""
-
-    __slots__ = ("_again", "_deadline", "_decode", "_link", "_what")
-
-    def __init__(
-        self, link: Link, again: tuple[str, Any], what: str, decode: Callable[[bytes], T], deadline: float
-    ) -> None:
-        super().__init__()
-        self._link = link
-        self._again = again
-        self._what = what
-        self._decode = decode
-        self._deadline = deadline
-
-    def ended(self, rpc: Any) -> None:
-        """The first try has ended."""
-        try:
-            answer = rpc.result()
-        except grpc.RpcError as error:
-            again = self._link.read_again(error, self._again, self._what, self._deadline)
-            drive(again).add_done_callback(self._ended_later)
-        else:
-            self._deliver(answer)
-
-    def _ended_later(self, done: Future[bytes]) -> None:
-        error = done.exception()
-        if error is not None:
-            reject(self, error)
-        else:
-            self._deliver(done.result())
-
-    def _deliver(self, answer: bytes) -> None:
-        try:
-            resolve(self, self._decode(answer))
-        except ValueError as error:
-            reject(self, unreadable(self._what, error))
-        except Exception as error:  # whoever waits on the outcome must hear of it
-            reject(self, error)
-
-
-def chain(source: Future[T], outcome: Future[T]) -> None:
-    """End one future as another one ends."""
-
-    def ended(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            reject(outcome, error)
-        else:
-            resolve(outcome, done.result())
-
-    source.add_done_callback(ended)

@@ -6,36 +6,31 @@ import builtins
 import copy
 import itertools
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.base import Capability
-from latchwork.backends.etcd import wire
+from latchwork._core import EtcdRequest
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.ranges import as_operations, decoded, read_at_one_revision
 from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions
 from latchwork.backends.etcd.watching.watches import WatchHub
-from latchwork.backends.etcd.writing.plan import Commit, Compiler, DeleteTree, Plan
+from latchwork.backends.etcd.writing.plan import Commit, Compiler
 from latchwork.backends.etcd.writing.sequences import Sequences
+from latchwork.backends.etcd.writing.txn import Txn, tree_deletion
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.timer import Timer
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.types import Committed, Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latchwork.backends.base import BackendSession, BackendWatch, Sink
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
-    from latchwork.types import HasId, Op, SimpleCheck
+from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
 _numbers = itertools.count(1)
 
@@ -43,15 +38,10 @@ _CLOSE_S = 2.0
 _CAPABILITIES = Capability(name="etcd")
 
 
-class EtcdBackend:
-    """One connection to one root on an etcd cluster.
-
-    Attributes:
-        waiting: the same for callers that wait for each answer at once: calls are made in their threads.
-    """
+class EtcdBackend(Backend):
+    """One connection to one root on an etcd cluster."""
 
     capabilities = _CAPABILITIES
-    waiting: EtcdBackend
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -66,6 +56,7 @@ class EtcdBackend:
             self._timer.close()
             raise
         self._writer = Writer(self._link, self._keys)
+        self._settling = self._writer.settling
         self._compiler = Compiler(self._keys)
         self._reader = Reader(self._link, self._keys, self._compiler.codec)
         self._hub = WatchHub(self._link, self._keys, self._compiler.codec, f"latchwork-etcd-watch-{number}")
@@ -73,9 +64,10 @@ class EtcdBackend:
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
         self._lock = threading.Lock()
         self._closed = False
-        self.waiting = self._for_waiting()
 
-    def _for_waiting(self) -> EtcdBackend:
+    @property
+    def waiting(self) -> EtcdBackend:
+        """The same with calls that are made in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
@@ -99,7 +91,7 @@ class EtcdBackend:
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """The entry, or None."""
-        if self._writer.unsettled and not stale_ok:
+        if self._settling.unsettled and not stale_ok:
             return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
@@ -136,7 +128,7 @@ class EtcdBackend:
         """All or nothing."""
         commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
-            return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.plan())
+            return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.txn())
         except (LatchworkError, ValueError) as error:
             return failed(error)
 
@@ -146,8 +138,8 @@ class EtcdBackend:
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and all below it, in one transaction."""
-        plan = DeleteTree.plan(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
-        return self._writer.write(plan, lambda: plan, now=self._now)
+        txn = tree_deletion(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
+        return self._writer.write(txn, lambda: txn, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session."""
@@ -173,7 +165,7 @@ class EtcdBackend:
             return
         self._hub.close()
         deadline = self._clock.now() + min(_CLOSE_S, self._call_timeout_s)
-        ending = [*self._sessions.end_all(), drive(self._writer.close(deadline))]
+        ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
         wait_for(ending, timeout=min(_CLOSE_S, self._call_timeout_s))
         self._link.close()
         self._timer.close()
@@ -182,42 +174,30 @@ class EtcdBackend:
 
     def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Read after every unknown write has been settled, so that the answer is final."""
-        if not self._writer.unsettled:
+        if not self._settling.unsettled:
             return call()
 
         def steps() -> Steps[Any]:
-            yield from self._writer.settled(self._clock.now() + self._call_timeout_s)
+            yield from self._settling.settled(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
         return drive(steps())
 
-    def _verify(self, plan: Plan) -> Future[Committed]:
+    def _verify(self, txn: Txn) -> Future[Committed]:
         """A commit that only checks: a read, safe to repeat, and in no need of a guard."""
         deadline = self._clock.now() + self._call_timeout_s
-        verify = self._compare if plan.is_flat else self._verify_by_reading
-        return self._when_settled(lambda: drive(verify(plan, deadline)))
+        return self._when_settled(lambda: drive(self._check(txn, deadline)))
 
-    def _compare(self, plan: Plan, deadline: float) -> Steps[Committed]:
-        """Have the server compare; when something differs, read what it is."""
-        compares = wire.txn([condition.compare for condition in plan.conditions])
-        while True:
-            held = yield self._link.read("Txn", compares, plan.what, _succeeded, now=self._now)
-            if held:
-                return Committed(0)
-            # All at one moment: checks that never failed together are not named together.
-            answers = yield from read_at_one_revision(self._link, decoded(plan.reads()), plan.what, deadline)
-            error = plan.failure(as_operations(answers))
-            if error is not None:
-                raise error
+    def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
+        """Have the server compare; when something differs, or when there are too many compares, read what there is."""
+        if not txn.is_flat:
+            yield from self._writer.explain(txn, deadline)
+            return Committed(0)
+        compares = EtcdRequest.txn(txn.compares())
+        while not (yield self._link.read("Txn", compares, txn.what, _succeeded, now=self._now)):
+            yield from self._writer.explain(txn, deadline)
             if self._clock.now() >= deadline:
-                raise Unavailable(f"could not {plan.what} in time, others wrote at the same time; try again")
-
-    def _verify_by_reading(self, plan: Plan, deadline: float) -> Steps[Committed]:
-        """More checks than the server compares at once."""
-        answers = yield from read_at_one_revision(self._link, decoded(plan.reads()), plan.what, deadline)
-        error = plan.failure(as_operations(answers))
-        if error is not None:
-            raise error
+                raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
         return Committed(0)
 
 

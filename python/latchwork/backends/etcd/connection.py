@@ -1,36 +1,31 @@
-"""The connection: one gRPC channel to the cluster, its token, its health, and unary calls that are safe to repeat.
+"""The connection: its channel, its token, its health, and unary calls that are safe to repeat.
 
 Every call has a deadline. A call is tried again only here and only when repeating it is harmless; writes that need more
-care are in ``writer.py``. gRPC's pick_first moves on to the next member when a connection breaks; a member that stands
+care are in ``writing``. gRPC's pick_first moves on to the next member when a connection breaks; a member that stands
 but cannot serve (cut off from the others, or stopped) is left by opening a channel that tries the next one first.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import socket
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd.answers import Answered, ReadOutcome, as_message, chain, unreadable
+from latchwork.backends.etcd.answers import Answered, as_message, unreadable
+from latchwork.backends.etcd.channel import Channel, credentials
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
-from latchwork.backends.futures import Steps, drive, reject
-from latchwork.errors import Closed, ConnectFailed, InvalidURL, LatchworkError, PermissionDenied, Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
+from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.backends.timer import Timer
+from latchwork.backends.url import StoreURL, join_hosts
+from latchwork.clock import Clock
+from latchwork.errors import Closed, ConnectFailed, LatchworkError, PermissionDenied, Unavailable
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,27 +36,6 @@ _FIRST_TRY_S = 2.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
 #: A server that does not tell its version by then is taken for an old one.
 _STATUS_S = 3.0
-_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A ping after 5.5 s in which nothing came, 2 s for its answer: a silent server is left after 7.5 s at the latest.
-    # etcd closes the connection at the third ping that it did not want: one that follows another by less than 5 s (ours
-    # follow the *answer* to the one before), or one while no call is under way. So an idle connection is not asked; its
-    # next call is, and with a watch, a session or a writer's lease there always is one soon.
-    ("grpc.keepalive_time_ms", 5500),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Reconnects in under a second once the server is back.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # A write is sent at most once: what to do next is decided in writer.py.
-    ("grpc.enable_retries", 0),
-    # Otherwise channels with equal arguments share a connection, and one store's trouble is another's.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 #: What gRPC says when the other side is not who it should be, or will not have us.
 _TLS_TROUBLE = (
     "CERTIFICATE_VERIFY_FAILED",
@@ -70,18 +44,36 @@ _TLS_TROUBLE = (
     "handshake failed",
     "Hostname Verification Check failed",
 )
-_METHODS: dict[str, tuple[str, Any]] = {
-    # Most of what is sent: their answers stay as they came until it is known who reads them.
-    "Range": ("KV", None),
-    "Txn": ("KV", None),
-    "LeaseGrant": ("Lease", pb.LeaseGrantResponse),
-    "LeaseRevoke": ("Lease", pb.LeaseRevokeResponse),
-    # A stream on the server, used as a call of one request and one answer: no thread, no state.
-    "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveResponse),
-    "Authenticate": ("Auth", pb.AuthenticateResponse),
-    "Status": ("Maintenance", pb.StatusResponse),
-}
-Metadata = tuple[tuple[str, str], ...]
+
+
+class _Read(Outcome[T]):
+    """A read under way, and the future of its decoded answer."""
+
+    __slots__ = ("_again", "_deadline", "_decode", "_link", "_what")
+
+    def __init__(
+        self, link: Link, again: tuple[str, Any], what: str, decode: Callable[[bytes], T], deadline: float
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._again = again
+        self._what = what
+        self._decode = decode
+        self._deadline = deadline
+
+    def ended(self, call: Any) -> None:
+        """The first try has ended, or the last one."""
+        try:
+            resolve(self, self._decode(call.result()))
+        except grpc.RpcError as error:  # of the first try: those of others are translated
+            again = self._link.read_again(error, self._again, self._what, self._deadline)
+            drive(again).add_done_callback(self.ended)
+        except LatchworkError as error:
+            reject(self, error)
+        except ValueError as error:
+            reject(self, unreadable(self._what, error))
+        except Exception as error:  # whoever waits on the outcome must hear of it
+            reject(self, error)
 
 
 class Link:
@@ -97,7 +89,7 @@ class Link:
         self.clock = clock
         self.timer = timer
         self.call_timeout_s = url.call_timeout_s
-        self.metadata: Metadata = ()
+        self.metadata: tuple[tuple[str, str], ...] = ()
         self.healthy = True
         self.survives_cut_reads = False
         self.progress_is_proof = False
@@ -105,11 +97,12 @@ class Link:
         self._url = url
         self._lock = threading.Lock()
         self._hosts = list(url.hosts)
-        self._credentials = _credentials(url)
+        self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
         self._rotated_at = clock.now()
-        self._channels: list[grpc.Channel] = []
-        self._open_channel()
+        self._channel = Channel(self._hosts, self._credentials)
+        #: That one, and those before it which have calls under way yet.
+        self._channels = [self._channel]
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
         """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
@@ -123,8 +116,8 @@ class Link:
         metadata = () if method == "Authenticate" else self.metadata
         try:
             if now:
-                return Answered(self._callables[method](request, timeout_s, metadata))
-            return self._callables[method].future(request, timeout_s, metadata)
+                return Answered(self._channel.calls[method](request, timeout_s, metadata))
+            return self._channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
             return Answered(error=error)
         except ValueError as error:
@@ -154,7 +147,7 @@ class Link:
         """
         left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
         deadline = self.clock.now() + left_s
-        outcome = ReadOutcome(self, (method, request), what, decode, deadline)
+        outcome = _Read(self, (method, request), what, decode, deadline)
         try:
             self.send(method, request, self.attempt_s(left_s), now=now).add_done_callback(outcome.ended)
         except Closed as error:
@@ -225,7 +218,7 @@ class Link:
 
     def watch_stream(self, requests: Iterable[Any]) -> Any:
         """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
-        return self._watch(requests, metadata=(*self.metadata, ("hasleader", "true")), wait_for_ready=True)
+        return self._channel.watch(requests, metadata=(*self.metadata, ("hasleader", "true")), wait_for_ready=True)
 
     def connect(self, probe: Any) -> None:
         """Block until the cluster answers a linearizable read.
@@ -234,7 +227,7 @@ class Link:
             ConnectFailed: it did not within ``connect_timeout_s``, or TLS could not be agreed.
             AuthenticationFailed: the server refused the account, or wants one.
         """
-        what = f"answer at {_join(self._hosts)}"
+        what = f"answer at {join_hosts(self._hosts)}"
         deadline = self.clock.now() + self._url.connect_timeout_s
         while True:
             try:
@@ -265,14 +258,14 @@ class Link:
         try:
             yield from self.call("Range", probe, "answer", deadline)
         except PermissionDenied:
-            _log.info("connected to etcd at %s, but may not read below the root", _join(self._hosts))
+            _log.info("connected to etcd at %s, but may not read below the root", join_hosts(self._hosts))
         try:
             soon = min(deadline, self.clock.now() + _STATUS_S)
             status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
             self.survives_cut_reads = survives_cut_reads(status.version)
             self.progress_is_proof = progress_is_proof(status.version)
             if may_lose_data(status.version):
-                _log.warning(_MAY_LOSE_DATA, status.version, _join(self._hosts))
+                _log.warning(_MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
@@ -304,7 +297,8 @@ class Link:
                 )
             except grpc.RpcError as error:
                 if rpc_errors.says(error, "authentication is not enabled"):
-                    _log.warning("etcd at %s verifies no passwords: authentication is not enabled", _join(self._hosts))
+                    hosts = join_hosts(self._hosts)
+                    _log.warning("etcd at %s verifies no passwords: authentication is not enabled", hosts)
                     return
                 if rpc_errors.fate(error) is Fate.REFUSED:
                     raise rpc_errors.translate(error, what) from error
@@ -341,7 +335,7 @@ class Link:
         said = rpc_errors.details(error)
         if any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
-                f"TLS with etcd at {_join(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
+                f"TLS with etcd at {join_hosts(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
                 "tls_key, and that the server's certificate names the host"
             ) from error
 
@@ -362,88 +356,13 @@ class Link:
                 return
             self._rotated_at = now
             self._hosts.append(self._hosts.pop(0))
-            _log.info("the etcd member in use cannot serve; trying %s first", _join(self._hosts[:1]))
-            old = self._channels[-1]
-            self._open_channel()
+            _log.info("the etcd member in use cannot serve; trying %s first", join_hosts(self._hosts[:1]))
+            old, self._channel = self._channel, Channel(self._hosts, self._credentials)
+            self._channels.append(self._channel)
         self.timer.call_later(self.call_timeout_s + 1.0, lambda: self._retire(old))
 
-    def _retire(self, channel: grpc.Channel) -> None:
+    def _retire(self, channel: Channel) -> None:
         with self._lock:
             if channel in self._channels:
                 self._channels.remove(channel)
         channel.close()
-
-    def _open_channel(self) -> None:
-        target, extra = _target(self._hosts, secure=self._credentials is not None)
-        options = (*_CHANNEL_OPTIONS, *extra)
-        if self._credentials is None:
-            channel = grpc.insecure_channel(target, options)
-        else:
-            channel = grpc.secure_channel(target, self._credentials, options)
-        self._callables: Mapping[str, Any] = {
-            name: channel.unary_unary(
-                f"/etcdserverpb.{service}/{name}",
-                request_serializer=_encoded,
-                response_deserializer=None if response is None else response.FromString,
-            )
-            for name, (service, response) in _METHODS.items()
-        }
-        self._watch: Any = channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=pb.WatchResponse.FromString,
-        )
-        self._channels.append(channel)
-
-
-def _encoded(request: Any) -> bytes:
-    """Requests come as messages or encoded already."""
-    encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
-    return encoded
-
-
-def _credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
-    options = url.options
-    files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
-    if not files:
-        return None
-    if ("tls_cert" in files) != ("tls_key" in files):
-        raise InvalidURL("tls_cert and tls_key belong together; give both or neither")
-    try:
-        content = {name: path.read_bytes() for name, path in files.items()}
-    except OSError as error:
-        raise InvalidURL(f"{error.filename!r} cannot be read ({error.strerror}); name a readable PEM file") from error
-    return grpc.ssl_channel_credentials(content.get("tls_ca"), content.get("tls_key"), content.get("tls_cert"))
-
-
-def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """The name that gRPC has for the hosts, and channel options that go with it."""
-    if len(hosts) == 1 and not _is_ip(hosts[0][0]):
-        return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()
-    addresses = [address for host in hosts for address in _resolve(*host)]
-    family = "ipv4" if any(kind == "ipv4" for kind, _ in addresses) else "ipv6"
-    target = f"{family}:" + ",".join(address for kind, address in addresses if kind == family)
-    # An address list has no name of its own to compare with the certificate's.
-    return target, (("grpc.ssl_target_name_override", hosts[0][0]),) if secure else ()
-
-
-def _resolve(host: str, port: int) -> list[tuple[str, str]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError):  # the latter for a name that no DNS message can hold
-        return []
-    kinds = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
-    named = [(kinds.get(family, ""), str(address[0])) for family, _, _, _, address in found]
-    return [(kind, f"[{address}]:{port}" if kind == "ipv6" else f"{address}:{port}") for kind, address in named if kind]
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _join(hosts: list[tuple[str, int]]) -> str:
-    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)

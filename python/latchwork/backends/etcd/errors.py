@@ -7,7 +7,6 @@ error of ours says so (``translate``).
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,9 +19,6 @@ from latchwork.errors import (
     TransactionTooLarge,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Code = grpc.StatusCode
 #: gRPC's words when no connection could be picked for the call: it never left this process.
@@ -96,13 +92,11 @@ def translate(error: grpc.RpcError, what: str) -> LatchworkError:
         what: the action with its key, such as "read 'a/b'".
     """
     said = details(error)
-    for words, make in _BY_WORDS:
-        if words in said:
-            return caused(make(what), error)
-    make_by_code = _BY_CODE.get(code(error))
-    if make_by_code is not None:
-        return caused(make_by_code(what), error)
-    return caused(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
+    known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
+    if known is None:
+        return caused(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
+    make, message = known
+    return caused(make(message.format(what)), error)
 
 
 def caused(ours: LatchworkError, error: BaseException) -> LatchworkError:
@@ -111,53 +105,39 @@ def caused(ours: LatchworkError, error: BaseException) -> LatchworkError:
     return ours
 
 
-def _denied(what: str) -> LatchworkError:
-    return PermissionDenied(f"the account may not {what}; grant it read and write on the prefix of the store's root")
-
-
-def _unauthenticated(what: str) -> LatchworkError:
-    return AuthenticationFailed(
-        f"etcd refused the account when asked to {what}; check the user and the password in the connection URL"
-    )
-
-
-def _nameless(what: str) -> LatchworkError:
-    return AuthenticationFailed(
-        f"etcd wants a user when asked to {what}; put user:password@ before the host in the connection URL"
-    )
-
-
-def _full(what: str) -> LatchworkError:
-    return QuotaExceeded(
-        f"etcd is out of space and could not {what}; compact and defragment it, disarm its alarm, or raise its quota"
-    )
-
-
-def _busy(what: str) -> LatchworkError:
-    return Unavailable(f"etcd has too many requests to {what}; try again later")
-
-
-def _oversized(what: str) -> LatchworkError:
-    return TransactionTooLarge(f"the request to {what} exceeds what this etcd server takes; write less at once")
-
-
-def _lease_gone(what: str) -> LatchworkError:
-    return SessionLost(f"could not {what}: its session ended on the server; open a new session")
-
-
-_BY_WORDS: tuple[tuple[str, Callable[[str], LatchworkError]], ...] = (
-    ("lease not found", _lease_gone),
-    ("permission denied", _denied),
-    ("authentication failed", _unauthenticated),
-    ("user name is empty", _nameless),
-    ("space exceeded", _full),
-    ("too many requests", _busy),
-    ("too large", _oversized),
-    ("larger than max", _oversized),
-    ("too many operations", _oversized),
+_Known = tuple[type[LatchworkError], str]
+_DENIED: _Known = (
+    PermissionDenied,
+    "the account may not {}; grant it read and write on the prefix of the store's root",
 )
-_BY_CODE: dict[grpc.StatusCode, Callable[[str], LatchworkError]] = {
-    _Code.PERMISSION_DENIED: _denied,
-    _Code.UNAUTHENTICATED: _unauthenticated,
-    _Code.RESOURCE_EXHAUSTED: _busy,
+_UNAUTHENTICATED: _Known = (
+    AuthenticationFailed,
+    "etcd refused the account when asked to {}; check the user and the password in the connection URL",
+)
+_NAMELESS: _Known = (
+    AuthenticationFailed,
+    "etcd wants a user when asked to {}; put user:password@ before the host in the connection URL",
+)
+_FULL: _Known = (
+    QuotaExceeded,
+    "etcd is out of space and could not {}; compact and defragment it, disarm its alarm, or raise its quota",
+)
+_BUSY: _Known = (Unavailable, "etcd has too many requests to {}; try again later")
+_OVERSIZED: _Known = (TransactionTooLarge, "the request to {} exceeds what this etcd server takes; write less at once")
+_LEASE_GONE: _Known = (SessionLost, "could not {}: its session ended on the server; open a new session")
+_BY_WORDS = (
+    ("lease not found", _LEASE_GONE),
+    ("permission denied", _DENIED),
+    ("authentication failed", _UNAUTHENTICATED),
+    ("user name is empty", _NAMELESS),
+    ("space exceeded", _FULL),
+    ("too many requests", _BUSY),
+    ("too large", _OVERSIZED),
+    ("larger than max", _OVERSIZED),
+    ("too many operations", _OVERSIZED),
+)
+_BY_CODE = {
+    _Code.PERMISSION_DENIED: _DENIED,
+    _Code.UNAUTHENTICATED: _UNAUTHENTICATED,
+    _Code.RESOURCE_EXHAUSTED: _BUSY,
 }

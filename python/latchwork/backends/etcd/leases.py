@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.futures import Steps
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.futures import Steps
 
 _OURS_ALREADY = "lease already exists"
 

@@ -8,23 +8,18 @@ of many matters. Transactions that may write are safe: they run to their end, wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from etcd3 import etcdrpc as pb
 
+from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message, unreadable
-from latchwork.backends.futures import drive, then
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.futures import Steps, drive, then, together
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from latchwork._core import EtcdCodec, EtcdPage
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.futures import Steps
 
 
 def read_ranges(
@@ -58,55 +53,36 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
         except ValueError as error:
             raise unreadable(what, error) from error
 
-    return _together([drive(page(each)) for each in ranges])
+    return together([drive(page(each)) for each in ranges])
 
 
 def read_apart(link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None) -> Future[list[Any]]:
     """The same, in a request for each whatever the server; all are on their way at once."""
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
-    return _together(sent)
+    return together(sent)
 
 
-def read_at_one_revision(link: Link, ranges: Sequence[Any], what: str, deadline: float) -> Steps[list[Any]]:
-    """The same, as they all were at one moment after the call began.
+def read_at_one_revision(link: Link, reads: Sequence[bytes], what: str, deadline: float) -> Steps[list[Any]]:
+    """The answers to some encoded operations that read, as they all were at one moment after the call began.
 
     Raises:
         Unavailable: the server compacts its history faster than it can be read.
     """
-    first, *others = ranges
+    operations = pb.TxnRequest.FromString(EtcdRequest.txn((), reads)).success
+    first, *others = [operation.request_range for operation in operations]
     while True:
         answer = yield from link.call("Range", first, what, deadline)
         for each in others:
             each.revision = answer.header.revision
         try:
-            return [answer, *(yield read_apart(link, others, what, deadline=deadline))]
+            answers = [answer, *(yield read_apart(link, others, what, deadline=deadline))]
+            return [pb.ResponseOp(response_range=each) for each in answers]
         except LatchworkError as error:
             compacted = error.__cause__ is not None and rpc_errors.says(error.__cause__, "compacted")
             if not compacted or link.clock.now() >= deadline:
                 raise
 
 
-def decoded(reads: Sequence[bytes]) -> list[Any]:
-    """The range requests in encoded request operations."""
-    return [operation.request_range for operation in pb.TxnRequest.FromString(wire.txn(success=reads)).success]
-
-
-def as_operations(answers: Sequence[Any]) -> list[Any]:
-    """Range answers as the answers of a transaction's operations."""
-    return [pb.ResponseOp(response_range=answer) for answer in answers]
-
-
 def _ranges_of(answer: Any) -> list[Any]:
     return [one.response_range for one in answer.responses]
-
-
-def _together(sent: Sequence[Future[Any]]) -> Future[list[Any]]:
-    def steps() -> Steps[list[Any]]:
-        found: list[Any] = []
-        for each in sent:
-            answer = yield each
-            found.append(answer)
-        return found
-
-    return drive(steps())

@@ -8,23 +8,19 @@ still costs one pass. While a page is decoded the next one is on its way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import chain
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.writing.merging import MergedReads
-from latchwork.backends.futures import drive
+from latchwork._core import EtcdCodec, EtcdPage
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import KeyRange, Keys
+from latchwork.backends.etcd.merging import MergedReads
+from latchwork.backends.futures import Steps, drive, then, together
 from latchwork.backends.outcomes import read_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from latchwork._core import EtcdCodec, EtcdPage
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.layout import KeyRange, Keys
-    from latchwork.backends.futures import Steps
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 _FIRST_PAGE = 256
 _LAST_PAGE = 10_000
@@ -60,13 +56,7 @@ class Reader:
         starts = range(0, len(keys), _GETS_AT_ONCE)
         chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, now=now) for at in starts]
 
-        def steps() -> Steps[list[Entry | None]]:
-            found: list[Entry | None] = []
-            for chunk in chunks:
-                found.extend((yield chunk))
-            return found
-
-        return drive(steps())
+        return chunks[0] if len(chunks) == 1 else then(together(chunks), lambda found: [*chain.from_iterable(found)])
 
     def entries(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
@@ -98,15 +88,7 @@ class Reader:
             request = self._codec.get_many(keys, stale_ok)
             return self._link.read("Txn", request, what, self._codec.found, now=now)
         apart = [self._codec.get(key, stale_ok) for key in keys]
-        sent = [self._link.read("Range", request, what, self._codec.entry) for request in apart]
-
-        def steps() -> Steps[list[Entry | None]]:
-            found: list[Entry | None] = []
-            for each in sent:
-                found.append((yield each))  # noqa: PERF401 - a generator's yield is none of a comprehension
-            return found
-
-        return drive(steps())
+        return together([self._link.read("Range", request, what, self._codec.entry) for request in apart])
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.below(prefix)

@@ -10,29 +10,22 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
 
 import grpc
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.base import Delta, Snapshot
+from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapshot, WatchEvent
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd.answers import chain
-from latchwork.backends.etcd.layout import exactly, lease_of
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import Keys, exactly, lease_of
 from latchwork.backends.etcd.leases import grant
-from latchwork.backends.etcd.writing.plan import session_put
-from latchwork.backends.futures import Steps, drive, failed, reject, resolve
+from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.writing.txn import marker_creation
+from latchwork.backends.etcd.writing.writes import Writer
+from latchwork.backends.futures import Steps, chain, drive, failed
 from latchwork.errors import LatchworkError, SessionLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.base import BackendSession, BackendWatch, WatchEvent
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.layout import Keys
-    from latchwork.backends.etcd.watching.watches import WatchHub
-    from latchwork.backends.etcd.writing.writes import Writer
 
 _log = logging.getLogger(__name__)
 
@@ -88,23 +81,7 @@ class Sessions:
         """One keepalive, tried once: the session's owner knows best when to try again."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
-        outcome: Future[float] = Future()
-        sent_at = self._link.clock.now()
-
-        def answered(rpc: Any) -> None:
-            if rpc.code() is not grpc.StatusCode.OK:
-                self._renewal_failed(rpc, session, outcome)
-            elif rpc.result().TTL <= 0:
-                reject(outcome, SessionLost(f"session {session.id} ended on the server; open a new session"))
-            else:
-                resolve(outcome, sent_at)
-
-        try:
-            request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
-            self._link.send("LeaseKeepAlive", request, self._patience_s(session)).add_done_callback(answered)
-        except LatchworkError as error:
-            reject(outcome, error)
-        return outcome
+        return drive(self._renewing(session))
 
     def end(self, session: EtcdSession) -> Future[None]:
         """Refuse the session from now on, and revoke its lease."""
@@ -136,13 +113,13 @@ class Sessions:
         sent_at = self._link.clock.now()
         lease, granted_s = yield from grant(self._link, max(1, math.ceil(ttl_s)), "open a session", deadline)
         session = EtcdSession(self, f"{lease:x}", granted_s, sent_at)
-        plan = session_put(self._keys, session.id, b"%d" % granted_s)
+        txn = marker_creation(self._keys, session.id, b"%d" % granted_s)
         try:
-            session.token = yield self._writer.write(plan, lambda: plan, deadline)
+            session.token = yield self._writer.write(txn, lambda: txn, deadline)
         except LatchworkError:
             self.end(session)
             raise
-        watch = self._hub.watch_spans([exactly(self._keys.marker(session.id))], _Vigil(session.id, on_gone))
+        watch = self._hub.watch_spans([exactly(self._keys.marker(session.id))], _MarkerSink(session.id, on_gone))
         with self._lock:
             if session.closing is None:
                 self._open[session.id] = (session, watch)
@@ -150,32 +127,23 @@ class Sessions:
         watch.close()
         return session
 
-    def _renewal_failed(self, error: Any, session: EtcdSession, outcome: Future[float]) -> None:
-        if rpc_errors.fate(error) is rpc_errors.Fate.STALE_TOKEN:
-            refreshed = self._link.refresh_token(self._link.clock.now() + self._patience_s(session))
-            refreshed.add_done_callback(lambda _: self._renew_again(session, outcome, refreshed))
-            return
-        self._link.failed(error)
-        reject(outcome, rpc_errors.translate(error, f"renew session {session.id}"))
-
-    def _renew_again(self, session: EtcdSession, outcome: Future[float], refreshed: Future[None]) -> None:
-        error = refreshed.exception()
-        if error is not None:
-            reject(outcome, error)
-        else:
-            chain(drive(self._keep(session)), outcome)
-
-    def _keep(self, session: EtcdSession) -> Steps[float]:
-        what = f"renew session {session.id}"
-        sent_at = self._link.clock.now()
+    def _renewing(self, session: EtcdSession) -> Steps[float]:
         request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
-        try:
-            answer = yield self._link.send("LeaseKeepAlive", request, self._patience_s(session))
-        except grpc.RpcError as error:
-            raise rpc_errors.translate(error, what) from error
-        if answer.TTL <= 0:
-            raise SessionLost(f"session {session.id} ended on the server; open a new session")
-        return sent_at
+        refreshed = False
+        while True:
+            sent_at = self._link.clock.now()
+            try:
+                answer = yield self._link.send("LeaseKeepAlive", request, self._patience_s(session))
+            except grpc.RpcError as error:
+                if refreshed or rpc_errors.fate(error) is not rpc_errors.Fate.STALE_TOKEN:
+                    self._link.failed(error)
+                    raise rpc_errors.translate(error, f"renew session {session.id}") from error
+                refreshed = True
+                yield self._link.refresh_token(sent_at + self._patience_s(session))
+            else:
+                if answer.TTL <= 0:
+                    raise SessionLost(f"session {session.id} ended on the server; open a new session")
+                return sent_at
 
     def _revoke(self, session: EtcdSession) -> Steps[None]:
         deadline = self._link.clock.now() + self._link.call_timeout_s
@@ -195,7 +163,7 @@ class Sessions:
         drive(self._revoke(session))
 
 
-class _Vigil:
+class _MarkerSink:
     """The sink of a watch on one marker: tells once when it is gone."""
 
     def __init__(self, session_id: str, on_gone: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from latchwork.backends.base import Capability
+from latchwork.backends.base import Backend, Capability
 from latchwork.backends.futures import drive, failed, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
@@ -48,7 +48,7 @@ _SWEEP_S = 0.2
 _FAREWELL_S = 1.0
 
 
-class ZooKeeperBackend:
+class ZooKeeperBackend(Backend):
     """As ``Backend``, over ZooKeeper 3.6 or newer. Safe to share.
 
     Args:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}
 
 
-class FaultyBackend:
+class FaultyBackend(Backend):
     """A backend around another one. Safe to share between threads."""
 
     def __init__(

@@ -1,21 +1,13 @@
-"""A watch, the ranges it is made of, and one life of the stream that carries all watches of a store: their state.
-
-Nothing here decides anything; ``watches`` does.
-"""
+"""A watch and the ranges it is made of: their state. ``watches`` decides what becomes of them."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.backends.base import Sink
-    from latchwork.backends.etcd.layout import KeyRange
-    from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.base import Sink
+from latchwork.backends.etcd.layout import KeyRange
 
 
 class Part:
@@ -43,11 +35,19 @@ class Part:
 class EtcdWatch:
     """One running watch. Safe to share between threads.
 
-    ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered.
+    ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered. ``drop`` is told
+    which watch was closed: only the owner of the stream can tell the server.
     """
 
     def __init__(
-        self, hub: WatchHub, spans: Sequence[KeyRange], sink: Sink, *, what: str, leaf: bool = False, beats: bool = True
+        self,
+        drop: Callable[[EtcdWatch], None],
+        spans: Sequence[KeyRange],
+        sink: Sink,
+        *,
+        what: str,
+        leaf: bool,
+        beats: bool,
     ) -> None:
         #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
         self.what = what
@@ -67,23 +67,10 @@ class EtcdWatch:
         self.epoch = 0
         #: Local time since which every part is known to the server; None while one is not.
         self.live_at: float | None = None
-        self._hub = hub
+        self._drop = drop
 
     def close(self) -> None:
         """Stop; nothing is delivered afterwards, except when called from inside the sink."""
         with self.lock:
             self.closed = True
-        self._hub.drop(self)
-
-
-class Stream:
-    """One life of the stream: what was asked for on it, and what for."""
-
-    def __init__(self) -> None:
-        self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.parts: dict[int, Part] = {}
-        #: Creations not answered yet; the server answers them in the order of asking.
-        self.creating: deque[tuple[Part, int]] = deque()
-        self.asked_at: float | None = None
-        self.answered_ask: float | None = None
-        self.call: Any = None
+        self._drop(self)

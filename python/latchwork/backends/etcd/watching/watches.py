@@ -22,36 +22,28 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import grpc
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork._core import EtcdCodec
+from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd.layout import exactly
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import KeyRange, Keys, exactly
 from latchwork.backends.etcd.ranges import read_pages
-from latchwork.backends.etcd.rights import REFUSALS, Rights
-from latchwork.backends.etcd.watching.parts import EtcdWatch, Stream
+from latchwork.backends.etcd.watching.parts import EtcdWatch
+from latchwork.backends.etcd.watching.rights import REFUSALS, Rights, Watched
+from latchwork.backends.etcd.watching.stream import Stream
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
-
-    from latchwork._core import EtcdCodec
-    from latchwork.backends.base import Sink
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.layout import KeyRange, Keys
-    from latchwork.backends.etcd.rights import Watched
-
 _log = logging.getLogger(__name__)
 
-_PROGRESS_EVERY_S = 0.9
-_ANSWER_WITHIN_S = 5.0
 _RETRY_S = 0.2
 #: A watch that missed more revisions reads the state again instead of following them one by one.
 _FAR_BEHIND = 2_000
@@ -59,8 +51,6 @@ _FAR_BEHIND = 2_000
 _CATCH_UP_PER_S = 2_000.0
 _DENIALS = 3
 _DELETE = 1
-#: Field 3, an empty progress request, as bytes: the stubs of etcd3 0.12.0 do not know it and pass it on all the same.
-_PROGRESS_REQUEST = pb.WatchRequest.FromString(b"\x1a\x00")
 
 
 class WatchHub:
@@ -74,7 +64,6 @@ class WatchHub:
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
         self._stream: Stream | None = None
-        self._wanted = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._to_be_looked_after)
@@ -91,7 +80,7 @@ class WatchHub:
         self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
     ) -> EtcdWatch:
         """Watch some ranges of raw keys."""
-        watch = EtcdWatch(self, spans, sink, what=what, leaf=leaf, beats=beats)
+        watch = EtcdWatch(self.drop, spans, sink, what=what, leaf=leaf, beats=beats)
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed; open a new one")
@@ -99,7 +88,6 @@ class WatchHub:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-        self._wanted.set()
         self._start(watch)
         return watch
 
@@ -114,11 +102,10 @@ class WatchHub:
         with self._lock:
             self._closing.set()
             watches, stream, thread = list(self._watches), self._stream, self._thread
-        self._wanted.set()
         for watch in watches:
             watch.close()
         if stream is not None:
-            self._end(stream)
+            stream.end()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -208,11 +195,7 @@ class WatchHub:
             return
         watch.live_at = None
         for part in watch.parts:
-            part.ticket = next(self._tickets)
-            stream.creating.append((part, part.ticket))
-            start, end = part.span
-            request = pb.WatchCreateRequest(key=start, range_end=end, start_revision=part.resume_at)
-            stream.requests.put(pb.WatchRequest(create_request=request))
+            stream.create(part, next(self._tickets))
 
     def _cancel(self, watch: EtcdWatch) -> None:
         for part in watch.parts:
@@ -220,16 +203,13 @@ class WatchHub:
             watch_id, part.watch_id = part.watch_id, None
             if watch_id is not None and self._stream is not None:
                 self._stream.parts.pop(watch_id, None)
-                self._cancel_id(self._stream, watch_id)
-
-    def _cancel_id(self, stream: Stream, watch_id: int) -> None:
-        stream.requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
+                self._stream.cancel(watch_id)
 
     # The thread.
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            stream = Stream()
+            stream = Stream(self._link.clock)
             try:
                 self._follow(stream)
             except grpc.RpcError as error:
@@ -244,7 +224,7 @@ class WatchHub:
 
     def _follow(self, stream: Stream) -> None:
         """Open a stream, put every watch on it, and deliver what it says until it ends."""
-        stream.call = self._link.watch_stream(self._outgoing(stream))
+        stream.call = self._link.watch_stream(stream.outgoing(self._closing))
         with self._lock:
             if self._closing.is_set():
                 stream.call.cancel()
@@ -256,32 +236,8 @@ class WatchHub:
         for response in stream.call:
             self._receive(stream, response)
 
-    def _outgoing(self, stream: Stream) -> Iterator[Any]:
-        """Requests as they come, and progress requests in between. Runs on gRPC's sending thread."""
-        clock = self._link.clock
-        next_at = clock.now() + _PROGRESS_EVERY_S
-        while True:
-            try:
-                request = stream.requests.get(timeout=max(0.0, next_at - clock.now()))
-            except queue.Empty:
-                request = None if self._closing.is_set() else self._progress(stream)
-                next_at = clock.now() + _PROGRESS_EVERY_S
-                if request is None:
-                    continue
-            if request is _END:
-                return
-            yield request
-
-    def _progress(self, stream: Stream) -> Any:
-        """A progress request, unless the one before is still open; None when there is nothing to ask."""
-        now = self._link.clock.now()
-        if not stream.parts or (stream.asked_at is not None and now < stream.asked_at + _ANSWER_WITHIN_S):
-            return None
-        stream.asked_at = now
-        return _PROGRESS_REQUEST
-
     def _leave(self, stream: Stream) -> None:
-        self._end(stream)
+        stream.end()
         with self._lock:
             if self._stream is stream:
                 self._stream = None
@@ -290,11 +246,6 @@ class WatchHub:
                 part.resumes = True
             stream.parts.clear()
             stream.creating.clear()
-
-    def _end(self, stream: Stream) -> None:
-        stream.requests.put(_END)
-        if stream.call is not None:
-            stream.call.cancel()
 
     def _stream_failed(self, error: grpc.RpcError) -> None:
         if self._closing.is_set():
@@ -349,13 +300,13 @@ class WatchHub:
             if response.canceled:
                 part.ticket = 0 if current else part.ticket
             elif not current:
-                self._cancel_id(stream, response.watch_id)
+                stream.cancel(response.watch_id)
             else:
                 part.watch_id = response.watch_id
                 stream.parts[response.watch_id] = part
                 part.resume_at = part.resume_at or response.header.revision + 1  # a leaf, from the present
                 part.behind = max(0, response.header.revision - part.resume_at)
-                self._note_life(part.watch)
+                self._note_live(part.watch)
         if response.canceled and current:
             self._ended(stream, part.watch, response)
         elif current and part.resumes and part.behind > _FAR_BEHIND:
@@ -364,7 +315,7 @@ class WatchHub:
         elif current and part.watch.held is not None:
             self._read(part.watch)
 
-    def _note_life(self, watch: EtcdWatch) -> None:
+    def _note_live(self, watch: EtcdWatch) -> None:
         """From when on an answered progress request means that the watch is current.
 
         An old server answers also while a watch catches up with what it missed, so that gets time first.
@@ -406,11 +357,10 @@ class WatchHub:
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
         """Read with the new token, and let all watches move to a stream that carries it."""
         self._restart(watch)
-        self._end(stream)
+        stream.end()
 
     def _progressed(self, stream: Stream) -> None:
-        asked_at, proven_at = stream.asked_at, stream.answered_ask
-        stream.answered_ask, stream.asked_at = asked_at or proven_at, None
+        proven_at = stream.progressed()
         if proven_at is None:
             return
         with self._lock:
@@ -427,6 +377,3 @@ class WatchHub:
             watch.sink(event)
         except Exception:
             _log.exception("the receiver of a watch raised; it goes on with the next event")
-
-
-_END: Callable[[], None] | object = object()

@@ -1,23 +1,22 @@
 """Conditions of a transaction: one compare each, the read that tells whether it held, and what it means when not.
 
-Nothing here touches the network. The ``holds`` of a condition judges the keys that its read found.
+Nothing here touches the network.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from latchwork.backends.etcd import wire
-from latchwork.backends.etcd.wire import Target
+from latchwork._core import EtcdRequest
+from latchwork.backends.etcd.layout import KeyRange
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Create, SessionAlive
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from latchwork.backends.etcd.layout import KeyRange
+_Target = Literal["create", "mod", "lease"]
+_FIELDS = {"create": "create_revision", "mod": "mod_revision", "lease": "lease"}
 
 
 class CounterMoved(LatchworkError):
@@ -41,50 +40,62 @@ class Kind(enum.Enum):
 
 @dataclass(slots=True)
 class Condition:
-    """One compare, with the read that tells afterwards whether it held; both encoded."""
+    """One compare of a key, or of every key in a range.
+
+    Attributes:
+        kind: what it means when it does not hold.
+        target: which of the key's revisions is compared, or its lease; each is 0 for a key that is not there.
+        key, end: the key; with an end, the range that begins there.
+        operand: what the target is compared with.
+        subject: what the error is about.
+        greater: the target is greater than the operand, not equal to it.
+    """
 
     kind: Kind
-    compare: bytes
-    read: bytes
-    holds: Callable[[Any], bool]
+    target: _Target
+    key: bytes
+    operand: int
     subject: Any
+    end: bytes = b""
+    greater: bool = False
+
+    def compare(self) -> bytes:
+        """The compare, encoded."""
+        return EtcdRequest.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
+
+    def read(self) -> bytes:
+        """The operation whose answer ``holds`` judges, encoded."""
+        return EtcdRequest.read(self.key) if self.kind is Kind.COUNTER else EtcdRequest.peek(self.key, self.end)
+
+    def holds(self, kvs: Any) -> bool:
+        """Whether it held when its read found these keys."""
+        found: int = getattr(kvs[0], _FIELDS[self.target]) if kvs else 0
+        return found > self.operand if self.greater else found == self.operand
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
     """The key was not written since the revision."""
-    compare = wire.compare(Target.MOD, raw, revision)
-    return Condition(
-        Kind.CHECK, compare, wire.peek(raw), lambda kvs: bool(kvs) and kvs[0].mod_revision == revision, check
-    )
+    return Condition(Kind.CHECK, "mod", raw, revision, check)
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
     """Nothing exists in the range; of a single key the end is empty."""
-    compare = wire.compare(Target.CREATE, span[0], 0, end=span[1])
-    return Condition(kind, compare, wire.peek(*span), _is_empty, subject)
+    return Condition(kind, "create", span[0], 0, subject, end=span[1])
 
 
 def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
     """The key exists."""
-    compare = wire.compare(Target.CREATE, raw, 0, greater=True)
-    return Condition(kind, compare, wire.peek(raw), bool, subject)
+    return Condition(kind, "create", raw, 0, subject, greater=True)
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
     """The key hangs on this lease; 0 for none, which holds for an absent key too."""
-    compare = wire.compare(Target.LEASE, raw, lease)
-    return Condition(kind, compare, wire.peek(raw), lambda kvs: (kvs[0].lease if kvs else 0) == lease, subject)
+    return Condition(kind, "lease", raw, lease, subject)
 
 
 def counter_at(raw: bytes, revision: int) -> Condition:
-    """Nobody took a number since the revision; 0 for none ever."""
-    seen = [0, 0]
-
-    def holds(kvs: Any) -> bool:
-        seen[:] = (kvs[0].mod_revision, int(kvs[0].value)) if kvs else (0, 0)
-        return seen[0] == revision
-
-    return Condition(Kind.COUNTER, wire.compare(Target.MOD, raw, revision), wire.read(raw), holds, seen)
+    """Nobody took a number since the revision, 0 for none ever. Its subject, once it failed: where the counter is."""
+    return Condition(Kind.COUNTER, "mod", raw, revision, None)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:
@@ -93,10 +104,6 @@ def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError
         if kind in failed:
             return make(failed[kind], what)
     return None
-
-
-def _is_empty(kvs: Any) -> bool:
-    return not kvs
 
 
 def _session_lost(failed: list[Condition], what: str) -> LatchworkError:

@@ -8,147 +8,45 @@ Compares of a transaction (all must hold):
     every key that may be new     none of its proper ancestors has a lease: session-bound keys are leaves
     every key bound to a session  nothing exists below it
     Put without a session         the key's lease is the one we write: none, or its owner's as last seen
-
-The failure branch reads what was compared, so one round trip tells exactly which check failed. A server adds up
-compares and operations along each path of nested transactions and takes 128. Beyond that the compares move into nested
-transactions side by side, each of which overwrites a key that never exists, keeping its lease, when one of its compares
-fails: etcd refuses the whole transaction for that before it applies anything. What failed is then read separately.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from etcd3 import etcdrpc as pb
 
-from latchwork._core import EtcdCodec
+from latchwork._core import EtcdCodec, EtcdRequest
 from latchwork.backends.base import VersionKey, check_version
-from latchwork.backends.etcd import wire
-from latchwork.backends.etcd.answers import as_message
-from latchwork.backends.etcd.layout import KeyRange, Keys, ancestors, lease_of, owner_of, without
+from latchwork.backends.etcd.layout import Keys, ancestors, lease_of, owner_of, without
 from latchwork.backends.etcd.writing.conditions import (
     Condition,
     Kind,
     absence,
-    counter_at,
     existence,
-    explain,
     ownership,
     unchanged,
 )
+from latchwork.backends.etcd.writing.slots import Slot
+from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
 from latchwork.backends.outcomes import describe
-from latchwork.errors import InvalidKey, LatchworkError, SessionLost
-from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
+from latchwork.errors import InvalidKey, SessionLost
+from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from latchwork.backends.etcd.writing.writes import Slot
-    from latchwork.types import Op, SimpleCheck
-
-#: Compares beside the guard's, and reads of them, that fit next to each other below the server's limit.
-FLAT_LIMIT = 120
-#: Compares of one nested transaction when there are more.
-NESTED_LIMIT = 100
 #: Operations whose puts and the reads of what they found stand side by side; of more, each put is nested with its read.
 PAIRED_LIMIT = 40
 
 
-@dataclass(slots=True)
-class Plan:
-    """A transaction ready to be sent under a guard.
-
-    Attributes:
-        conditions: all must hold.
-        ops: encoded request operations, one or two for each public operation.
-        decode: from their responses and the revision to the outcome.
-        recall: range requests (with revisions filled in) that show afterwards what the transaction at a revision did.
-        decode_recall: from the answers to ``recall`` and the revision to the outcome.
-        what: the action with its key, for messages.
-        learned: leases of keys as last seen, by raw key; read when the plan is made again.
-        deleted_keys, deleted_ranges: one of them, where all that it does is to delete these.
-    """
-
-    conditions: list[Condition]
-    ops: list[bytes]
-    decode: Callable[[Sequence[Any], int], Any]
-    recall: Callable[[int], list[Any]]
-    decode_recall: Callable[[Sequence[Any], int], Any]
-    what: str
-    learned: dict[bytes, int] = field(default_factory=dict)
-    deleted_keys: list[bytes] | None = None
-    deleted_ranges: Sequence[KeyRange] | None = None
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether compares and operations fit side by side."""
-        return len(self.conditions) <= FLAT_LIMIT
-
-    def plan(self) -> Plan:
-        """Itself; see ``Commit``."""
-        return self
-
-    def request(self, keys: Keys, slot: Slot) -> bytes:
-        """The encoded request under the guard of a slot."""
-        compares, writes, reads = [slot.compare()], [slot.write], [slot.read]
-        if self.is_flat:
-            compares.extend(condition.compare for condition in self.conditions)
-            reads.extend(condition.read for condition in self.conditions)
-            return wire.txn(compares, writes + self.ops, reads)
-        body = wire.nested(wire.txn(success=writes + self.ops))
-        return wire.txn(compares, [body, *self._assertions(keys)], reads)
-
-    def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """The revision of a transaction that was applied, and what it did; None for one that was refused.
-
-        Raises:
-            ValueError: the answer is malformed.
-        """
-        response = as_message("Txn", answer)
-        if not response.succeeded:
-            return None
-        answers = response.responses
-        if not self.is_flat:
-            answers = answers[0].response_txn.responses
-        return response.header.revision, self.decode(answers[1:], response.header.revision)
-
-    def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
-        """The public error that the reads of the conditions show, if any; leases and counters seen are learned."""
-        failed: dict[Kind, list[Condition]] = {}
-        for condition, answer in zip(self.conditions, answers, strict=True):
-            found = answer.response_range.kvs
-            if not condition.holds(found):
-                failed.setdefault(condition.kind, []).append(condition)
-                if condition.kind is Kind.OWNER:
-                    self.learned[condition.subject] = found[0].lease if found else 0
-        return explain(failed, self.what)
-
-    def reads(self) -> list[bytes]:
-        """The encoded reads that ``failure`` judges."""
-        return [condition.read for condition in self.conditions]
-
-    def _assertions(self, keys: Keys) -> list[bytes]:
-        compares = [condition.compare for condition in self.conditions]
-        return [
-            wire.nested(
-                wire.txn(
-                    compares[start : start + NESTED_LIMIT],
-                    failure=[wire.put(keys.absent(start), b"", ignore_lease=True)],
-                )
-            )
-            for start in range(0, len(compares), NESTED_LIMIT)
-        ]
-
-
 class Commit:
-    """A commit as it was asked for; what most of them need, the codec encodes and decodes without a plan.
+    """A commit as it was asked for; what most of them need, the codec encodes and decodes without a ``Txn``.
 
-    The plan is made for those that need more, and to find out why one was refused: the codec's request is the plan's,
+    The ``Txn`` is made for those that need more, and to find out why one was refused: the codec's request is its own,
     byte for byte. One thread at a time.
     """
 
-    __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_plan")
+    __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
 
     def __init__(
         self, compiler: Compiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str]
@@ -157,42 +55,42 @@ class Commit:
         self._checks = checks
         self._ops = ops
         self._ended = ended
-        self._plan: Plan | None = None
+        self._txn: Txn | None = None
 
-    def plan(self) -> Plan:
-        """The plan of the request that was sent last.
+    def txn(self) -> Txn:
+        """The transaction that was sent last.
 
         Raises:
             InvalidKey, SessionLost, ValueError: see ``Compiler.commit``.
         """
-        if self._plan is None:
-            self._plan = self._compiler.commit(self._checks, self._ops, self._ended)
-        return self._plan
+        if self._txn is None:
+            self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
+        return self._txn
 
-    def again(self) -> Plan:
-        """The plan of another try, with what was learned by the one before."""
-        learned = self.plan().learned
-        self._plan = self._compiler.commit(self._checks, self._ops, self._ended, learned)
-        return self._plan
+    def again(self) -> Txn:
+        """The transaction of another try, with what was learned by the one before."""
+        learned = self.txn().learned
+        self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
+        return self._txn
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """See ``Plan.request``."""
+        """See ``Txn.request``."""
         codec = self._compiler.codec
         brief = codec.transaction(self._checks, self._ops, slot.key, slot.revision, slot.write, slot.read)
-        return self.plan().request(keys, slot) if brief is None else brief
+        return self.txn().request(keys, slot) if brief is None else brief
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """See ``Plan.outcome``."""
-        if self._plan is None:
+        """See ``Txn.outcome``."""
+        if self._txn is None:
             return self._compiler.codec.committed(answer, self._ops)
-        return self._plan.outcome(answer)
+        return self._txn.outcome(answer)
 
 
 class Compiler:
-    """Makes plans for one root. Safe to share.
+    """Makes the transactions of commits below one root. Safe to share.
 
     Attributes:
-        codec: does without plans where it can.
+        codec: does without a ``Txn`` where it can.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -215,8 +113,8 @@ class Compiler:
         ops: Sequence[Op],
         ended: Collection[str],
         learned: dict[bytes, int] | None = None,
-    ) -> Plan:
-        """The plan of a commit.
+    ) -> Txn:
+        """The transaction of a commit.
 
         Args:
             checks: flattened.
@@ -233,7 +131,7 @@ class Compiler:
             conditions += self._write_conditions(checks, ops, ended, learned)
         paired = len(ops) <= PAIRED_LIMIT
         specs = [self._operation(op, learned, paired=paired) for op in ops]
-        return Plan(
+        return Txn(
             conditions,
             [request for spec in specs for request in spec.requests],
             lambda answers, revision: _committed(specs, _seen(specs, answers), revision),
@@ -243,17 +141,6 @@ class Compiler:
             learned,
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
-
-    @staticmethod
-    def counter(raw: bytes, revision: int, number: int) -> tuple[Condition, bytes]:
-        """What takes a number: the condition that nobody did meanwhile, and the write that tells the others.
-
-        Args:
-            raw: where the counter is.
-            revision: of the counter as last seen, 0 for none.
-            number: to be taken.
-        """
-        return counter_at(raw, revision), wire.put(raw, b"%d" % number)
 
     # Private.
 
@@ -342,33 +229,13 @@ class Compiler:
         """A put is followed by a read that tells when the key was created."""
         raw = self._keys.of(op.key)
         if isinstance(op, Delete):
-            return _Spec(op, raw, (wire.delete(raw),), 0)
+            return _Spec(op, raw, (EtcdRequest.delete(raw),), 0)
         lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
-        write = wire.put(raw, op.value, lease=lease)
+        write = EtcdRequest.put(raw, op.value, lease)
         if isinstance(op, Create):
             return _Spec(op, raw, (write,), lease)
-        both = (write, wire.peek(raw))
-        return _Spec(op, raw, both if paired else (wire.nested(wire.txn(success=both)),), lease)
-
-
-class DeleteTree:
-    """The plan of deleting a key and all below it: how many there were."""
-
-    @staticmethod
-    def plan(spans: Sequence[KeyRange], what: str) -> Plan:
-        """The plan for these ranges."""
-        return Plan(
-            [],
-            [wire.delete(start, end) for start, end in spans],
-            lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
-            lambda revision: [
-                pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1)
-                for start, end in spans
-            ],
-            lambda answers, _: sum(answer.count for answer in answers),
-            what,
-            deleted_ranges=spans,
-        )
+        both = (write, EtcdRequest.peek(raw))
+        return _Spec(op, raw, both if paired else (EtcdRequest.nested(EtcdRequest.txn((), both)),), lease)
 
 
 @dataclass(slots=True)
@@ -433,17 +300,3 @@ def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
     if len(cache) >= 4096:
         cache.clear()
     cache[name] = value
-
-
-def session_put(keys: Keys, session_id: str, value: bytes) -> Plan:
-    """The plan of writing a session's marker, which must not exist yet."""
-    raw, lease = keys.marker(session_id), lease_of(session_id)
-    condition = absence(Kind.SESSION, (raw, b""), session_id)
-    return Plan(
-        [condition],
-        [wire.put(raw, value, lease=lease)],
-        lambda _, revision: revision,
-        lambda _: [],
-        lambda _, revision: revision,
-        f"open session {session_id}",
-    )

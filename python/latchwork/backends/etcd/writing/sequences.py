@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from etcd3 import etcdrpc as pb
 
-from latchwork.backends.etcd.writing.conditions import CounterMoved
-from latchwork.backends.etcd.writing.plan import Compiler, Plan
+from latchwork._core import EtcdRequest
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.writing.conditions import CounterMoved, counter_at
+from latchwork.backends.etcd.writing.plan import Compiler
+from latchwork.backends.etcd.writing.txn import Txn
+from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.errors import Conflict, LatchworkError, Unavailable
-from latchwork.types import Create, Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.layout import Keys
-    from latchwork.backends.etcd.writing.writes import Writer
-    from latchwork.types import HasId
+from latchwork.types import Create, Entry, HasId
 
 _DIGITS = 10
 #: Parents whose counters are remembered; of more, those that nobody waits at are read again.
@@ -105,10 +102,10 @@ class Sequences:
             if line.counter is None:
                 line.counter = yield from self._read_counter(parent, wish)
             revision, last = line.counter
-            plan = self._plan(parent, wish, revision, last + 1)
+            txn = self._txn(parent, wish, revision, last + 1)
             line.counter = None
             try:
-                committed = yield self._writer.write(plan, _start_over, wish.deadline)
+                committed = yield self._writer.write(txn, _start_over, wish.deadline)
             except CounterMoved as moved:
                 line.counter = (moved.revision, moved.number)
             except _StartOver:
@@ -120,16 +117,16 @@ class Sequences:
                 entry: Entry = committed.entries[0]
                 return entry
 
-    def _plan(self, parent: str, wish: _Wish, revision: int, number: int) -> Plan:
+    def _txn(self, parent: str, wish: _Wish, revision: int, number: int) -> Txn:
         create = Create(f"{wish.key}{number:0{_DIGITS}d}", wish.value, wish.session)
-        plan = self._compiler.commit((), (create,), self._ended)
-        condition, write = self._compiler.counter(self._keys.counter(parent), revision, number)
-        plan.conditions.append(condition)
-        plan.ops.append(write)
-        decode = plan.decode
-        plan.decode = lambda answers, at: decode(answers[:-1], at)
-        plan.what = f"create {wish.key!r} with a number"
-        return plan
+        txn = self._compiler.commit((), (create,), self._ended)
+        counter = self._keys.counter(parent)
+        txn.conditions.append(counter_at(counter, revision))
+        txn.ops.append(EtcdRequest.put(counter, b"%d" % number))
+        decode = txn.decode
+        txn.decode = lambda answers, at: decode(answers[:-1], at)
+        txn.what = f"create {wish.key!r} with a number"
+        return txn
 
     def _read_counter(self, parent: str, wish: _Wish) -> Steps[tuple[int, int]]:
         request = pb.RangeRequest(key=self._keys.counter(parent))
@@ -141,5 +138,5 @@ class _StartOver(LatchworkError):
     """The transaction was not applied, and by now the counter may have moved: make it anew."""
 
 
-def _start_over() -> Plan:
+def _start_over() -> Txn:
     raise _StartOver

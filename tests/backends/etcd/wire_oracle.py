@@ -1,36 +1,29 @@
-"""The few messages that write transactions are made of, in protobuf's wire format. Nothing here touches the network.
+"""etcd's requests in protobuf's wire format, put together in Python: what ``EtcdRequest`` in Rust is compared with.
 
-Building message objects is most of what a write costs in Python; putting their bytes together costs a tenth. Only what
-every write sends is here, and only requests: answers are decoded by the generated classes. A request may be given to
-the connection as bytes or as a message. Compares and operations carry their length in front, so that a transaction
-joins them. tests/backends/etcd/test_wire.py reads all of it back with those classes.
+Every function has the name and the arguments of its counterpart. test_requests.py reads what they make back with the
+generated classes.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 _SMALL = tuple(bytes([n]) for n in range(128))
 
 
-class Target(bytes, enum.Enum):
-    """What of a key is compared; the value is how it and its operand are introduced."""
-
-    CREATE = b"\x10\x01\x28"
-    MOD = b"\x10\x02\x30"
-    LEASE = b"\x10\x04\x40"
+#: What of a key is compared: how it and its operand are introduced.
+_TARGETS = {"create": (b"\x10\x01", b"\x28"), "mod": (b"\x10\x02", b"\x30"), "lease": (b"\x10\x04", b"\x40")}
 
 
-def compare(target: Target, key: bytes, operand: int, *, end: bytes = b"", greater: bool = False) -> bytes:
+def compare(target: str, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> bytes:
     """A ``Compare``: equal to the operand, or greater; of every key in a range when there is an end."""
     until = b"\x82\x04%b%b" % (_size(end), end) if end else b""
     result = b"\x08\x01" if greater else b""
-    kind, introduced = target[:2], target[2:]
+    kind, introduced = _TARGETS[target]
     return _sized(b"%b%b\x1a%b%b%b%b%b" % (result, kind, _size(key), key, introduced, _number(operand), until))
 
 
-def put(key: bytes, value: bytes, *, lease: int = 0, ignore_lease: bool = False) -> bytes:
+def put(key: bytes, value: bytes, lease: int = 0, *, ignore_lease: bool = False) -> bytes:
     """A ``RequestOp`` that puts."""
     bound = b"\x18" + _number(lease) if lease else b""
     kept = b"\x30\x01" if ignore_lease else b""
@@ -59,7 +52,7 @@ def nested(transaction: bytes) -> bytes:
     return _tagged(b"\x22", transaction)
 
 
-def txn(compares: Sequence[bytes] = (), success: Sequence[bytes] = (), failure: Sequence[bytes] = ()) -> bytes:
+def txn(compares: Sequence[bytes], success: Sequence[bytes] = (), failure: Sequence[bytes] = ()) -> bytes:
     """A ``TxnRequest`` of what the functions above made. Alone among them it has no length in front."""
     return b"".join(
         (

@@ -8,29 +8,24 @@ docs/design/0004-etcd-writes.md has the states.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from etcd3 import etcdrpc as pb
 
+from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.backends.etcd import wire
 from latchwork.backends.etcd.answers import as_message, unreadable
+from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.ranges import read_apart
-from latchwork.backends.etcd.wire import Target
 from latchwork.backends.etcd.writing.conditions import Kind
-from latchwork.backends.etcd.writing.plan import FLAT_LIMIT
+from latchwork.backends.etcd.writing.settling import Settling
+from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
+from latchwork.backends.futures import Steps
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.writing.plan import Plan
-    from latchwork.backends.futures import Steps
 
 _BATCH = 100
 _TRY_S = 1.0
@@ -41,28 +36,28 @@ class Deletion:
 
     Args:
         link: to the cluster.
-        plan: whose conditions must hold too, and which knows what to tell.
+        txn: whose conditions must hold too, and which knows what to tell.
         seen: key to its revision as read, 0 for one that was not there.
 
     Attributes:
         may_land: it was sent, and nothing is known of it.
     """
 
-    def __init__(self, link: Link, plan: Plan, seen: dict[bytes, int]) -> None:
+    def __init__(self, link: Link, txn: Txn, seen: dict[bytes, int]) -> None:
         self._link = link
-        self._plan = plan
+        self._txn = txn
         self._seen = seen
         self.may_land = False
-        compares = [condition.compare for condition in plan.conditions]
-        compares += [wire.compare(Target.MOD, key, revision) for key, revision in seen.items()]
-        deletes = [wire.delete(key) for key in seen]  # also of what is not there: a server may not take it for a read
-        self._request = wire.txn(compares, deletes, plan.reads() + [wire.peek(key) for key in seen])
+        compares = txn.compares() + [EtcdRequest.compare("mod", key, revision) for key, revision in seen.items()]
+        # Deletes also what is not there: a server must not take it for a transaction of reads.
+        deletes = [EtcdRequest.delete(key) for key in seen]
+        self._request = EtcdRequest.txn(compares, deletes, txn.reads() + [EtcdRequest.peek(key) for key in seen])
 
     def run(self, deadline: float) -> Steps[Any]:
         """Send it until it is answered; the answer if it was applied, None if the keys have to be read again.
 
         Raises:
-            LatchworkError: the plan's public error; ``OutcomeUnknown`` when nobody can tell, or nobody answers.
+            LatchworkError: the transaction's public error; ``OutcomeUnknown`` when nobody can tell, or nobody answers.
         """
         while True:
             try:
@@ -74,7 +69,7 @@ class Deletion:
             if answer.succeeded:
                 return answer
             if not self.may_land or (self._is_undone(answer) and self._is_over(answer)):
-                reason = self._plan.failure(answer.responses[: len(self._plan.conditions)])
+                reason = self._txn.failure(answer.responses[: len(self._txn.conditions)])
                 if reason is not None:
                     raise reason
                 return None
@@ -93,7 +88,7 @@ class Deletion:
         """
         answer = yield from self._answer(self._link.clock.now() + timeout_s)
         if not answer.succeeded and not self._is_over(answer):
-            raise Unavailable(f"a delete may land yet ({self._plan.what}); try again")
+            raise Unavailable(f"a delete may land yet ({self._txn.what}); try again")
 
     # Private.
 
@@ -107,7 +102,7 @@ class Deletion:
                 yield from self._judge(error, deadline)
             except ValueError as error:  # the answer cannot be read: it is as good as lost
                 self.may_land = True
-                raise unreadable(self._plan.what, error) from error
+                raise unreadable(self._txn.what, error) from error
 
     def _judge(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
         fate = rpc_errors.fate(error)
@@ -115,14 +110,14 @@ class Deletion:
             yield self._link.refresh_token(deadline)
             return
         if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
-            raise rpc_errors.translate(error, self._plan.what) from error
+            raise rpc_errors.translate(error, self._txn.what) from error
         self._link.failed(error)
         self.may_land = self.may_land or fate is Fate.UNKNOWN
-        yield from self._link.pause(error, self._plan.what, deadline)
+        yield from self._link.pause(error, self._txn.what, deadline)
 
     def _found(self, answer: Any) -> list[int]:
         """The revisions of the keys now, in the order of ``seen``."""
-        reads = answer.responses[len(self._plan.conditions) :]
+        reads = answer.responses[len(self._txn.conditions) :]
         return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
 
     def _is_undone(self, answer: Any) -> bool:
@@ -135,7 +130,7 @@ class Deletion:
         now = zip(self._seen.values(), self._found(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True
-        pairs = zip(self._plan.conditions, answer.responses, strict=False)
+        pairs = zip(self._txn.conditions, answer.responses, strict=False)
         return any(
             condition.kind is Kind.CHECK
             and isinstance(condition.subject, At)
@@ -145,64 +140,64 @@ class Deletion:
 
     def _unknown(self, state: str) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"could not find out whether etcd did {self._plan.what}: {state}; read the key with this store, its answer "
+            f"could not find out whether etcd did {self._txn.what}: {state}; read the key with this store, its answer "
             "will be final"
         )
 
 
-def can_do_without_space(plan: Plan) -> bool:
-    """Whether a plan only deletes, and fits."""
-    keys = plan.deleted_keys
-    return plan.deleted_ranges is not None or (keys is not None and len(keys) + len(plan.conditions) <= FLAT_LIMIT)
+def can_do_without_space(txn: Txn) -> bool:
+    """Whether a transaction only deletes, and fits."""
+    keys = txn.deleted_keys
+    return txn.deleted_ranges is not None or (keys is not None and len(keys) + len(txn.conditions) <= FLAT_LIMIT)
 
 
-def delete_without_space(link: Link, plan: Plan, leave: Callable[[Deletion], None], deadline: float) -> Steps[Any]:
-    """Carry out a plan that only deletes; its outcome.
+def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[Any]:
+    """Carry out a transaction that only deletes; its outcome.
 
     Args:
         link: to the cluster.
-        plan: as ``can_do_without_space`` says.
-        leave: takes over a deletion of unknown outcome that may land yet.
+        txn: as ``can_do_without_space`` says.
+        settling: is left a deletion of unknown outcome that may land yet.
         deadline: of the whole.
     """
-    if plan.deleted_ranges is not None:
-        return (yield from _delete_ranges(link, plan, leave, deadline))
-    assert plan.deleted_keys is not None
+    if txn.deleted_ranges is not None:
+        return (yield from _delete_ranges(link, txn, settling, deadline))
+    assert txn.deleted_keys is not None
     while True:
-        ranges = [pb.RangeRequest(key=key, keys_only=True) for key in plan.deleted_keys]
-        answers = yield read_apart(link, ranges, plan.what, deadline=deadline)
+        ranges = [pb.RangeRequest(key=key, keys_only=True) for key in txn.deleted_keys]
+        answers = yield read_apart(link, ranges, txn.what, deadline=deadline)
         found = [answer.kvs[0].mod_revision if answer.kvs else 0 for answer in answers]
-        seen = dict(zip(plan.deleted_keys, found, strict=True))
-        done = yield from _run(Deletion(link, plan, seen), leave, deadline)
+        seen = dict(zip(txn.deleted_keys, found, strict=True))
+        done = yield from _run(Deletion(link, txn, seen), settling, deadline)
         if done is not None:
-            return plan.decode(done.responses, done.header.revision)
+            return txn.decode(done.responses, done.header.revision)
         if link.clock.now() >= deadline:
-            raise Unavailable(f"could not {plan.what} in time, others wrote at the same time; try again")
+            raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
 
 
-def _delete_ranges(link: Link, plan: Plan, leave: Callable[[Deletion], None], deadline: float) -> Steps[int]:
+def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[int]:
     """A hundred keys at a time; how many there were."""
     deleted = found = 0
-    assert plan.deleted_ranges is not None
+    assert txn.deleted_ranges is not None
     try:
-        for start, end in plan.deleted_ranges:
+        for start, end in txn.deleted_ranges:
             request = pb.RangeRequest(key=start, range_end=end, keys_only=True, limit=_BATCH)
-            while (page := (yield from link.call("Range", request, plan.what, deadline))).kvs:
+            while (page := (yield from link.call("Range", request, txn.what, deadline))).kvs:
                 found = max(found, deleted + page.count)
                 seen = {kv.key: kv.mod_revision for kv in page.kvs}
-                done = yield from _run(Deletion(link, plan, seen), leave, deadline)
+                done = yield from _run(Deletion(link, txn, seen), settling, deadline)
                 deleted += sum(each.response_delete_range.deleted for each in done.responses) if done else 0
     except LatchworkError as error:
         if not deleted:
             raise
-        raise partly_deleted(plan.what, deleted, found, error) from error
+        raise partly_deleted(txn.what, deleted, found, error) from error
     return deleted
 
 
-def _run(deletion: Deletion, leave: Callable[[Deletion], None], deadline: float) -> Steps[Any]:
+def _run(deletion: Deletion, settling: Settling, deadline: float) -> Steps[Any]:
     try:
         return (yield from deletion.run(deadline))
     except OutcomeUnknown:
         if deletion.may_land:
-            leave(deletion)
+            settling.leave(deletion.settle)
         raise

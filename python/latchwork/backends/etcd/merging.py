@@ -11,19 +11,15 @@ its keys may not be read, each of its reads is sent by itself, so that each gets
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
-from latchwork.backends.etcd.answers import chain
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork._core import EtcdCodec
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.futures import Outcome, chain, reject, resolve
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, Unavailable
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from latchwork._core import EtcdCodec
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: Requests on their way, beyond which reads gather.
 _AT_ONCE = 8

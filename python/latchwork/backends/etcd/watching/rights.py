@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from etcd3 import etcdrpc as pb
 
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import KeyRange
 from latchwork.errors import AuthenticationFailed, LatchworkError, PermissionDenied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.etcd.connection import Link
-    from latchwork.backends.etcd.layout import KeyRange
 
 #: What an account without rights, or one that is no more, is told.
 REFUSALS = (PermissionDenied, AuthenticationFailed)
@@ -28,7 +25,7 @@ REFUSALS = (PermissionDenied, AuthenticationFailed)
 _EVERY_S = 4.0
 
 #: Ranges that somebody watches, what to call that in messages, and whom to tell when they are refused.
-Watched = tuple["KeyRange", str, "Callable[[LatchworkError], None]"]
+Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
 
 
 class Rights:

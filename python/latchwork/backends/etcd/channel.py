@@ -1,0 +1,134 @@
+"""The gRPC channel: how the members are found, what it is opened with, and the calls that it offers."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.url import StoreURL
+from latchwork.errors import InvalidURL
+
+Hosts = list[tuple[str, int]]
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A ping after 5.5 s in which nothing came, 2 s for its answer: a silent server is left after 7.5 s at the latest.
+    # etcd closes the connection at the third ping that it did not want: one that follows another by less than 5 s (ours
+    # follow the *answer* to the one before), or one while no call is under way. So an idle connection is not asked; its
+    # next call is, and with a watch, a session or a writer's lease there always is one soon.
+    ("grpc.keepalive_time_ms", 5500),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Reconnects in under a second once the server is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A write is sent at most once: what to do next is decided in writing/writes.py.
+    ("grpc.enable_retries", 0),
+    # Otherwise channels with equal arguments share a connection, and one store's trouble is another's.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_METHODS: dict[str, tuple[str, Any]] = {
+    # Most of what is sent: their answers stay as they came until it is known who reads them.
+    "Range": ("KV", None),
+    "Txn": ("KV", None),
+    "LeaseGrant": ("Lease", pb.LeaseGrantResponse),
+    "LeaseRevoke": ("Lease", pb.LeaseRevokeResponse),
+    # A stream on the server, used as a call of one request and one answer: no thread, no state.
+    "LeaseKeepAlive": ("Lease", pb.LeaseKeepAliveResponse),
+    "Authenticate": ("Auth", pb.AuthenticateResponse),
+    "Status": ("Maintenance", pb.StatusResponse),
+}
+
+
+class Channel:
+    """A channel to the members of a cluster; the first that can be reached is used.
+
+    Attributes:
+        calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
+        watch: the stream of watch requests and answers.
+    """
+
+    def __init__(self, hosts: Hosts, secured: grpc.ChannelCredentials | None) -> None:
+        target, extra = _target(hosts, secure=secured is not None)
+        options = (*_OPTIONS, *extra)
+        if secured is None:
+            self._channel = grpc.insecure_channel(target, options)
+        else:
+            self._channel = grpc.secure_channel(target, secured, options)
+        self.close = self._channel.close
+        self.calls: dict[str, Any] = {
+            name: self._channel.unary_unary(
+                f"/etcdserverpb.{service}/{name}",
+                request_serializer=_encoded,
+                response_deserializer=None if response is None else response.FromString,
+            )
+            for name, (service, response) in _METHODS.items()
+        }
+        self.watch: Any = self._channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.WatchResponse.FromString,
+        )
+
+
+def _encoded(request: Any) -> bytes:
+    """Requests come as messages or encoded already."""
+    encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
+    return encoded
+
+
+def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
+    """What TLS needs, if the URL asks for it.
+
+    Raises:
+        InvalidURL: half of a key pair, or a file that cannot be read.
+    """
+    options = url.options
+    files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
+    if not files:
+        return None
+    if ("tls_cert" in files) != ("tls_key" in files):
+        raise InvalidURL("tls_cert and tls_key belong together; give both or neither")
+    try:
+        content = {name: path.read_bytes() for name, path in files.items()}
+    except OSError as error:
+        raise InvalidURL(f"{error.filename!r} cannot be read ({error.strerror}); name a readable PEM file") from error
+    return grpc.ssl_channel_credentials(content.get("tls_ca"), content.get("tls_key"), content.get("tls_cert"))
+
+
+def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """The name that gRPC has for the hosts, and channel options that go with it."""
+    if len(hosts) == 1 and not _is_ip(hosts[0][0]):
+        return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()
+    addresses = [address for host in hosts for address in _resolve(*host)]
+    family = "ipv4" if any(kind == "ipv4" for kind, _ in addresses) else "ipv6"
+    target = f"{family}:" + ",".join(address for kind, address in addresses if kind == family)
+    # An address list has no name of its own to compare with the certificate's.
+    return target, (("grpc.ssl_target_name_override", hosts[0][0]),) if secure else ()
+
+
+def _resolve(host: str, port: int) -> list[tuple[str, str]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # the latter for a name that no DNS message can hold
+        return []
+    kinds = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
+    named = [(kinds.get(family, ""), str(address[0])) for family, _, _, _, address in found]
+    return [(kind, f"[{address}]:{port}" if kind == "ipv6" else f"{address}:{port}") for kind, address in named if kind]
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

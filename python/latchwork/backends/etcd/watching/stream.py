@@ -1,0 +1,89 @@
+"""One connection's stream of watch requests: what was asked for on it, and what goes out next."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd.watching.parts import Part
+from latchwork.clock import Clock
+
+_PROGRESS_EVERY_S = 0.9
+_ANSWER_WITHIN_S = 5.0
+#: Field 3, an empty progress request, as bytes: the stubs of etcd3 0.12.0 do not know it and pass it on all the same.
+_PROGRESS_REQUEST = pb.WatchRequest.FromString(b"\x1a\x00")
+_END = object()
+
+
+class Stream:
+    """The stream from one connect to the next disconnect.
+
+    Attributes:
+        parts: those that the server watches, by its ids.
+        creating: creations not answered yet; the server answers them in the order of asking.
+        call: the server's side, once it is open.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.parts: dict[int, Part] = {}
+        self.creating: deque[tuple[Part, int]] = deque()
+        self.call: Any = None
+        self._clock = clock
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asked_at: float | None = None
+        self._answered_ask: float | None = None
+
+    def create(self, part: Part, ticket: int) -> None:
+        """Have the server watch a part."""
+        part.ticket = ticket
+        self.creating.append((part, ticket))
+        start, end = part.span
+        request = pb.WatchCreateRequest(key=start, range_end=end, start_revision=part.resume_at)
+        self._requests.put(pb.WatchRequest(create_request=request))
+
+    def cancel(self, watch_id: int) -> None:
+        """Have the server watch something no more."""
+        self._requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
+
+    def end(self) -> None:
+        """End it, from any thread."""
+        self._requests.put(_END)
+        if self.call is not None:
+            self.call.cancel()
+
+    def outgoing(self, closing: threading.Event) -> Iterator[Any]:
+        """Requests as they come, and progress requests in between. Runs on gRPC's sending thread."""
+        next_at = self._clock.now() + _PROGRESS_EVERY_S
+        while True:
+            try:
+                request = self._requests.get(timeout=max(0.0, next_at - self._clock.now()))
+            except queue.Empty:
+                request = None if closing.is_set() else self._progress()
+                next_at = self._clock.now() + _PROGRESS_EVERY_S
+                if request is None:
+                    continue
+            if request is _END:
+                return
+            yield request
+
+    def progressed(self) -> float | None:
+        """A progress request was answered: since when that proves the state to be current, if it does.
+
+        When the request before it was sent: between two answers the server's sending loop has been idle.
+        """
+        asked_at, proven_at = self._asked_at, self._answered_ask
+        self._answered_ask, self._asked_at = asked_at or proven_at, None
+        return proven_at
+
+    def _progress(self) -> Any:
+        """A progress request, unless the one before is still open; None when there is nothing to ask."""
+        now = self._clock.now()
+        if not self.parts or (self._asked_at is not None and now < self._asked_at + _ANSWER_WITHIN_S):
+            return None
+        self._asked_at = now
+        return _PROGRESS_REQUEST

@@ -1,0 +1,252 @@
+"""Finding out what became of a write that was cut off, once it can land no more.
+
+To settle a write is to overwrite its slot: if that succeeds, the write had not landed and never will, because it
+compares a revision that is gone for good; if it fails, the slot's revision is the write's. What the write did is read
+at that revision. docs/design/0004-etcd-writes.md has the states and the races.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import grpc
+from etcd3 import etcdrpc as pb
+
+from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.ranges import read_ranges
+from latchwork.backends.etcd.writing.slots import WRITTEN, Slot, Slots
+from latchwork.backends.etcd.writing.txn import Txn
+from latchwork.backends.futures import Steps, chain, drive
+from latchwork.errors import (
+    Closed,
+    LatchworkError,
+    OutcomeUnknown,
+    PermissionDenied,
+    QuotaExceeded,
+    SessionLost,
+    Unavailable,
+)
+
+_log = logging.getLogger(__name__)
+
+_PROBE_S = 0.5
+
+#: Makes sure, within so many seconds, that a write of unknown outcome cannot land any more; raises when it cannot.
+Settle = Callable[[float], Steps[None]]
+
+
+class Settling:
+    """Settles the writes of one store. Safe to share between threads.
+
+    Attributes:
+        unsettled: of the writes reported as unknown that may land yet; settled as soon as the server answers.
+    """
+
+    def __init__(self, link: Link, keys: Keys, slots: Slots) -> None:
+        self._link = link
+        self._keys = keys
+        self._slots = slots
+        self._lock = threading.Lock()
+        self.unsettled: list[Settle] = []
+        self._recovering: Future[None] | None = None
+
+    def find_out(
+        self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
+    ) -> Steps[Any]:
+        """What a transaction did whose call failed; None if it was not applied and never will be.
+
+        Args:
+            txn: as it was sent.
+            slot: its guard.
+            error: what came instead of its answer.
+            deadline: of the whole.
+            answered: the server has dealt with it, so that it is applied by now or never will be: the slot tells.
+        Raises:
+            OutcomeUnknown: nothing more could be found out before the deadline.
+        """
+        settled = self._written_at(slot, deadline) if answered else self._settle_until(slot, deadline)
+        try:
+            revision = yield from settled
+        except _GuardGone as gone:
+            raise _unknown(txn, "its guard is gone, so it cannot land any more", error) from gone
+        except LatchworkError:
+            self.leave_slot(slot)
+            state = "the server is out of space" if answered else "it may land yet"
+            raise _unknown(txn, state, error) from error
+        self._slots.give_back(slot)
+        if not revision:
+            return None
+        try:
+            found = yield read_ranges(self._link, txn.recall(revision), txn.what, deadline=deadline)
+        except LatchworkError as failed:
+            raise _unknown(txn, f"it was applied at revision {revision}", failed) from failed
+        return txn.decode_recall(found, revision)
+
+    def leave_slot(self, slot: Slot) -> None:
+        """The write on this slot may land yet, and nobody waits for its outcome: settle it later."""
+        self.leave(partial(self._settle_slot, slot))
+
+    def leave(self, settle: Settle) -> None:
+        """Settle a write before this store reads or writes again, and as soon as the server answers."""
+        self._link.healthy = False
+        with self._lock:
+            self.unsettled.append(settle)
+        self._link.timer.call_later(_PROBE_S, self._settle_in_background)
+
+    def ready(self, deadline: float) -> Steps[None]:
+        """Wait until the server answers, there is a lease for slots, and no earlier write can land any more.
+
+        Raises:
+            Unavailable: not before the deadline.
+        """
+        while not self._slots.lease or not self._link.healthy or self.unsettled:
+            if self._slots.closing:
+                raise Closed("the store was closed; open a new one")
+            try:
+                yield self._recover()
+            except Unavailable:
+                if self._link.clock.now() + _PROBE_S >= deadline:
+                    raise
+                yield self._link.timer.after(0.05)
+
+    def settled(self, deadline: float) -> Steps[None]:
+        """Wait until no write that was reported as unknown can land any more.
+
+        Raises:
+            LatchworkError: not before the deadline.
+        """
+        while self.unsettled:
+            try:
+                yield from self.ready(deadline)
+            except QuotaExceeded:  # a full server gives no lease to write with; to read there is no need of one
+                if self.unsettled:
+                    raise
+
+    # Settling one slot.
+
+    def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
+        """Settle a slot, trying again until the deadline or until the store is closed."""
+        while True:
+            left_s = deadline - self._link.clock.now()
+            try:
+                return (yield from self._settle(slot, min(1.0, max(left_s, 0.01))))
+            except LatchworkError:
+                if left_s <= 0.1 or self._link.closed or self._slots.closing:
+                    raise
+                yield self._link.timer.after(0.05)
+
+    def _settle(self, slot: Slot, timeout_s: float) -> Steps[int]:
+        """Make sure that a slot's write cannot land any more; its revision, or 0 when it was not applied.
+
+        Raises:
+            Unavailable: the server gave no answer to rely on.
+            _GuardGone: the slot is gone; nothing can land, and nobody can tell what had landed.
+        """
+        deadline = self._link.clock.now() + timeout_s
+        try:
+            response = yield from self._link.call("Txn", slot.settling(), "settle a write", deadline)
+        except SessionLost as error:
+            self._slots.forget(slot.lease)
+            raise _GuardGone from error
+        except QuotaExceeded:
+            revision = yield from self._written_at(slot, deadline)
+            if not revision:  # no put is taken that would keep it from landing: end its lease
+                yield from self._revoke(slot.lease, deadline)
+                raise _GuardGone from None
+            return revision
+        if response.succeeded:
+            slot.revision = response.header.revision
+            return 0
+        kvs = response.responses[0].response_range.kvs
+        if not kvs:
+            self._slots.forget(slot.lease)
+            raise _GuardGone
+        slot.revision = kvs[0].mod_revision
+        return slot.revision if kvs[0].value == WRITTEN else 0
+
+    def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
+        """The revision of the slot's write if it has landed by now; 0 if it has not.
+
+        Raises:
+            _GuardGone: the slot was there and is not any more; nobody can tell what had landed.
+        """
+        found = yield from self._link.call("Range", pb.RangeRequest(key=slot.key), "settle a write", deadline)
+        if not found.kvs and slot.revision:
+            self._slots.forget(slot.lease)
+            raise _GuardGone
+        revision = found.kvs[0].mod_revision if found.kvs else 0
+        landed = revision > slot.revision and found.kvs[0].value == WRITTEN
+        slot.revision = revision or slot.revision
+        return revision if landed else 0
+
+    def _revoke(self, lease: int, deadline: float) -> Steps[None]:
+        """End a lease of slots, and with it whatever was sent under it and has not landed."""
+        with contextlib.suppress(SessionLost):
+            yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "settle a write", deadline)
+        self._slots.forget(lease)
+
+    def _settle_slot(self, slot: Slot, timeout_s: float) -> Steps[None]:
+        with contextlib.suppress(_GuardGone):
+            yield from self._settle(slot, timeout_s)
+            self._slots.give_back(slot)
+
+    # Getting ready.
+
+    def _settle_in_background(self) -> None:
+        if self.unsettled and not self._slots.closing:
+            self._recover()
+            self._link.timer.call_later(_PROBE_S, self._settle_in_background)
+
+    def _recover(self) -> Future[None]:
+        """One try, shared by all who wait, to get ready."""
+        recovering: Future[None] = Future()
+        with self._lock:
+            if self._recovering is not None:
+                return self._recovering
+            self._recovering = recovering
+        chain(drive(self._recover_once()), recovering)
+        return recovering
+
+    def _recover_once(self) -> Steps[None]:
+        try:
+            yield from self._get_ready(self._link.clock.now() + _PROBE_S)
+        finally:
+            with self._lock:
+                self._recovering = None
+
+    def _get_ready(self, deadline: float) -> Steps[None]:
+        while self.unsettled:
+            settle = self.unsettled[0]
+            yield from settle(_PROBE_S)
+            with self._lock:
+                self.unsettled.remove(settle)
+        if not self._slots.lease and not self._slots.closing:
+            yield from self._slots.open(deadline)
+        if not self._link.healthy:
+            probe = pb.RangeRequest(key=self._keys.slot(self._slots.lease, 0), count_only=True)
+            try:
+                yield from self._link.call("Range", probe, "answer", deadline)
+            except PermissionDenied:
+                _log.debug("etcd answers, but this account may not read the store's guards")
+
+
+class _GuardGone(Exception):
+    """A slot has vanished: its lease ended, or somebody deleted it."""
+
+
+def _unknown(txn: Txn, state: str, error: BaseException) -> OutcomeUnknown:
+    said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
+    ours = OutcomeUnknown(
+        f"could not find out whether etcd did {txn.what} ({said}): {state}; "
+        "read the key with this store, its answer will be final"
+    )
+    ours.__cause__ = error
+    return ours

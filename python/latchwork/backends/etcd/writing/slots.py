@@ -1,0 +1,129 @@
+"""Slots: guard keys on a lease of this store's own; each write transaction compares and overwrites one.
+
+A slot serves one write at a time, and all slots hang on one lease, which each write names too: once the lease has ended
+nothing late can land, and nothing is left behind. docs/design/0004-etcd-writes.md has the states and the races.
+
+    @w/<lease>/<number>    "w" written by a write, "s" by settling one
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from concurrent.futures import Future
+
+from etcd3 import etcdrpc as pb
+
+from latchwork._core import EtcdRequest
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.leases import grant
+from latchwork.backends.futures import Steps, drive
+from latchwork.errors import LatchworkError
+
+_log = logging.getLogger(__name__)
+
+_TTL_S = 60
+_RENEW_EVERY_S = _TTL_S / 4
+WRITTEN, _SETTLED = b"w", b"s"
+
+
+class Slot:
+    """A guard of one write at a time: where it is, and its revision as last known (0: not there yet).
+
+    Attributes:
+        write, read: the operations that overwrite and read it, encoded.
+    """
+
+    __slots__ = ("key", "lease", "read", "revision", "write")
+
+    def __init__(self, key: bytes, lease: int) -> None:
+        self.key = key
+        self.lease = lease
+        self.revision = 0
+        self.write = EtcdRequest.put(key, WRITTEN, lease)
+        self.read = EtcdRequest.read(key)
+
+    def compare(self) -> bytes:
+        """The compare that guards a transaction, encoded."""
+        return EtcdRequest.compare("mod", self.key, self.revision)
+
+    def settling(self) -> bytes:
+        """The transaction that keeps a write on this slot from landing, or shows that it has landed."""
+        return EtcdRequest.txn([self.compare()], [EtcdRequest.put(self.key, _SETTLED, self.lease)], [self.read])
+
+
+class Slots:
+    """The slots of one store, and their lease. Safe to share between threads.
+
+    Attributes:
+        lease: 0 while there is none.
+        closing: there will be none any more.
+    """
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._free: list[Slot] = []
+        self.lease = 0
+        self.closing = False
+
+    def take(self) -> Slot | None:
+        """A slot on the lease of this moment; None when there is no lease: it may have ended just now."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            lease = self.lease
+            return Slot(self._keys.slot(lease, next(self._numbers)), lease) if lease else None
+
+    def give_back(self, slot: Slot) -> None:
+        """Nothing is under way on this slot any more."""
+        if slot.lease == self.lease:
+            self._free.append(slot)
+
+    def open(self, deadline: float) -> Steps[None]:
+        """Take a lease of our own; never one that was used before, so that old guards mean nothing to it."""
+        lease, _ = yield from grant(self._link, _TTL_S, "prepare for writing", deadline)
+        with self._lock:
+            self._free = []
+            self._numbers = itertools.count()
+            self.lease = lease
+        self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
+
+    def forget(self, lease: int) -> None:
+        """Write with a new lease from now on; what was sent under the old one is settled under the old one."""
+        with self._lock:
+            if self.lease == lease and lease:
+                self.lease = 0
+                self._free = []
+                _log.info("writer %x has ended on the server; the next write opens another one", lease)
+
+    def close(self, deadline: float) -> Steps[None]:
+        """Give up the lease: all slots go, and nothing that is still under way can land."""
+        self.closing = True
+        lease, self.lease = self.lease, 0
+        if lease:
+            try:
+                yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "close the store", deadline)
+            except LatchworkError as error:
+                _log.debug("writer %x could not be closed (%s); its guards go within %d s", lease, error, _TTL_S)
+
+    # Private.
+
+    def _keep(self, lease: int) -> None:
+        if lease == self.lease and not self.closing:
+            drive(self._renew(lease)).add_done_callback(lambda done: self._kept(lease, done))
+
+    def _renew(self, lease: int) -> Steps[bool]:
+        deadline = self._link.clock.now() + _RENEW_EVERY_S
+        answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), "renew", deadline)
+        return bool(answer.TTL > 0)
+
+    def _kept(self, lease: int, done: Future[bool]) -> None:
+        if done.exception() is None and not done.result():
+            self.forget(lease)
+        else:
+            self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))

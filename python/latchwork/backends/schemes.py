@@ -1,0 +1,122 @@
+"""The schemes of connection URLs: what their URLs look like, and which module opens their backends.
+
+Other packages add schemes through the entry-point group ``latchwork.backends``. No client library is imported here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from latchwork.errors import BackendNotInstalled, InvalidURL
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
+ENTRY_POINT_GROUP = "latchwork.backends"
+
+#: Gets an option's text; raises ValueError saying what would be right ("must be normal or full").
+Validator = Callable[[str], object]
+
+_MODULES = {
+    "memory": "latchwork.backends.embedded",
+    "sqlite": "latchwork.backends.embedded",
+    "zk": "latchwork.backends.zookeeper",
+    "zookeeper": "latchwork.backends.zookeeper",
+    "etcd": "latchwork.backends.etcd",
+}
+#: Options that every scheme has, with their defaults.
+DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 10.0}
+
+
+@dataclass(frozen=True)
+class SchemeSpec:
+    """What a backend's URLs look like. Importable without the client library.
+
+    Attributes:
+        schemes: the canonical one first, then its aliases.
+        default_port: where a host names no port; None: a port must be given.
+        options: each option that only this scheme knows, with its validator.
+        location: what follows ``//``: hosts, a file path or a name in this process.
+        extra: the extra of latchwork that installs the client library; None when there is nothing to install.
+    """
+
+    schemes: tuple[str, ...]
+    default_port: int | None = None
+    options: Mapping[str, Validator] = field(default_factory=dict, hash=False)
+    location: Literal["hosts", "file", "name"] = "hosts"
+    extra: str | None = None
+
+    def known_options(self) -> list[str]:
+        """Every option a URL of this scheme may have, sorted."""
+        place = {"hosts": ["password_file"], "file": ["root"], "name": []}[self.location]
+        return sorted([*self.options, *DURATIONS, *place])
+
+
+def entry_points(*, group: str) -> EntryPoints:
+    """See ``importlib.metadata``, which takes as long to import as the rest of latchwork and is seldom needed."""
+    from importlib.metadata import entry_points as installed
+
+    return installed(group=group)
+
+
+def known_schemes() -> list[str]:
+    """Every scheme that can be written, sorted: our own with their aliases, and those of installed packages."""
+    return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def find_spec(scheme: str) -> SchemeSpec:
+    """The spec of a scheme or alias.
+
+    Raises:
+        InvalidURL: nobody knows the scheme.
+        BackendNotInstalled: the package that added it cannot be imported.
+    """
+    module = module_of(scheme.lower())
+    specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
+    return next((spec for spec in specs if scheme.lower() in spec.schemes), specs[0])
+
+
+def one_of(*allowed: str) -> Validator:
+    """A validator for options with a few allowed values."""
+
+    def check(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be {' or '.join(allowed)}")
+        return text
+
+    return check
+
+
+def readable_file(text: str) -> Path:
+    """A validator for options that name a file."""
+    path = Path(text)
+    try:
+        is_file = path.is_file()
+    except OSError:  # a name that is longer than any file's
+        is_file = False
+    if not is_file:
+        raise ValueError("must name an existing file")
+    return path
+
+
+def module_of(scheme: str) -> Any:
+    """The module with the spec of a scheme and ``open_backend``; raises as ``find_spec``."""
+    if scheme in _MODULES:
+        return importlib.import_module(_MODULES[scheme])
+    added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
+    if added is None:
+        raise InvalidURL(f"unknown scheme {scheme!r}; known schemes are {', '.join(known_schemes())}")
+    try:
+        return added.load()
+    except ImportError as error:
+        raise not_installed(scheme, None, error) from error
+
+
+def not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
+    """The error for a scheme whose module, or client library, cannot be imported."""
+    remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
+    return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")
