@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork.store.session import Deadline
+from latchwork.store.lease import Deadline
 
 
 def test_the_deadline_counts_from_the_send_of_the_last_confirmed_renewal():
