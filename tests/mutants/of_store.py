@@ -37,8 +37,8 @@ DEFECTS = (
         "Session",
         "a renewal counts at once where a later one has to confirm it",
         "store/lease.py",
-        "if sent + self._gap_s <= self.last_sent]",
-        "if sent <= self.last_sent]",
+        "if sent + self._gap_s <= self._confirmed_at]",
+        "if sent <= self._confirmed_at]",
         of("store/deadline", "with_a_gap_a_renewal_counts_only_when_a_later_one_was_confirmed"),
     ),
     Defect(

@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import call_at_once, failed
 
@@ -20,60 +20,44 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 4
 
 
-class Deadline:
-    """When a lease ends on the local clock. Pure; one thread at a time.
+class Lease:
+    """When to renew, and when it is over: for good, a confirmation that comes later is too late. Pure.
 
     A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
     much later (see the design note on ZooKeeper sessions).
-    """
-
-    def __init__(self, opened_at: float, ttl_s: float, confirm_gap_s: float = 0.0) -> None:
-        self._ttl_s = ttl_s
-        self._gap_s = confirm_gap_s
-        self._counted = opened_at
-        self._waiting: list[float] = []
-        self.last_sent = opened_at
-
-    @property
-    def expires_at(self) -> float:
-        """Local clock time at which the lease is over unless a renewal is confirmed before."""
-        return self._counted + self._ttl_s
-
-    def confirm(self, sent_at: float) -> None:
-        """A renewal sent at this local time was confirmed."""
-        self.last_sent = max(self.last_sent, sent_at)
-        self._waiting.append(sent_at)
-        counted = [sent for sent in self._waiting if sent + self._gap_s <= self.last_sent]
-        self._counted = max([self._counted, *counted])
-        self._waiting = [sent for sent in self._waiting if sent > self._counted]
-
-
-class Lease(Deadline):
-    """When to renew, and when it is over: for good, a confirmation that comes later is too late. Pure.
 
     Args:
         opened_at: when what made it was sent, on the local clock.
         ttl_s: how long it lasts without a renewal.
-        renew_s: seconds from the send of a renewal that was confirmed to the next.
-        retry_s: from the send of one that failed.
-        unanswered_s: from the send of one without an answer.
-        confirm_gap_s: as for ``Deadline``.
+        confirm_gap_s: the gap.
+        renew_s: seconds from the send of a renewal that was confirmed to the next; None for a third of the TTL.
+        retry_s: from the send of one that failed; None for an eighth of the TTL.
+        unanswered_s: from the send of one without an answer; None for an eighth of the TTL.
     """
 
     def __init__(
         self,
         opened_at: float,
         ttl_s: float,
-        renew_s: float,
         *,
-        retry_s: float,
-        unanswered_s: float,
         confirm_gap_s: float = 0.0,
+        renew_s: float | None = None,
+        retry_s: float | None = None,
+        unanswered_s: float | None = None,
     ) -> None:
-        super().__init__(opened_at, ttl_s, confirm_gap_s)
-        self._renew_s, self._retry_s, self._unanswered_s = renew_s, retry_s, unanswered_s
-        self._sent_at = opened_at
+        self._ttl_s = ttl_s
+        self._gap_s = confirm_gap_s
+        self._renew_s = ttl_s / 3 if renew_s is None else renew_s
+        self._retry_s = ttl_s / 8 if retry_s is None else retry_s
+        self._unanswered_s = ttl_s / 8 if unanswered_s is None else unanswered_s
+        self._counted = self._sent_at = self._confirmed_at = opened_at
+        self._waiting: list[float] = []
         self._has_failed = False
+
+    @property
+    def expires_at(self) -> float:
+        """Local clock time at which it is over unless a renewal is confirmed before."""
+        return self._counted + self._ttl_s
 
     def remaining_s(self, now: float) -> float:
         """Seconds left, 0 when it is over."""
@@ -85,7 +69,7 @@ class Lease(Deadline):
 
     def silent_s(self, now: float) -> float:
         """Seconds since the send of the last confirmed renewal."""
-        return now - self.last_sent
+        return now - self._confirmed_at
 
     def next_send(self, within_s: float = math.inf) -> float:
         """When to send the next renewal; at or after the expiry means never.
@@ -94,7 +78,7 @@ class Lease(Deadline):
             within_s: go as often as a lease of so long would, if that is more often.
         """
         pause_s = self._retry_s if self._has_failed else self._unanswered_s
-        if self._sent_at <= self.last_sent:
+        if self._sent_at <= self._confirmed_at:
             pause_s = self._renew_s
         return self._sent_at + pause_s * min(1.0, within_s / self._ttl_s)
 
@@ -111,24 +95,16 @@ class Lease(Deadline):
         """The server confirmed now a renewal sent then; False if the lease was over, which it then stays."""
         if self.is_over(now):
             return False
-        self.confirm(sent_at)
+        self._confirmed_at = max(self._confirmed_at, sent_at)
+        self._waiting.append(sent_at)
+        counted = [sent for sent in self._waiting if sent + self._gap_s <= self._confirmed_at]
+        self._counted = max([self._counted, *counted])
+        self._waiting = [sent for sent in self._waiting if sent > self._counted]
         return True
 
     def end(self) -> None:
         """It is over now, however much was left."""
         self._counted = -math.inf
-
-
-class Due(NamedTuple):
-    """What a step found.
-
-    Attributes:
-        at: when to take the next step, at the latest, on the local clock.
-        unanswered: renewals that were under way when another was due; 0 if none was due.
-    """
-
-    at: float
-    unanswered: int
 
 
 class Renewer:
@@ -140,6 +116,9 @@ class Renewer:
         send: sends a renewal: the future of the local time of its send. Must not block.
         answered: called with the error of each renewal that has ended, None if it has none, and whether renewing works
             again since; in the thread of a client library that ends it: an answer comes when it comes.
+
+    Attributes:
+        is_failing: True since a renewal failed, or too many were under way, until one is confirmed.
     """
 
     def __init__(
@@ -155,17 +134,12 @@ class Renewer:
         self._answered = answered
         self._lock = threading.Lock()
         self._in_flight = 0
-        self._failing = False
+        self.is_failing = False
 
     @property
     def is_over(self) -> bool:
         """True once the lease is over, whether or not anybody was told yet."""
         return self.remaining_s() <= 0.0
-
-    @property
-    def is_failing(self) -> bool:
-        """True since a renewal failed, or too many were under way, until one is confirmed."""
-        return self._failing
 
     def remaining_s(self) -> float:
         """Seconds left, 0 when it is over."""
@@ -182,8 +156,13 @@ class Renewer:
         with self._lock:
             self._lease.end()
 
-    def step(self, within_s: float = math.inf) -> Due | None:
-        """Send a renewal if one is due; None when it is over. ``within_s`` as for ``Lease.next_send``."""
+    def step(self, within_s: float = math.inf) -> tuple[float, int] | None:
+        """Send a renewal if one is due; ``within_s`` as for ``Lease.next_send``.
+
+        Returns:
+            When to take the next step, at the latest; and how many renewals were under way if another was due. None
+            when the lease is over.
+        """
         with self._lock:
             now = self._clock.now()
             if self._lease.is_over(now):
@@ -195,26 +174,23 @@ class Renewer:
                 unanswered = self._in_flight
                 is_due = unanswered < MAX_IN_FLIGHT
                 self._in_flight += is_due
-                self._failing = self._failing or not is_due
+                self.is_failing = self.is_failing or not is_due
         if is_due:
-            self._renew()
+            try:
+                future = self._send()
+            except Exception as error:  # renewing must go on, whatever went wrong once
+                future = failed(error)
+            call_at_once(future, self._ended)
         with self._lock:
-            return Due(min(self._lease.next_send(within_s), self._lease.expires_at), unanswered)
-
-    def _renew(self) -> None:
-        try:
-            future = self._send()
-        except Exception as error:  # renewing must go on, whatever went wrong once
-            future = failed(error)
-        call_at_once(future, self._ended)
+            return min(self._lease.next_send(within_s), self._lease.expires_at), unanswered
 
     def _ended(self, future: Future[float]) -> None:
         error = future.exception()
         with self._lock:
             self._in_flight -= 1
             is_confirmed = error is None and self._lease.confirmed(future.result(), self._clock.now())
-            recovered = is_confirmed and self._failing
-            self._failing = not is_confirmed
+            recovered = is_confirmed and self.is_failing
+            self.is_failing = not is_confirmed
             if not is_confirmed:
                 self._lease.failed()
         self._answered(error, recovered)

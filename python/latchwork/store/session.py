@@ -57,10 +57,10 @@ class Session:
         lease = Lease(
             backend.opened_at,
             backend.ttl_s,
-            every_s,
+            confirm_gap_s=backend.confirm_gap_s,
+            renew_s=every_s,
             retry_s=every_s * _RETRY_PART,
             unanswered_s=every_s,
-            confirm_gap_s=backend.confirm_gap_s,
         )
         self._renewer = Renewer(lease, clock, backend.renew, self._renewed)
         self._closed = False
@@ -189,7 +189,7 @@ class Session:
             if due is None:
                 self._lose()
                 return
-            if self._clock.wait(self._wake, max(0.0, due.at - self._clock.now())):
+            if self._clock.wait(self._wake, max(0.0, due[0] - self._clock.now())):
                 self._wake.clear()
 
     def _renewed(self, error: BaseException | None, recovered: bool) -> None:
