@@ -209,9 +209,10 @@ def test_something_that_is_no_session_is_refused(store):
 
 def expire(session):
     """Make the deadline pass as it does when no renewal is confirmed any more."""
-    with session._lock:
-        session._deadline._counted = SYSTEM_CLOCK.now() - session.ttl_s
-        session._deadline._waiting.clear()
+    renewer = session._renewer
+    with renewer._lock:
+        renewer._lease._counted = SYSTEM_CLOCK.now() - session.ttl_s
+        renewer._lease._waiting.clear()
     session._wake.set()
 
 

@@ -137,15 +137,15 @@ DEFECTS = (
     Defect(
         "Session",
         "the deadline counts from the answer of a renewal",
-        "store/session.py",
-        "                self._deadline.confirm(future.result())\n",
-        "                self._deadline.confirm(self._clock.now() + 0.0 * future.result())\n",
+        "store/lease.py",
+        "self._lease.confirmed(future.result(), self._clock.now())",
+        "self._lease.confirmed(self._clock.now() + 0.0 * future.result(), self._clock.now())",
         ("store/test_session_thread.py::test_the_deadline_counts_from_the_send_though_the_answer_comes_late",),
     ),
     Defect(
         "Session",
         "an owner believes in its session for longer than the server does",
-        "store/session.py",
+        "store/lease.py",
         "        return self._counted + self._ttl_s\n",
         "        return self._counted + self._ttl_s + 3.0\n",
         (

@@ -8,23 +8,23 @@ DEFECTS = (
     Defect(
         "Session",
         "an answer that comes after the deadline brings the session back",
-        "store/session.py",
-        "            if error is None and not self._is_over():\n",
-        "            if error is None:\n",
+        "store/lease.py",
+        "self._lease.confirmed(future.result(), self._clock.now())",
+        "self._lease.confirmed(future.result(), -math.inf)",
         of("store/session_thread", "an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_bring_it_back"),
     ),
     Defect(
         "Session",
         "the server's word that it is gone counts as a renewal that failed",
         "store/session.py",
-        "                self._gone = self._gone or isinstance(error, SessionLost)\n",
+        "        if isinstance(error, SessionLost):\n            self._renewer.end()\n",
         "",
         of("store/session_thread", "the_server_saying_it_is_gone_loses_it_at_once"),
     ),
     Defect(
         "Session",
         "an answer that overtook another moves the deadline back",
-        "store/session.py",
+        "store/lease.py",
         "        self._counted = max([self._counted, *counted])\n",
         "        self._counted = max(counted, default=self._counted)\n",
         of(
@@ -36,9 +36,9 @@ DEFECTS = (
     Defect(
         "Session",
         "a renewal counts at once where a later one has to confirm it",
-        "store/session.py",
-        "if sent + self._gap_s <= self.last_sent]",
-        "if sent <= self.last_sent]",
+        "store/lease.py",
+        "if sent + self._gap_s <= self._confirmed_at]",
+        "if sent <= self._confirmed_at]",
         of("store/deadline", "with_a_gap_a_renewal_counts_only_when_a_later_one_was_confirmed"),
     ),
     Defect(

@@ -10,7 +10,8 @@ import heapq
 import random
 from dataclasses import dataclass, field, replace
 
-from latchwork.primitives.persistent.protocol import FREE, Lease, LockRecord, OwnerRecord, Sightings, Take, plan
+from latchwork.primitives.persistent.protocol import FREE, LockRecord, OwnerRecord, Sightings, Take, plan
+from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 
 TTL_S = 1.0

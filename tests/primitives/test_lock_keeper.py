@@ -155,7 +155,7 @@ def test_waiters_are_told_when_their_locks_look_free(keepers, eventually):
     names = [f"job/{number}" for number in range(300)]
     first.try_acquire_many(names)
     # A lock whose owner was not seen yet may look free for a moment: that is another story.
-    eventually(lambda: second._table.sighting(first._life.current.id) is not None)
+    eventually(lambda: second._table.sighting(first.owner_id) is not None)
     told = []
     for name in names:
         second.when_free(name, told.append)
@@ -199,7 +199,7 @@ def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):
     first, second = keepers(), keepers()
     names = [f"job/{number}" for number in range(150)]
     tokens = {name: held.fence.token for name, held in first.try_acquire_many(names).items()}
-    eventually(lambda: any(second._table.sighting(owner) for owner in first._life.ids))
+    eventually(lambda: any(second._table.sighting(owner) for owner in first._state.ids))
     told = []
     for name in names:
         second.when_free(name, told.append)
@@ -320,7 +320,7 @@ def test_sweeping_removes_what_the_dead_left_and_nothing_of_the_living(store, ke
 
 
 def test_sweeping_forgets_locks_that_are_free_for_long(store, keepers, monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.persistent.table.FORGET_FREE_AFTER_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.persistent.outside.FORGET_FREE_AFTER_S", 0.2)
     keeper = keepers()
     keeper.acquire("job/1", 5.0).release()
     held = keeper.acquire("job/2", 5.0)
@@ -381,7 +381,7 @@ def test_a_try_with_a_lost_answer_never_leaves_a_lock_behind(connect, keepers, m
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
     assert "job/1" not in keeper.held()
-    eventually(lambda: not keeper._holds.doubts)
+    eventually(lambda: not keeper._state.doubts)
     if when == "applied later":
         assert cut.land() == "refused"
     assert keeper.state("job/1").holder is None
@@ -415,7 +415,7 @@ def test_a_takeover_with_a_lost_answer_leaves_no_lock_behind(connect, keepers, m
     monkeypatch.setattr(store, "commit", cut)
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
-    eventually(lambda: not keeper._holds.doubts)
+    eventually(lambda: not keeper._state.doubts)
     assert cut.land() == "refused"
     assert rival.acquire("job/1", 5.0).is_held
 

@@ -10,7 +10,6 @@ from latchwork.primitives.persistent.protocol import (
     FREE,
     TAKEOVER_FACTOR,
     Held,
-    Lease,
     LockRecord,
     OwnerRecord,
     Sighting,
@@ -18,6 +17,7 @@ from latchwork.primitives.persistent.protocol import (
     Take,
     plan,
 )
+from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Delete, Entry, Exists, Put
 
 L, O_ME, O_OLD = "locks/it", "owners/me", "owners/old"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -328,7 +329,7 @@ def test_work_under_a_persistent_lock_is_told_to_stop_before_the_lock_can_run_ou
     lock = PersistentLock(store, "orders", ttl_s=1.0)
     with lock, lock.guard_work(margin_s=0.5) as work:
         assert not work.wait(1.5)  # renewed all the time
-        lock._own._life._renew = lambda owner: owner.sending()  # from now on no renewal is answered
+        lock._own._table.renew = lambda *_: Future()  # from now on no renewal is answered
         assert work.wait(5.0)
         assert lock.remaining_s() > 0.0
         with pytest.raises(LockLost, match="lock 'orders' ends in"):

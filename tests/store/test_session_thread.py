@@ -172,7 +172,7 @@ def test_a_backend_that_learns_of_the_end_loses_it_at_once():
 def test_the_state_is_lost_from_the_deadline_on_even_before_its_thread_has_run():
     scripted = Scripted(ttl_s=30.0)
     session = opened(scripted)
-    session._deadline._counted -= 31
+    session._renewer._lease._counted -= 31
     assert session.state == "lost"
     assert session.remaining_s() == 0
     session.close()

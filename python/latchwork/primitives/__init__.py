@@ -15,10 +15,10 @@ from latchwork.primitives.numbers.counter import Counter
 from latchwork.primitives.numbers.rate_limiter import RateLimiter
 from latchwork.primitives.numbers.sequence import Sequence
 from latchwork.primitives.once import Once
+from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
-from latchwork.primitives.persistent.owner import HeldLock
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.queue.priority import PriorityQueue

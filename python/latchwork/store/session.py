@@ -1,7 +1,7 @@
-"""Sessions: a deadline on the local clock, renewed by a thread of its own.
+"""Sessions: a lease that is renewed by a thread of its own.
 
-``lost`` is seen here before anybody else can see the keys vanish: the deadline counts from the moment the last
-confirmed renewal was *sent*. A lost session never becomes active again.
+``lost`` is seen here before anybody else can see the keys vanish: the lease counts from the moment the last confirmed
+renewal was *sent*. A lost session never becomes active again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Literal
 
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
+from latchwork.store.lease import Lease, Renewer
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
@@ -27,39 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SessionState = Literal["active", "suspect", "lost", "closed"]
-#: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
-_MAX_OUTSTANDING = 4
 #: A renewal that failed is tried again after this part of the usual interval.
 _RETRY_PART = 0.25
 _CLOSE_TIMEOUT_S = 2.0
-
-
-class Deadline:
-    """When a session ends on the local clock. Pure; one thread at a time.
-
-    A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
-    much later (see the design note on ZooKeeper sessions).
-    """
-
-    def __init__(self, opened_at: float, ttl_s: float, confirm_gap_s: float) -> None:
-        self._ttl_s = ttl_s
-        self._gap_s = confirm_gap_s
-        self._counted = opened_at
-        self._waiting: list[float] = []
-        self.last_sent = opened_at
-
-    @property
-    def expires_at(self) -> float:
-        """Local clock time at which the session is lost unless a renewal is confirmed before."""
-        return self._counted + self._ttl_s
-
-    def confirm(self, sent_at: float) -> None:
-        """A renewal sent at this local time was confirmed."""
-        self.last_sent = max(self.last_sent, sent_at)
-        self._waiting.append(sent_at)
-        counted = [sent for sent in self._waiting if sent + self._gap_s <= self.last_sent]
-        self._counted = max([self._counted, *counted])
-        self._waiting = [sent for sent in self._waiting if sent > self._counted]
 
 
 class Session:
@@ -83,12 +53,17 @@ class Session:
         self._on_end = on_end
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._deadline = Deadline(backend.opened_at, backend.ttl_s, backend.confirm_gap_s)
+        every_s = backend.renew_every_s  # the first at once, when opening it took longer
+        lease = Lease(
+            backend.opened_at,
+            backend.ttl_s,
+            confirm_gap_s=backend.confirm_gap_s,
+            renew_s=every_s,
+            retry_s=every_s * _RETRY_PART,
+            unanswered_s=every_s,
+        )
+        self._renewer = Renewer(lease, clock, backend.renew, self._renewed)
         self._closed = False
-        self._gone = False
-        self._failing = False
-        self._outstanding = 0
-        self._next_renewal = backend.opened_at + backend.renew_every_s  # at once, when opening it took long
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._numbers = itertools.count()
         self._listeners: dict[int, Callable[[], None]] = {}
@@ -108,18 +83,14 @@ class Session:
                 return "closed"
             if self._is_over():
                 return "lost"
-            silent_s = self._clock.now() - self._deadline.last_sent
-            late = silent_s > 2.5 * self._backend.renew_every_s + 0.05
-            return "suspect" if self._failing or late else "active"
+        late = self._renewer.silent_s() > 2.5 * self._backend.renew_every_s + 0.05
+        return "suspect" if self._renewer.is_failing or late else "active"
 
     def remaining_s(self) -> float:
         """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
-        if self._home.is_foreign:
+        if self._home.is_foreign or self._closed or self.lost.is_set():
             return 0.0
-        with self._lock:
-            if self._closed or self._is_over():
-                return 0.0
-            return max(0.0, self._deadline.expires_at - self._clock.now())
+        return self._renewer.remaining_s()
 
     @property
     def fence(self) -> Fence:
@@ -189,8 +160,7 @@ class Session:
 
     def notice_gone(self) -> None:
         """The backend learned that the server ended the session; any thread may say so."""
-        with self._lock:
-            self._gone = True
+        self._renewer.end()
         self._wake.set()
 
     def _listen(self, to: dict[int, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
@@ -211,49 +181,20 @@ class Session:
                 _log.exception("session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
-        return self._gone or self.lost.is_set() or self._clock.now() >= self._deadline.expires_at
+        return self.lost.is_set() or self._renewer.is_over
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                over = self._is_over()
-                now = self._clock.now()
-                due = now >= self._next_renewal
-                if due:
-                    self._next_renewal = now + self._backend.renew_every_s
-                until = min(self._next_renewal, self._deadline.expires_at)
-            if over:
+        while not self._closed:
+            due = self._renewer.step()
+            if due is None:
                 self._lose()
                 return
-            if due:
-                self._renew()
-            elif self._clock.wait(self._wake, until - now):
+            if self._clock.wait(self._wake, max(0.0, due[0] - self._clock.now())):
                 self._wake.clear()
 
-    def _renew(self) -> None:
-        with self._lock:
-            if self._outstanding >= _MAX_OUTSTANDING:
-                self._failing = True
-                return
-            self._outstanding += 1
-        self._backend.renew().add_done_callback(self._renewed)
-
-    def _renewed(self, future: Future[float]) -> None:
-        error = future.exception()
-        with self._lock:
-            self._outstanding -= 1
-            if error is None and not self._is_over():
-                recovered = self._failing
-                self._failing = False
-                self._deadline.confirm(future.result())
-            else:
-                recovered = False
-                self._gone = self._gone or isinstance(error, SessionLost)
-                self._failing = True
-                retry_at = self._clock.now() + self._backend.renew_every_s * _RETRY_PART
-                self._next_renewal = min(self._next_renewal, retry_at)
+    def _renewed(self, error: BaseException | None, recovered: bool) -> None:
+        if isinstance(error, SessionLost):
+            self._renewer.end()
         if recovered:
             _log.warning("session %s is active again", self.id)
         elif error is not None:
@@ -262,6 +203,8 @@ class Session:
 
     def _lose(self) -> None:
         with self._lock:
+            if self._closed:
+                return
             self.lost.set()
             listeners, self._listeners = list(self._listeners.values()), {}
             enders, self._enders = list(self._enders.values()), {}

@@ -4,50 +4,38 @@ Keys:   owners/<uuid>     one per keeper and life; ttl, label, host and pid as J
         locks/<name>      who holds it, as JSON; names may have several segments (``report/item-1``)
 Holder: the owner that ``locks/<name>`` names, until its own deadline: the send of its last confirmed renewal + TTL.
 
-The protocol is in ``lock_protocol``, its race analysis in docs/design/0006.
+The decisions are in ``protocol``, their race analysis in docs/design/0006.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.persistent.holds import LockHolds
-from latchwork.primitives.persistent.life import LockLife
-from latchwork.primitives.persistent.listeners import LockListeners
-from latchwork.primitives.persistent.loop import LockLoop
-from latchwork.primitives.persistent.outside import LockState, state_of, states_of
-from latchwork.primitives.persistent.owner import HeldLock, LockOwner
-from latchwork.primitives.persistent.protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord, raised_ttl_s
-from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.persistent.waits import LockWaits
-from latchwork.primitives.waiting.common import (
-    Announcer,
-    Identity,
-    Patience,
-    check_least,
-    check_name,
-    check_text,
-    lost_by_fork,
-    refuse_in_callback,
-)
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.primitives.persistent.held import HeldLock
+from latchwork.primitives.persistent.outside import LockState, state_of, states_below
+from latchwork.primitives.persistent.protocol import Doubt
+from latchwork.primitives.persistent.thread import KeeperThread
+from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
-from latchwork.store.dispatch import Dispatcher
-from latchwork.store.forks import Home
-from latchwork.store.steps import run
+from latchwork.store.steps import Pause, Steps, driven
 from latchwork.types import At
 
 if TYPE_CHECKING:
-    from latchwork.store.store import Store
+    from latchwork.primitives.persistent.held import LockOwner
     from latchwork.types import Entry
 
+_log = logging.getLogger(__name__)
 
-class LockKeeper:
+T = TypeVar("T")
+
+
+class LockKeeper(KeeperThread):
     """Holds any number of persistent locks under one owner. Safe to share between threads.
 
     Construction does no I/O. The keeper starts with its first use, with ``start()`` or with ``with``, and then follows
@@ -65,53 +53,6 @@ class LockKeeper:
         owner_label: what others see when they ask who holds a lock.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        owners_prefix: str = OWNERS_PREFIX,
-        locks_prefix: str = LOCKS_PREFIX,
-        ttl_s: float = 10.0,
-        owner_label: str = "",
-    ) -> None:
-        self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
-        self._store = store
-        self._clock = store.clock
-        self._table = LockTable(store, owners_prefix, locks_prefix)
-        identity = Identity()
-        self._home = Home("a lock keeper")
-        self._record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
-        self._changed = threading.Condition()
-        self._wake = threading.Event()
-        self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
-        self._urgent = Announcer(self._dispatcher, "a lock keeper")
-        self._listeners = LockListeners(self._urgent)
-        self._relaxed = Announcer(self._dispatcher, "waits for locks")
-        self._life = LockLife(
-            self._table,
-            self._record,
-            self._changed,
-            on_lost=self._tell_lost,
-            on_failed=self._listeners.tell_failed,
-            wake=self._wake.set,
-        )
-        self._holds = LockHolds(
-            self._table, self._life, self._changed, refuse_closed=self._refuse_closed, poke=self._poke
-        )
-        self._waits = LockWaits(self._table, self._holds.is_ours, self._wake.set)
-        self._loop = LockLoop(
-            self._table,
-            self._life,
-            self._holds,
-            self._waits,
-            dispatcher=self._dispatcher,
-            changed=self._changed,
-            wake=self._wake,
-            ttl_s=self.ttl_s,
-            label=owner_label,
-        )
-        self._closed = False
-
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
 
@@ -122,44 +63,31 @@ class LockKeeper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Life
-
-    def start(self) -> None:
-        """Follow the other owners from now on. Twice is fine.
-
-        Raises:
-            Closed: the keeper was closed.
-        """
-        self._home.check()
-        self._loop.start(self._refuse_closed)
-
-    def close(self, *, release: bool = True) -> None:
+    @driven
+    async def close(self, *, release: bool = True) -> None:
         """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.
 
         Args:
             release: give all locks back, so that others can have them at once. False leaves them to run out, which
                 takes others up to 1.05 TTL; use it when what they protect may still be going on.
         """
-        if self._home.is_foreign:
+        held = None if self._home.is_foreign else self._state.close()
+        if held is None:
             return
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            held = self._life.all_held()
-            if not release:
-                self._loop.renew_no_more()
-            self._changed.notify_all()
+        if not release:
+            self._stopping.set()
+        self._closing.set()
         self._waits.close()
         if release:
-            self._holds.give_back(held)
-        self._loop.stop()
-        run(self._urgent.settle(self._clock, 1.0))
+            await self._give_back(held)
+        await self._stop()
+        await self._urgent.settle(self._clock, 1.0)
         self._dispatcher.close()
 
     # Taking and releasing
 
-    def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
+    @driven
+    async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
         """Wait for a lock and take it.
 
         Waits through disconnects: trouble with the server is raised only when the time is over, which a call that
@@ -183,25 +111,25 @@ class LockKeeper:
         check_name(name, "lock")
         self._home.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
-        patience = Patience(self._clock, timeout_s)
-        backoff = Backoff()
+        patience, backoff = Patience(self._clock, timeout_s), Backoff()
         while True:
             trouble: LatchworkError | None = None
             try:
-                held = self.try_acquire(name)
+                held = (await self._take_free([name])).get(name)
             except (Unavailable, OutcomeUnknown) as error:
                 held, trouble = None, error
             if held is not None:
                 return held
             if patience.is_over:
-                raise trouble or WaitTimeout(self._still_held(name, timeout_s))
+                raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and self._waits.wait_free(name, patience):
+            if trouble is None and await self._waits.until_free(name, patience):
                 backoff.reset()
             else:
-                self._pause(patience.left_s(pause_s))
+                await self._pause(patience.left_s(pause_s))
 
-    def try_acquire(self, name: str) -> HeldLock | None:
+    @driven
+    async def try_acquire(self, name: str) -> HeldLock | None:
         """Take a lock if it can be had now; None if somebody else holds it, another thread of ours included.
 
         Raises:
@@ -209,9 +137,10 @@ class LockKeeper:
             OutcomeUnknown: it may have been taken; if so the keeper gives it back by itself.
             Closed, InvalidKey: as for ``acquire``.
         """
-        return self.try_acquire_many([name]).get(name)
+        return (await self._take_free([check_name(name, "lock")])).get(name)
 
-    def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
+    @driven
+    async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
         """Take those of the locks that can be had now, many in one transaction.
 
         Not all or nothing: each lock is taken for itself. When the server fails half-way the locks taken so far are
@@ -222,11 +151,10 @@ class LockKeeper:
         Raises:
             Unavailable, OutcomeUnknown, Closed, InvalidKey: as for ``try_acquire``, and nothing was taken.
         """
-        wanted = [check_name(name, "lock") for name in dict.fromkeys(names)]
-        self.start()
-        return self._holds.take(wanted, self._hold)
+        return await self._take_free([check_name(name, "lock") for name in dict.fromkeys(names)])
 
-    def adopt(
+    @driven
+    async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
         """Have, at once, the locks that an earlier life of ours still holds: after a restart, without waiting a TTL.
@@ -253,22 +181,16 @@ class LockKeeper:
         refuse_in_callback("locks of an earlier owner", timeout_s)
         if owner_id == self.owner_id:
             raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
-        patience, backoff = Patience(self._clock, timeout_s), Backoff()
-
-        def keep_on() -> bool:
-            if patience.is_over or self._closed:
-                return False
-            self._pause(patience.left_s(backoff.next_s()))
-            return True
-
+        patience = Patience(self._clock, timeout_s)
         self.start()
         try:
-            return self._holds.adopt(check_member(owner_id, "owner"), names, self._hold, keep_on)
+            return await self._adopt(check_member(owner_id, "owner"), names, patience)
         except (Unavailable, OutcomeUnknown):
             self._refuse_closed()  # the reason why it was not tried again
             raise
 
-    def release(self, names: Iterable[str]) -> None:
+    @driven
+    async def release(self, names: Iterable[str]) -> None:
         """Give locks back, many in one transaction; others can have them at once.
 
         When the server cannot be reached the keeper goes on trying; they run out at the latest.
@@ -277,12 +199,8 @@ class LockKeeper:
             LockLost: some had run out or were not held; all the others are released all the same.
         """
         self._home.check()
-        self._holds.release(names)
-
-    def release_held(self, locks: Sequence[HeldLock]) -> None:
-        """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
-        self._home.check()
-        self._holds.release_these(locks)
+        found, missing = self._state.find(list(dict.fromkeys(names)))
+        await self._release(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
         """Call ``fn(name)`` once, in a callback thread, when the lock looks free: then try to acquire it.
@@ -301,89 +219,28 @@ class LockKeeper:
         self._wake.set()
         return cancel
 
-    # What is ours
-
-    def held(self) -> dict[str, HeldLock]:
-        """The locks this keeper holds for certain, by name."""
-        return {} if self._home.is_foreign else self._holds.now()
-
-    def holds(self, held: HeldLock) -> bool:
-        """True if this very hold was not released; it may have run out."""
-        return held.owner.held.get(held.name) is held and not self._home.is_foreign
-
-    @property
-    def owner_id(self) -> str | None:
-        """The id of the owner that holds our locks, None before the first; another one after a loss. See ``adopt``."""
-        owner = self._life.current
-        return owner.id if owner is not None else None
-
-    def refuse_foreign(self) -> None:
-        """Let a call pass, except in a child of the process that made us."""
-        self._home.check()
-
-    def remaining_s(self) -> float:
-        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any. Does no I/O."""
-        if self._home.is_foreign:
-            return 0.0
-        owner = self._life.current
-        return owner.remaining_s() if owner is not None and owner.held else 0.0
-
-    @property
-    def lost(self) -> threading.Event:
-        """Set when the locks held at this moment run out; ask again after that, for the next ones."""
-        if self._home.is_foreign:
-            return lost_by_fork()
-        owner = self._life.current
-        return owner.lost if owner is not None else threading.Event()
-
-    def renew_within(self, seconds: float | None) -> None:
-        """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
-
-        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is. A keeper
-        that was closed renews nothing: this does nothing then.
-        """
-        self._life.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
-        self._wake.set()
-
-    def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
-        """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release.
-
-        Returns:
-            A function that ends it.
-        """
-        self._refuse_closed()
-        return self._listeners.on_lost(fn)
-
-    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; so long the locks are still ours.
-
-        Returns:
-            A function that ends it.
-        """
-        self._refuse_closed()
-        return self._listeners.on_failed(fn)
-
     # What is whose
 
-    def state(self, name: str) -> LockState:
+    @driven
+    async def state(self, name: str) -> LockState:
         """Who holds a lock, without taking it."""
-        return state_of(self._table, check_name(name, "lock"))
+        return await state_of(self._table, check_name(name, "lock"))
 
-    def holders(self, below: str = "") -> list[LockState]:
+    @driven
+    async def holders(self, below: str = "") -> list[LockState]:
         """Every lock that somebody holds, sorted by name. Not a snapshot.
 
         Args:
             below: only names below this one; "" for all.
         """
-        prefix = self._table.lock_key(below) if below else self._table.locks_prefix
-        found = states_of(self._table, self._store.list(prefix, recursive=True))
-        return [state for state in found if state.holder is not None]
+        return [state for state in await states_below(self._table, below) if state.holder is not None]
 
     def waiting(self) -> list[str]:
         """The names that this keeper waits for, sorted."""
         return self._waits.names()
 
-    def sweep(self) -> tuple[int, int]:
+    @driven
+    async def sweep(self) -> tuple[int, int]:
         """Remove what dead owners left behind; safe to run anywhere, at any time, best by one node now and then.
 
         Returns:
@@ -391,24 +248,69 @@ class LockKeeper:
             had taken them since an earlier sweep at least ten minutes ago.
         """
         self.start()
-        return self._table.sweep()
+        return await self._sweeper.sweep()
 
-    # Inside
+    # Taking
 
-    def _poke(self, names: Iterable[str]) -> None:
-        self._waits.poke(names)
+    async def _take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
+        """Take those of the locks that can be had now.
 
-    def _hold(self, owner: LockOwner, name: str, entry: Entry) -> HeldLock:
-        return HeldLock(self, owner, name, entry, self._store.fence(entry.token, At(entry)))
+        Raises:
+            Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
+        """
+        self.start()
+        granted: dict[str, HeldLock] = {}
+        with self._claimed(names) as claimed:
+            try:
+                await self._take(claimed, granted)
+            except (Unavailable, OutcomeUnknown) as error:
+                if not granted:
+                    raise
+                _log.warning("%d of %d locks were taken, then: %s", len(granted), len(claimed), error)
+            except BaseException:  # an interrupt: nobody will know of them
+                await self._give_back(list(granted.values()))
+                raise
+        return granted
 
-    def _pause(self, seconds: float | None) -> None:
-        with self._changed:
-            if not self._closed:
-                self._clock.wait_condition(self._changed, seconds)
+    async def _take(self, names: Sequence[str], granted: dict[str, HeldLock], heir_of: str | None = None) -> None:
+        """Take those of the names that can be had and are not granted yet; as somebody's heir only its own."""
+        while left := [name for name in names if name not in granted]:
+            owner = await self._use_owner()
+            written: dict[str, Entry | Doubt] = {}
+            try:
+                await self._table.take(left, owner.id, written, heir_of=heir_of)
+            except Conflict:
+                pass  # our own O is gone
+            else:
+                return
+            finally:
+                granted.update(self._grant(owner, written))
+            self._lose(owner, "another owner took it over")
 
-    def _still_held(self, name: str, timeout_s: float | None) -> str:
+    def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt]) -> dict[str, HeldLock]:
+        holds, doubts = [], []
+        for name, what in written.items():
+            if isinstance(what, Doubt):
+                doubts.append(what)
+            else:
+                holds.append(HeldLock(owner, name, what, self._store.fence(what.token, At(what))))
+        return self._state.grant(owner, holds, doubts)
+
+    @contextmanager
+    def _claimed(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Keep other threads of this process off these names, except those that are ours or theirs already."""
+        claimed = self._state.claim(names)
         try:
-            holder = self.state(name).holder
+            yield claimed
+        finally:
+            self._done_with(claimed)
+
+    async def _pause(self, seconds: float | None) -> None:
+        await Pause(self._clock, self._closing, seconds)
+
+    async def _still_held(self, name: str, timeout_s: float | None) -> str:
+        try:
+            holder = (await state_of(self._table, name)).holder
         except LatchworkError:
             holder = None
         return (
@@ -416,13 +318,44 @@ class LockKeeper:
             f"raise timeout_s, or list its holders"
         )
 
-    # Telling
+    # Adopting
 
-    def _tell_lost(self, names: tuple[str, ...]) -> None:
-        self._listeners.tell_lost(names)
-        self._poke(names)
+    async def _adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
+        """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
 
-    def _refuse_closed(self) -> None:
-        self._home.check()
-        if self._closed:
-            raise Closed("the lock keeper was closed; make another one")
+        It is renewed once before, so that no third one takes it for dead meanwhile; and removed last, so that whatever
+        it took after we had looked is free then.
+
+        Raises:
+            Unavailable, OutcomeUnknown: not everything was taken; what was, is held.
+        """
+        backoff = Backoff()
+        granted: dict[str, HeldLock] = {}
+        await self._persist(lambda: self._table.prolong(old), patience, backoff)
+        found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
+        left = names = [name for name in found if only is None or name in only]
+        while left:
+            with self._claimed(left) as claimed:  # also while we pause: nobody settles what is in doubt
+                await self._persist(partial(self._take, claimed, granted, old), patience, backoff)
+            left = self._state.are_busy(name for name in left if name not in granted)
+            if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
+                return granted
+        if len(names) == len(found):
+            await self._delete(old)
+        return granted
+
+    async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
+        """Do something with the server, again and again while it cannot be reached and there is time."""
+        while True:
+            try:
+                return await step()
+            except (Unavailable, OutcomeUnknown):
+                if not await self._keep_on(patience, backoff):
+                    raise
+
+    async def _keep_on(self, patience: Patience, backoff: Backoff) -> bool:
+        """Pause after trouble; False when there is no more time."""
+        if patience.is_over or self._closing.is_set():
+            return False
+        await self._pause(patience.left_s(backoff.next_s()))
+        return True

@@ -1,8 +1,8 @@
 """One persistent lock: it outlives its process and its session for a TTL, then others may take it over.
 
 Keys:   locks/<name>      who holds it
-        owners/<uuid>     the holder's life, rewritten every third of the TTL
-Holder: see ``lock_keeper``; to hold many locks, share one keeper among them.
+        owners/<uuid>     its owner, rewritten every third of the TTL
+Holder: see ``keeper``; to hold many locks, share one keeper among them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,19 +20,22 @@ from latchwork.primitives.persistent.outside import state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork
+from latchwork.primitives.waiting.work import GuardsWork
 from latchwork.store.forks import Home
+from latchwork.store.steps import driven, run, steps_of
 
 if TYPE_CHECKING:
+    from latchwork.primitives.persistent.held import HeldLock
     from latchwork.primitives.persistent.outside import LockHolder
-    from latchwork.primitives.persistent.owner import HeldLock
-    from latchwork.primitives.waiting.work import Work
+    from latchwork.primitives.waiting.work import Ownership
+    from latchwork.store.steps import Steps
     from latchwork.store.store import Store
     from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
 
-class PersistentLock:
+class PersistentLock(GuardsWork):
     """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
 
     Construction does no I/O. Safe to share between threads: they exclude each other as processes do. Not reentrant: a
@@ -71,7 +75,7 @@ class PersistentLock:
         self._home = Home(f"lock {name!r}")
         self._lost_listeners: dict[object, Callable[[], None]] = {}
         self._failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
-        self._unlisten: Callable[[], None] = _nothing
+        self._listening = ExitStack()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -80,9 +84,9 @@ class PersistentLock:
     def __enter__(self) -> Fence:
         self._home.check()
         try:
-            held = self._acquire(None)
+            held = run(self._acquire(None))
         except BaseException:
-            self._end_keeper(only_idle=True)
+            run(self._end_keeper(only_idle=True))
             raise
         self._entered.held = held
         return held.fence
@@ -95,15 +99,16 @@ class PersistentLock:
         held: HeldLock | None = getattr(self._entered, "held", self._held)  # a with may end in another thread
         try:
             if held is not None and not self._closed:
-                self._release(held)
+                run(self._release(held))
         except LockLost:
             if exc_type is None:
                 raise
             _log.warning("lock %r was lost while its work failed", self.name)
         finally:
-            self._end_keeper(only_idle=True)
+            run(self._end_keeper(only_idle=True))
 
-    def acquire(self, timeout_s: float | None = None) -> Fence:
+    @driven
+    async def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for the lock and return proof of ownership.
 
         Holding the lock does not stop a paused process from writing late: pass the fence to every write that matters.
@@ -120,9 +125,10 @@ class PersistentLock:
         Source:
             docs/design/0006.
         """
-        return self._acquire(timeout_s).fence
+        return (await self._acquire(timeout_s)).fence
 
-    def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
+    @driven
+    async def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
         """Have the lock at once from an earlier life of ours, after a restart, without waiting for its TTL to end.
 
         Whoever calls this vouches that the earlier life has stopped its work. The lock passes from exactly that owner
@@ -136,15 +142,16 @@ class PersistentLock:
             Unavailable, OutcomeUnknown, Closed, LatchworkError: as for ``acquire``.
         """
 
-        def inherit(keeper: LockKeeper) -> HeldLock:
-            held = keeper.adopt(owner_id, [self.name], timeout_s).get(self.name)
+        async def inherit(keeper: LockKeeper) -> HeldLock:
+            held = (await steps_of(keeper.adopt)(owner_id, [self.name], timeout_s)).get(self.name)
             if held is None:
                 raise LockLost(f"lock {self.name!r} is not held by owner {owner_id!r} any more; acquire it instead")
             return held
 
-        return self._have(inherit).fence
+        return (await self._have(inherit)).fence
 
-    def release(self) -> None:
+    @driven
+    async def release(self) -> None:
         """Give the lock back; somebody else can have it at once.
 
         When the server cannot be reached its keeper goes on trying, and the lock runs out at the latest.
@@ -157,9 +164,10 @@ class PersistentLock:
         held = self._held
         if held is None:
             raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
-        self._release(held)
+        await self._release(held)
 
-    def close(self) -> None:
+    @driven
+    async def close(self) -> None:
         """Release the lock if it is held, and end its own keeper. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
@@ -168,10 +176,10 @@ class PersistentLock:
             held, self._held = self._held, None
         if held is not None and self._given is not None:
             try:
-                held.release()
+                await steps_of(held.release)()
             except LockLost as error:
                 _log.warning("lock %r was closed after it was lost: %s", self.name, error)
-        self._end_keeper()
+        await self._end_keeper()
 
     @property
     def fence(self) -> Fence:
@@ -226,21 +234,12 @@ class PersistentLock:
         self._refuse_closed()
         return listen(self._failed_listeners, fn)
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before the current hold can end: ``with lock.guard_work() as work:``.
-
-        Args:
-            margin_s: how long before; None takes a tenth of the TTL.
-        Raises:
-            LockLost: it has run out, or is not held.
-        """
-        return self._current().guard_work(margin_s)
-
-    def holder(self) -> LockHolder | None:
+    @driven
+    async def holder(self) -> LockHolder | None:
         """Who holds it as last written, this process included; None if nobody. Takes nothing."""
         if self._given is not None:
-            return self._given.state(self.name).holder
-        return state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name).holder
+            return (await steps_of(self._given.state)(self.name)).holder
+        return (await state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name)).holder
 
     def _refuse_closed(self) -> None:
         self._home.check()
@@ -253,15 +252,18 @@ class PersistentLock:
             raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
         return held
 
-    def _acquire(self, timeout_s: float | None) -> HeldLock:
-        return self._have(lambda keeper: keeper.acquire(self.name, timeout_s))
+    def _owned(self) -> Ownership:
+        return self._current().ownership
 
-    def _have(self, take: Callable[[LockKeeper], HeldLock]) -> HeldLock:
+    async def _acquire(self, timeout_s: float | None) -> HeldLock:
+        return await self._have(lambda keeper: steps_of(keeper.acquire)(self.name, timeout_s))
+
+    async def _have(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
         self._home.check()
         keeper = self._keeper_for_use()
         held: HeldLock | None = None
         try:
-            held = take(keeper)
+            held = await take(keeper)
         finally:
             with self._lock:
                 self._acquiring -= 1
@@ -270,15 +272,15 @@ class PersistentLock:
                     self._held = held
                     self._holder_thread = threading.get_ident()
         if surplus:
-            held.release()
+            await steps_of(held.release)()
             raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
         return held
 
-    def _release(self, held: HeldLock) -> None:
+    async def _release(self, held: HeldLock) -> None:
         with self._lock:
             if self._held is held:
                 self._held = None
-        held.release()
+        await steps_of(held.release)()
 
     def _keeper_for_use(self) -> LockKeeper:
         """The keeper, counted as in use until the acquisition has ended."""
@@ -290,8 +292,9 @@ class PersistentLock:
             keeper = self._given or self._own
             if keeper is None:
                 keeper = self._own = LockKeeper(self._store, ttl_s=self._ttl_s, owner_label=self._owner_label)
-            self._unlisten()
-            self._unlisten = _both(keeper.on_lost(self._lost), keeper.on_prolong_failed(self._prolong_failed))
+            self._listening.close()
+            self._listening.callback(keeper.on_lost(self._lost))
+            self._listening.callback(keeper.on_prolong_failed(self._prolong_failed))
             self._acquiring += 1
             return keeper
 
@@ -310,7 +313,7 @@ class PersistentLock:
             except Exception:
                 _log.exception("a listener of lock %r raised; the others are called all the same", self.name)
 
-    def _end_keeper(self, *, only_idle: bool = False) -> None:
+    async def _end_keeper(self, *, only_idle: bool = False) -> None:
         """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.
 
         With ``only_idle`` not while another thread holds the lock by it, or is about to.
@@ -319,19 +322,6 @@ class PersistentLock:
             if only_idle and (self._acquiring > 0 or self._held is not None):
                 return
             keeper, self._own = self._own, None
-            unlisten, self._unlisten = self._unlisten, _nothing
-        unlisten()
+            self._listening.close()
         if keeper is not None:
-            keeper.close()
-
-
-def _nothing() -> None:
-    """No listener to take back."""
-
-
-def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        one()
-        other()
-
-    return both
+            await steps_of(keeper.close)()

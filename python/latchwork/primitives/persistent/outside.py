@@ -1,4 +1,4 @@
-"""Who holds which lock, read from outside without taking anything and without a keeper."""
+"""Who holds which lock, read from outside without taking anything; and the removal of what nobody holds any more."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict
+from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
 from latchwork.primitives.persistent.table import LockTable, owner_of
+from latchwork.store.steps import ask, driven
 from latchwork.types import At, Delete, Op, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from latchwork.store.store import Store
-    from latchwork.types import Entry
+    from latchwork.types import Check, Entry
 
 _log = logging.getLogger(__name__)
 
 _BATCH = 500
 _TOGETHER = 50
+#: A lock nobody holds is forgotten when a later sweep, after at least so long, finds it unchanged.
+FORGET_FREE_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class LockState:
     since_s: float | None = None
 
 
-def lock_states(
+@driven
+async def lock_states(
     store: Store, *, below: str = "", owners_prefix: str = OWNERS_PREFIX, locks_prefix: str = LOCKS_PREFIX
 ) -> list[LockState]:
     """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
@@ -78,11 +80,11 @@ def lock_states(
     Returns:
         Sorted by name, one per lock, may be empty; free locks included. Not a snapshot.
     """
-    table = LockTable(store, owners_prefix, locks_prefix)
-    return states_of(table, store.list(table.lock_key(below) if below else locks_prefix, recursive=True))
+    return await states_below(LockTable(store, owners_prefix, locks_prefix), below)
 
 
-def force_release(
+@driven
+async def force_release(
     store: Store,
     name: str,
     *,
@@ -106,16 +108,17 @@ def force_release(
         Conflict: it changed hands at this very moment; look again.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
-    entry = store.get(table.lock_key(name))
-    before = next(iter(states_of(table, [entry] if entry is not None else [])), None)
+    entry = await ask(store.get, table.lock_key(name))
+    before = next(iter(await states_of(table, [entry] if entry is not None else [])), None)
     if entry is None or before is None or before.holder is None:
         return None
-    store.commit([At(entry)], [Put(entry.key, FREE), *also(before)])
+    await ask(store.commit, [At(entry)], [Put(entry.key, FREE), *also(before)])
     _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
     return before
 
 
-def forget_free_locks(
+@driven
+async def forget_free_locks(
     store: Store,
     *,
     below: str = "",
@@ -129,38 +132,49 @@ def forget_free_locks(
     A lock that is taken at this moment stays.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
-    found = store.list(table.lock_key(below) if below else locks_prefix, recursive=True)
+    found = await _listed(table, below)
     ours = [entry for entry in found[:at_most] if LockRecord.decode(entry.value) is not None]
-    holders = _holders(table, sorted({owner for entry in ours if (owner := owner_of(entry))}))
+    holders = await _holders(table, sorted({owner for entry in ours if (owner := owner_of(entry))}))
     free = [entry for entry in ours if _state(table, entry, holders).holder is None]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
-        removed += _forget(store, free[at : at + _TOGETHER])
+        removed += await _forget(store, free[at : at + _TOGETHER])
     return removed
 
 
-def _forget(store: Store, entries: list[Entry]) -> int:
+async def _forget(store: Store, entries: list[Entry]) -> int:
     """Delete these, all at once, or one by one without those that have changed."""
     try:
-        store.commit([At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
+        await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
         if len(entries) == 1:
             return 0
-        return sum(_forget(store, [entry]) for entry in entries)
+        return sum([await _forget(store, [entry]) for entry in entries])
     return len(entries)
 
 
-def state_of(table: LockTable, name: str) -> LockState:
+async def state_of(table: LockTable, name: str) -> LockState:
     """The state of one lock; free if it was never taken."""
-    entry = table.store.get(table.lock_key(name))
-    states = states_of(table, [entry] if entry is not None else [])
+    entry = await ask(table.store.get, table.lock_key(name))
+    states = await states_of(table, [entry] if entry is not None else [])
     return states[0] if states else LockState(name, None, 0)
 
 
-def states_of(table: LockTable, locks: Iterable[Entry]) -> list[LockState]:
+async def states_below(table: LockTable, below: str) -> list[LockState]:
+    """The states of all locks below a name, "" for all; sorted by name. Not a snapshot."""
+    return await states_of(table, await _listed(table, below))
+
+
+async def _listed(table: LockTable, below: str) -> list[Entry]:
+    found: list[Entry] = await ask(
+        table.store.list, table.lock_key(below) if below else table.locks_prefix, recursive=True
+    )
+    return found
+
+
+async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
     """The states of these L, in their order."""
-    found = list(locks)
-    holders = _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
+    holders = await _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
     return [_state(table, entry, holders) for entry in found if LockRecord.decode(entry.value) is not None]
 
 
@@ -171,13 +185,71 @@ def _state(table: LockTable, entry: Entry, holders: dict[str, LockHolder]) -> Lo
     return LockState(table.name_of(entry.key), holder, entry.token, since_s)
 
 
-def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:
+async def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:
     holders = {}
     for at in range(0, len(owners), _BATCH):
         batch = owners[at : at + _BATCH]
-        entries = table.store.get_many([table.owner_key(owner) for owner in batch])
+        entries = await ask(table.store.get_many, [table.owner_key(owner) for owner in batch])
         for owner, entry in zip(batch, entries, strict=True):
             record = OwnerRecord.decode(entry.value) if entry is not None else None
             if record is not None:
                 holders[owner] = LockHolder(owner, record.label, record.host, record.pid, record.ttl_s)
     return holders
+
+
+class Sweeper:
+    """Removes what dead owners left, and remembers since when locks are free. One sweep at a time."""
+
+    def __init__(self, table: LockTable) -> None:
+        self._table = table
+        self._store = table.store
+        self._free_since: dict[str, tuple[object, float]] = {}
+
+    async def sweep(self) -> tuple[int, int]:
+        """Remove owners silent for 2 TTL, and then what names owners that are gone.
+
+        Returns:
+            How many owners were removed, and how many locks were freed or, long free, forgotten.
+        """
+        return await self._sweep_owners(), await self._sweep_locks()
+
+    async def _sweep_owners(self) -> int:
+        removed = 0
+        for key, version in await self._table.silent_owners():
+            removed += await self._unless_changed(At.of(key, version), Delete(key))
+        return removed
+
+    async def _sweep_locks(self) -> int:
+        found = await _listed(self._table, "")
+        present = {entry.key for entry in found}
+        self._free_since = {key: seen for key, seen in self._free_since.items() if key in present}
+        swept = 0
+        for at in range(0, len(found), _BATCH):
+            batch = found[at : at + _BATCH]
+            named = sorted({owner for entry in batch if (owner := owner_of(entry))})
+            gone = set(await self._table.gone(named))
+            for entry in batch:
+                swept += await self._sweep_lock(entry, gone)
+        return swept
+
+    async def _sweep_lock(self, entry: Entry, gone: set[str]) -> int:
+        owner = owner_of(entry)
+        if owner in gone:
+            return await self._unless_changed(At(entry), Put(entry.key, FREE))
+        if owner is not None or LockRecord.decode(entry.value) is None:
+            return 0
+        now = self._store.clock.now()
+        version, since = self._free_since.setdefault(entry.key, (entry.version, now))
+        if version != entry.version:
+            self._free_since[entry.key] = (entry.version, now)
+        elif now - since >= FORGET_FREE_AFTER_S:
+            self._free_since.pop(entry.key, None)
+            return await self._unless_changed(At(entry), Delete(entry.key))
+        return 0
+
+    async def _unless_changed(self, check: Check, op: Op) -> int:
+        try:
+            await ask(self._store.commit, [check], [op])
+        except (Conflict, KeyExists, Unavailable, OutcomeUnknown):
+            return 0  # somebody else was faster, or the next sweep is
+        return 1

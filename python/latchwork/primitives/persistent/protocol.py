@@ -2,7 +2,7 @@
 
 Keys:   <owners>/<uuid>   O: one per owner; renewed by rewriting it; a uuid is never used twice
         <locks>/<name>    L: names its O, or nobody
-Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``Lease``).
+Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``).
 Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it (``Sightings``), in a
         transaction that checks exactly that O and that L (``plan``). docs/design/0006 has the race each check closes.
 """
@@ -27,9 +27,6 @@ LOCKS_PREFIX = "locks"
 LEAST_TTL_S = 0.3
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
-#: A renewal is due after this part of the TTL, and again after the smaller part when the last is not confirmed.
-RENEW_EVERY = 1 / 3
-RENEW_AGAIN = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,51 +109,6 @@ def _object(value: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Lease:
-    """How long an O is ours, by our own clock. One thread at a time.
-
-    Once it has run out nothing extends it: a confirmation that comes later is too late.
-    """
-
-    def __init__(self, sent_at: float, ttl_s: float) -> None:
-        self.ttl_s = ttl_s
-        self._last_sent = sent_at
-        self._counted = sent_at
-
-    @property
-    def expires_at(self) -> float:
-        """When work under this lease must have stopped."""
-        return self._counted + self.ttl_s
-
-    def remaining_s(self, now: float) -> float:
-        """Seconds left, 0 when it has run out."""
-        return max(0.0, self.expires_at - now)
-
-    def is_over(self, now: float) -> bool:
-        """True once it has run out: for good."""
-        return now >= self.expires_at
-
-    def next_send(self, within_s: float = math.inf) -> float:
-        """When to send the next renewal; at or after the expiry means never.
-
-        Args:
-            within_s: go as often as a lease of so long would, if that is more often.
-        """
-        confirmed = self._last_sent <= self._counted
-        return self._last_sent + min(self.ttl_s, within_s) * (RENEW_EVERY if confirmed else RENEW_AGAIN)
-
-    def sent(self, now: float) -> None:
-        """A renewal is being sent now; extends nothing."""
-        self._last_sent = max(self._last_sent, now)
-
-    def confirmed(self, sent_at: float, now: float) -> bool:
-        """The server confirmed now a renewal sent then; False if the lease had run out, which it then stays."""
-        if self.is_over(now):
-            return False
-        self._counted = max(self._counted, sent_at)
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """An O as last seen, and since when it is known unchanged by our own clock."""
@@ -216,6 +168,14 @@ class Held:
 
     owner: str
     dead_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A write of L that may have landed or may land yet; ``before`` is L as that write's check wants it."""
+
+    name: str
+    before: Entry | None
 
 
 Plan = Take | Held

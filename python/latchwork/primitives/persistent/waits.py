@@ -6,14 +6,17 @@ one job cost one watch; a name of one segment is watched alone. Watches outlast 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.primitives.persistent.protocol import LockRecord
+from latchwork.store.steps import Pause, Signal
 
 if TYPE_CHECKING:
+    from latchwork.primitives.persistent.state import Holdings
     from latchwork.primitives.persistent.table import LockTable
     from latchwork.primitives.waiting.common import Patience
     from latchwork.store.mirror import Mirror
@@ -23,55 +26,61 @@ if TYPE_CHECKING:
 _LINGER_S = 20.0
 
 
+Fire = Callable[[], None]
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
-    names: set[str] = field(default_factory=set)
+    """Who waits below one first segment, by name; what shows these locks once it is ``ready``."""
+
+    waiters: dict[str, list[Fire]] = field(default_factory=dict)
     mirror: Mirror | None = None
     ready: bool = False
     idle_since: float = 0.0
 
 
 class LockWaits:
-    """Waiters by name. Safe to share between threads; calls nobody with its mutex held."""
+    """Waiters by name, and their watches. Safe to share between threads; fires nobody with its mutex held.
 
-    def __init__(self, table: LockTable, is_ours: Callable[[str], bool], on_blocked: Callable[[], None]) -> None:
+    Args:
+        table: the keys.
+        state: what is held here: nobody is told that it looks free.
+        wake: set when the end of an owner is waited for, which no watch tells: somebody has to ``look_for_dead``.
+    """
+
+    def __init__(self, table: LockTable, state: Holdings, wake: Signal) -> None:
         self._table = table
-        self._is_ours = is_ours
-        self._on_blocked = on_blocked
+        self._state = state
+        self._wake = wake
         self._clock = table.store.clock
         self._lock = threading.Lock()
-        self._waiters: dict[str, list[Callable[[], None]]] = {}
         self._groups: dict[str, _Group] = {}
         self._blocked_by: dict[str, set[str]] = {}
         self._closed = False
 
-    def add(self, name: str, fire: Callable[[], None]) -> Callable[[], None]:
+    def add(self, name: str, fire: Fire) -> Callable[[], None]:
         """Call ``fire``, which must not block, once, when the lock looks free, maybe at once; returns what cancels."""
         prefix = name.partition("/")[0]
         with self._lock:
-            closed = self._closed
-            group = self._groups.get(prefix)
-            is_new = group is None and not closed
-            if not closed:
-                self._waiters.setdefault(name, []).append(fire)
-                group = group or self._groups.setdefault(prefix, _Group())
-                group.names.add(name)
+            closed, is_new = self._closed, prefix not in self._groups
+            group = _Group() if closed else self._groups.setdefault(prefix, _Group())
+            group.waiters.setdefault(name, []).append(fire)
         if closed:
             fire()
-        elif is_new and group is not None:
+        elif is_new:
             self._open(prefix, group)
         self.poke([name])
-        return lambda: self._cancel(name, fire)
+        return partial(self._cancel, group, name, fire)
 
-    def wait_free(self, name: str, patience: Patience) -> bool:
+    async def until_free(self, name: str, patience: Patience) -> bool:
         """Wait until the lock looks free or the time is over; False if it looked free at once."""
-        looks_free = threading.Event()
+        looks_free = Signal()
         cancel = self.add(name, looks_free.set)
         try:
             if looks_free.is_set():
                 return False
-            self._on_blocked()
-            self._clock.wait(looks_free, patience.left_s())
+            self._wake.set()
+            await Pause(self._clock, looks_free, patience.left_s())
             return True
         finally:
             cancel()
@@ -79,7 +88,7 @@ class LockWaits:
     def names(self) -> list[str]:
         """The names waited for, sorted."""
         with self._lock:
-            return sorted(self._waiters)
+            return sorted(name for group in self._groups.values() for name in group.waiters)
 
     def blocking(self) -> list[str]:
         """The owners whose locks are waited for, sorted."""
@@ -88,16 +97,9 @@ class LockWaits:
 
     def poke(self, names: Iterable[str]) -> None:
         """Look at these names again, and fire those that look free."""
-        fires: list[Callable[[], None]] = []
-        for name in names:
-            if self._looks_free(name):
-                with self._lock:
-                    fires += self._waiters.pop(name, [])
-                    self._drop_name(name)
-        for fire in fires:
-            fire()
+        _call([fire for name in names if not self._state.is_ours(name) for fire in self._look(name)])
         if self._blocked_by:
-            self._on_blocked()
+            self._wake.set()
 
     def owner_gone(self, owner: str) -> None:
         """An owner was removed: what it held is free."""
@@ -105,96 +107,88 @@ class LockWaits:
             names = self._blocked_by.pop(owner, set())
         self.poke(names)
 
-    def fire_due(self, now: float) -> float | None:
-        """Fire what waits for owners that are dead by now; when to ask again, None if nothing is in sight."""
-        with self._lock:
-            owners = list(self._blocked_by)
-        next_due: float | None = None
-        for owner in owners:
-            seen = self._table.sighting(owner)
-            if seen is None or seen.dead_at <= now:
+    def look_for_dead(self) -> float:
+        """Fire what waits for owners that are dead by now; when to ask again, at the latest."""
+        due = math.inf
+        for owner in self.blocking():
+            dead_at = self._table.dead_at(owner)
+            if dead_at is None:
                 self.owner_gone(owner)
             else:
-                next_due = seen.dead_at if next_due is None else min(next_due, seen.dead_at)
-        return next_due
+                due = min(due, dead_at)
+        return due
 
     def trim(self) -> None:
         """Close watches that nobody has needed for a while."""
-        self._close_mirrors(lambda group: not group.names and self._clock.now() > group.idle_since + _LINGER_S)
+        before = self._clock.now() - _LINGER_S
+        self._end(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
         """Close every watch and fire every waiter, which then finds out."""
-        with self._lock:
-            self._closed = True
-            fires = [fire for waiters in self._waiters.values() for fire in waiters]
-            self._waiters.clear()
-        self._close_mirrors(lambda _group: True)
-        for fire in fires:
-            fire()
+        self._closed = True
+        self._end(lambda _group: True)
 
     def _open(self, prefix: str, group: _Group) -> None:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
-            with self._lock:
-                self._groups.pop(prefix, None)
+            self._end(lambda other: other is group)  # whoever waits by now finds out, too
             raise
-        mirror.on_change(lambda batch: self._changed(group, batch))
+        mirror.on_change(partial(self._changed, group))
         with self._lock:
             group.mirror = mirror
-            unwanted = self._closed or self._groups.get(prefix) is not group
+            names = list(group.waiters)
+            unwanted = self._groups.get(prefix) is not group
         if unwanted:
             mirror.close()
-        else:  # a first state that came before the mirror was put in its place
-            self.poke(list(group.names))
+        self.poke(names)  # a first state that came before the mirror was put in its place
 
     def _changed(self, group: _Group, batch: tuple[Change, ...]) -> None:
         changed = {self._table.name_of(change.key) for change in batch}
         with self._lock:
-            names = [name for name in changed if name in group.names] if group.ready else list(group.names)
+            names = [name for name in changed if name in group.waiters] if group.ready else list(group.waiters)
             group.ready = True
         self.poke(names)
 
-    def _looks_free(self, name: str) -> bool:
-        if self._is_ours(name):
-            return False
+    def _look(self, name: str) -> list[Fire]:
+        """Whom to tell that a lock looks free; nobody while an owner is in the way, which is noted."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
-            if name not in self._waiters or group is None or group.mirror is None or not group.ready:
-                return False
-            entry = group.mirror.get(self._table.lock_key(name))
-            record = LockRecord.decode(entry.value) if entry is not None else LockRecord()
-            if record is None or record.owner is None:
-                return record is not None
-            seen = self._table.sighting(record.owner)
-            if seen is None or seen.dead_at <= self._clock.now():
-                return True
-            self._blocked_by.setdefault(record.owner, set()).add(name)
-            return False
+            if group is None or name not in group.waiters or group.mirror is None or not group.ready:
+                return []
+            owner = self._table.in_the_way(group.mirror.get(self._table.lock_key(name)))
+            if owner:
+                self._blocked_by.setdefault(owner, set()).add(name)
+            return [] if owner is not None else self._drop(group, name)
 
-    def _cancel(self, name: str, fire: Callable[[], None]) -> None:
+    def _cancel(self, group: _Group, name: str, fire: Fire) -> None:
         with self._lock:
-            waiters = self._waiters.get(name, [])
+            waiters = group.waiters.get(name, [])
             if fire in waiters:
                 waiters.remove(fire)
-            if not waiters:
-                self._waiters.pop(name, None)
-                self._drop_name(name)
+                if not waiters:
+                    self._drop(group, name)
 
-    def _drop_name(self, name: str) -> None:
-        group = self._groups.get(name.partition("/")[0])
-        if group is not None and name not in self._waiters:
-            group.names.discard(name)
-            group.idle_since = self._clock.now()
-            for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
-                self._blocked_by[owner].discard(name)
-                if not self._blocked_by[owner]:
-                    del self._blocked_by[owner]
+    def _drop(self, group: _Group, name: str) -> list[Fire]:
+        """Nobody waits for a name any more: who did. The caller holds the mutex."""
+        group.idle_since = self._clock.now()
+        for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
+            self._blocked_by[owner].discard(name)
+            if not self._blocked_by[owner]:
+                del self._blocked_by[owner]
+        return group.waiters.pop(name)
 
-    def _close_mirrors(self, unwanted: Callable[[_Group], bool]) -> None:
+    def _end(self, unwanted: Callable[[_Group], bool]) -> None:
+        """Close watches, and fire who waits by them."""
         with self._lock:
-            found = [prefix for prefix, group in self._groups.items() if unwanted(group)]
-            mirrors = [self._groups.pop(prefix).mirror for prefix in found]
-        for mirror in mirrors:
-            if mirror is not None:
-                mirror.close()
+            ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]
+            fires = [fire for group in ended for name in list(group.waiters) for fire in self._drop(group, name)]
+        for group in ended:
+            if group.mirror is not None:
+                group.mirror.close()
+        _call(fires)
+
+
+def _call(fires: Iterable[Fire]) -> None:
+    for fire in fires:
+        fire()

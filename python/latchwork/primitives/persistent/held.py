@@ -1,0 +1,147 @@
+"""One owner of persistent locks, and one lock that it holds."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from latchwork.errors import LockLost
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.lease import Lease, Renewer
+from latchwork.store.steps import Signal, Steps, driven
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.store.forks import Home
+    from latchwork.types import Entry, Fence
+
+#: Thousands of locks are held at once, few of them have work of their own: it is made when asked for.
+_making = threading.Lock()
+
+
+class LockOwner(Renewer):
+    """A uuid that is used once: created, renewed, then lost or given up for good. Safe to share between threads.
+
+    Its lease counts from its construction.
+
+    Args:
+        clock: by which it lives.
+        ttl_s: how long without a renewal.
+        home: the process of its keeper.
+        renew: sends a renewal: the future of the local time of its send.
+        renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
+        release: gives these locks back.
+
+    Attributes:
+        id: the uuid.
+        lost: set once it has run out or was taken over.
+        held: its locks by name; guarded by the state, as are the next two.
+        users: calls that are using it now.
+        idle_since: when it last had a lock or a user.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        ttl_s: float,
+        home: Home,
+        *,
+        renew: Callable[[LockOwner], Future[float]],
+        renewed: Callable[[LockOwner, BaseException | None], None],
+        release: Callable[[Sequence[HeldLock]], Steps[None]],
+    ) -> None:
+        self.clock, self.ttl_s, self.home, self.release = clock, ttl_s, home, release
+        self.id = uuid.uuid4().hex
+        self.lost: Signal = Signal()
+        self.held: dict[str, HeldLock] = {}
+        self.users = 0
+        self.idle_since = clock.now()
+        lease = Lease(self.idle_since, ttl_s)
+        super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
+
+
+class HeldLock(GuardsWork):
+    """A lock that this process holds, until it is released or its owner's lease runs out. Safe to share.
+
+    Get one from ``LockKeeper.acquire``. Holding it does not stop a paused process from writing late: put ``fence``
+    among the checks of every write that matters.
+
+    Attributes:
+        name: the lock's name.
+        fence: the check that the lock was not taken by another; its ``token`` grows with each new holder.
+    """
+
+    def __init__(self, owner: LockOwner, name: str, entry: Entry, fence: Fence) -> None:
+        self.name = name
+        self.fence = fence
+        self.entry = entry
+        self.owner = owner
+        self._ownership: Ownership | None = None
+
+    def __repr__(self) -> str:
+        return f"<HeldLock {self.name!r} token {self.fence.token} {self.remaining_s():.2f}s>"
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the lock runs out; never by a release."""
+        return self.owner.lost
+
+    @property
+    def owner_id(self) -> str:
+        """The id of the owner that holds it; by it a later life can ``adopt`` the lock."""
+        return self.owner.id
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is ours for certain, by our own clock."""
+        return self.remaining_s() > 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        """True until it is released; it may have run out."""
+        return self.owner.held.get(self.name) is self and not self.owner.home.is_foreign
+
+    def remaining_s(self) -> float:
+        """Seconds it is ours for certain if no further renewal succeeds; 0 once released or lost. Does no I/O."""
+        return self.owner.remaining_s() if self.is_kept else 0.0
+
+    @driven
+    async def release(self) -> None:
+        """Give the lock back; somebody else can have it at once.
+
+        When the server cannot be reached the keeper goes on trying, and the lock runs out at the latest.
+
+        Raises:
+            LockLost: it had run out or been released already; what it protected may have been done twice.
+        """
+        await self.owner.release([self])
+
+    def end_work(self) -> None:
+        """It is lost or released: work under it is told at once. Does not block."""
+        with _making:
+            ownership = self._ownership
+        if ownership is not None:
+            ownership.end()
+
+    @property
+    def ownership(self) -> Ownership:
+        """What work under it depends on."""
+        owner = self.owner
+        owner.home.check()
+        with _making:
+            if self._ownership is None:
+                self._ownership = Ownership(
+                    f"lock {self.name!r}",
+                    self.fence,
+                    ttl_s=owner.ttl_s,
+                    remaining_s=self.remaining_s,
+                    error=LockLost,
+                    clock=owner.clock,
+                )
+            return self._ownership
+
+    def _owned(self) -> Ownership:
+        return self.ownership

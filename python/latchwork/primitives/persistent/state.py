@@ -1,0 +1,251 @@
+"""What one keeper holds and writes: no I/O, one mutex, and answers instead of calls.
+
+A name is busy while some thread of this process writes its lock; nobody else of this process touches it meanwhile.
+A doubt is a write of a lock that may have landed or may land yet; the keeper settles it once the name is not busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from latchwork.errors import Closed
+from latchwork.primitives.persistent.protocol import Doubt
+from latchwork.store.steps import Bell
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+    from latchwork.primitives.persistent.held import HeldLock, LockOwner
+    from latchwork.store.steps import Rung
+
+#: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
+IDLE_TTLS = 2.0
+
+
+class Holdings:
+    """Owners, holds, busy names and doubts of one keeper. Safe to share; calls nobody with its mutex held.
+
+    Attributes:
+        current: the owner in use; None before the first and between two.
+        ids: every owner there ever was here.
+        is_started: the keeper's thread was started, or is about to be.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.current: LockOwner | None = None
+        self.ids: set[str] = set()
+        self.is_started = False
+        self._clock = clock
+        self._changed = Bell()
+        self._is_closed = False
+        self._making = False
+        self._ended: list[LockOwner] = []
+        self._busy: set[str] = set()
+        self._doubts: dict[str, Doubt] = {}
+
+    def begin_starting(self) -> bool:
+        """True if the caller has to start the thread."""
+        with self._changed:
+            was_started, self.is_started = self.is_started, True
+        return not was_started
+
+    def close(self) -> list[HeldLock] | None:
+        """Refuse everything new: what is held, lost holds included; None if it was closed already."""
+        with self._changed:
+            if self._is_closed:
+                return None
+            self._is_closed = True
+            self._changed.ring()
+            return self._all_held()
+
+    def refuse_closed(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            Closed: the keeper was closed.
+        """
+        if self._is_closed:
+            raise Closed("the lock keeper was closed; make another one")
+
+    def rung(self, rings: int, timeout_s: float) -> Rung:
+        """The step of waiting until an owner was made, or failed to be, or this was closed."""
+        return self._changed.rung(rings, self._clock, timeout_s)
+
+    # Owners
+
+    def use_owner(self) -> tuple[LockOwner | None, int]:
+        """The current owner, counted as used; None if there is none, or it has run out. And the rings so far.
+
+        Raises:
+            Closed: the keeper was closed.
+        """
+        with self._changed:
+            self.refuse_closed()
+            owner = self.current if self.current is not None and not self.current.is_over else None
+            if owner is not None:
+                owner.users += 1
+            return owner, self._changed.rings
+
+    def begin_making(self, owner: LockOwner) -> bool:
+        """True if the caller has to create this owner, counted as used; False if there is one, or another makes one."""
+        with self._changed:
+            if self._making or self.current is not None:
+                return False
+            self._making = True
+            self.ids.add(owner.id)
+            owner.users += 1
+            return True
+
+    def end_making(self, owner: LockOwner, *, created: bool) -> None:
+        """The owner was created, or may have been created all the same."""
+        with self._changed:
+            self._making = False
+            if created:
+                self.current = owner
+            else:
+                owner.users -= 1
+                self._ended.append(owner)
+            self._changed.ring()
+
+    def lose(self, owner: LockOwner) -> list[HeldLock] | None:
+        """Never renew this owner again: the holds that are lost with it; None if it had ended already."""
+        with self._changed:
+            if self.current is not owner:
+                return None
+            self.current = None
+            self._ended.append(owner)
+            owner.end()
+            self._changed.ring()
+            return list(owner.held.values())
+
+    def give_up(self, owner: LockOwner) -> bool:
+        """End an owner that has held nothing for long."""
+        with self._changed:
+            idle_s = self._clock.now() - owner.idle_since
+            if idle_s <= IDLE_TTLS * owner.ttl_s or owner.held or owner.users or self.current is not owner:
+                return False
+            self.current = None
+            self._ended.append(owner)
+        return True
+
+    def to_bury(self, *, also_current: bool = False) -> list[LockOwner]:
+        """Owners that ended and hold nothing: their keys can be deleted."""
+        with self._changed:
+            if also_current and self.current is not None:
+                self._ended.append(self.current)
+                self.current = None
+            return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
+
+    def buried(self, owner: LockOwner) -> None:
+        """The key of this owner is gone."""
+        with self._changed:
+            self._ended = [other for other in self._ended if other is not owner]
+
+    # Holds
+
+    def held(self) -> dict[str, HeldLock]:
+        """The locks held for certain, by name."""
+        with self._changed:
+            owner = self.current
+            return dict(owner.held) if owner is not None and not owner.is_over else {}
+
+    def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
+        """What is held under these names, lost holds included; and the names of what is not."""
+        with self._changed:
+            by_name = {held.name: held for held in self._all_held()}
+        return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
+
+    def claim(self, names: Iterable[str]) -> list[str]:
+        """Keep other threads of this process off these names, except those that are held or busy here already.
+
+        Raises:
+            Closed: the keeper was closed.
+        """
+        with self._changed:
+            self.refuse_closed()
+            claimed = [name for name in names if not self._is_ours(name)]
+            self._busy.update(claimed)
+            return claimed
+
+    def done_with(self, names: Iterable[str]) -> None:
+        """The end of a claim."""
+        with self._changed:
+            self._busy.difference_update(names)
+
+    def is_ours(self, name: str) -> bool:
+        """True if the lock is held here, or some thread of this process is writing it."""
+        with self._changed:
+            return self._is_ours(name)
+
+    def are_busy(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that some thread of this process is writing."""
+        with self._changed:
+            return [name for name in names if name in self._busy]
+
+    def grant(self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt]) -> dict[str, HeldLock]:
+        """Hold what was taken, by name, and note what may have been: the end of a use of the owner."""
+        with self._changed:
+            owner.users -= 1
+            owner.idle_since = self._clock.now()
+            self._doubts.update({doubt.name: doubt for doubt in doubts})
+            if self._is_closed or owner.is_over:  # too late: these are no holds, and must not stay in anybody's way
+                self._doubts.update({held.name: Doubt(held.name, held.entry) for held in holds})
+                return {}
+            for held in holds:
+                for ended in self._ended:  # a lock that a lost owner held was taken again
+                    ended.held.pop(held.name, None)
+                owner.held[held.name] = held
+        return {held.name: held for held in holds}
+
+    def take_back(self, holds: Iterable[HeldLock]) -> tuple[list[Doubt], set[str]]:
+        """Hold these no more: the doubts about their release, which is to be tried now, and the names claimed for it.
+
+        The doubts are noted before the release is sent, so that it is made good however that ends.
+        """
+        with self._changed:
+            for held in holds:
+                held.owner.held.pop(held.name, None)
+                held.owner.idle_since = self._clock.now()
+            doubts = [Doubt(held.name, held.entry) for held in holds]
+            self._doubts.update({doubt.name: doubt for doubt in doubts})
+            claimed = {doubt.name for doubt in doubts} - self._busy  # a lost one may be being taken again
+            self._busy |= claimed
+        return doubts, claimed
+
+    # Doubts
+
+    @property
+    def doubts(self) -> list[Doubt]:
+        """What may have landed or may land yet."""
+        with self._changed:
+            return list(self._doubts.values())
+
+    def begin_settling(self, doubt: Doubt) -> frozenset[str] | None:
+        """Claim the name of a doubt: the owners whose lock may be set free for it; None if there is nothing to do."""
+        name = doubt.name
+        with self._changed:
+            if self._doubts.get(name) is not doubt or name in self._busy:
+                return None
+            if self._is_ours(name):  # taken again since: the doubtful write can land no more
+                del self._doubts[name]
+                return None
+            self._busy.add(name)
+            # A lost hold may still be at work: its lock is left to run out, or to be released by who holds it.
+            return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
+
+    def settled(self, doubts: Iterable[Doubt]) -> None:
+        """These are no doubts any more."""
+        with self._changed:
+            for doubt in doubts:
+                if self._doubts.get(doubt.name) is doubt:
+                    del self._doubts[doubt.name]
+
+    # With the mutex held
+
+    def _all_held(self) -> list[HeldLock]:
+        owners = [owner for owner in (self.current, *self._ended) if owner is not None]
+        return [held for owner in owners for held in owner.held.values()]
+
+    def _is_ours(self, name: str) -> bool:
+        owner = self.current
+        return name in self._busy or (owner is not None and name in owner.held and not owner.is_over)

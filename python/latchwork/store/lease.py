@@ -1,0 +1,196 @@
+"""Until when something is ours by our own clock, and when that is renewed: of sessions, and of the owners of locks.
+
+``Lease`` decides and is pure: no I/O, no threads, no clock of its own. ``Renewer`` sends what it decides.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from latchwork.backends.futures import call_at_once, failed
+
+if TYPE_CHECKING:
+    from latchwork.clock import Clock
+
+#: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
+MAX_IN_FLIGHT = 4
+
+
+class Lease:
+    """When to renew, and when it is over: for good, a confirmation that comes later is too late. Pure.
+
+    A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
+    much later (see the design note on ZooKeeper sessions).
+
+    Args:
+        opened_at: when what made it was sent, on the local clock.
+        ttl_s: how long it lasts without a renewal.
+        confirm_gap_s: the gap.
+        renew_s: seconds from the send of a renewal that was confirmed to the next; None for a third of the TTL.
+        retry_s: from the send of one that failed; None for an eighth of the TTL.
+        unanswered_s: from the send of one without an answer; None for an eighth of the TTL.
+    """
+
+    def __init__(
+        self,
+        opened_at: float,
+        ttl_s: float,
+        *,
+        confirm_gap_s: float = 0.0,
+        renew_s: float | None = None,
+        retry_s: float | None = None,
+        unanswered_s: float | None = None,
+    ) -> None:
+        self._ttl_s = ttl_s
+        self._gap_s = confirm_gap_s
+        self._renew_s = ttl_s / 3 if renew_s is None else renew_s
+        self._retry_s = ttl_s / 8 if retry_s is None else retry_s
+        self._unanswered_s = ttl_s / 8 if unanswered_s is None else unanswered_s
+        self._counted = self._sent_at = self._confirmed_at = opened_at
+        self._waiting: list[float] = []
+        self._has_failed = False
+
+    @property
+    def expires_at(self) -> float:
+        """Local clock time at which it is over unless a renewal is confirmed before."""
+        return self._counted + self._ttl_s
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds left, 0 when it is over."""
+        return max(0.0, self.expires_at - now)
+
+    def is_over(self, now: float) -> bool:
+        """True once it has run out or was ended: for good."""
+        return now >= self.expires_at
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the send of the last confirmed renewal."""
+        return now - self._confirmed_at
+
+    def next_send(self, within_s: float = math.inf) -> float:
+        """When to send the next renewal; at or after the expiry means never.
+
+        Args:
+            within_s: go as often as a lease of so long would, if that is more often.
+        """
+        pause_s = self._retry_s if self._has_failed else self._unanswered_s
+        if self._sent_at <= self._confirmed_at:
+            pause_s = self._renew_s
+        return self._sent_at + pause_s * min(1.0, within_s / self._ttl_s)
+
+    def sent(self, now: float) -> None:
+        """A renewal is being sent now; extends nothing."""
+        self._sent_at = max(self._sent_at, now)
+        self._has_failed = False
+
+    def failed(self) -> None:
+        """A renewal failed."""
+        self._has_failed = True
+
+    def confirmed(self, sent_at: float, now: float) -> bool:
+        """The server confirmed now a renewal sent then; False if the lease was over, which it then stays."""
+        if self.is_over(now):
+            return False
+        self._confirmed_at = max(self._confirmed_at, sent_at)
+        self._waiting.append(sent_at)
+        counted = [sent for sent in self._waiting if sent + self._gap_s <= self._confirmed_at]
+        self._counted = max([self._counted, *counted])
+        self._waiting = [sent for sent in self._waiting if sent > self._counted]
+        return True
+
+    def end(self) -> None:
+        """It is over now, however much was left."""
+        self._counted = -math.inf
+
+
+class Renewer:
+    """Keeps one lease: whose it is calls ``step`` in a thread of its own. Safe to share between threads.
+
+    Args:
+        lease: nobody else's.
+        clock: by which it is kept.
+        send: sends a renewal: the future of the local time of its send. Must not block.
+        answered: called with the error of each renewal that has ended, None if it has none, and whether renewing works
+            again since; in the thread of a client library that ends it: an answer comes when it comes.
+
+    Attributes:
+        is_failing: True since a renewal failed, or too many were under way, until one is confirmed.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        clock: Clock,
+        send: Callable[[], Future[float]],
+        answered: Callable[[BaseException | None, bool], None],
+    ) -> None:
+        self._lease = lease
+        self._clock = clock
+        self._send = send
+        self._answered = answered
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self.is_failing = False
+
+    @property
+    def is_over(self) -> bool:
+        """True once the lease is over, whether or not anybody was told yet."""
+        return self.remaining_s() <= 0.0
+
+    def remaining_s(self) -> float:
+        """Seconds left, 0 when it is over."""
+        with self._lock:
+            return self._lease.remaining_s(self._clock.now())
+
+    def silent_s(self) -> float:
+        """Seconds since the send of the last confirmed renewal."""
+        with self._lock:
+            return self._lease.silent_s(self._clock.now())
+
+    def end(self) -> None:
+        """It is over now. Twice is fine."""
+        with self._lock:
+            self._lease.end()
+
+    def step(self, within_s: float = math.inf) -> tuple[float, int] | None:
+        """Send a renewal if one is due; ``within_s`` as for ``Lease.next_send``.
+
+        Returns:
+            When to take the next step, at the latest; and how many renewals were under way if another was due. None
+            when the lease is over.
+        """
+        with self._lock:
+            now = self._clock.now()
+            if self._lease.is_over(now):
+                return None
+            unanswered = 0
+            is_due = now >= self._lease.next_send(within_s)
+            if is_due:
+                self._lease.sent(now)
+                unanswered = self._in_flight
+                is_due = unanswered < MAX_IN_FLIGHT
+                self._in_flight += is_due
+                self.is_failing = self.is_failing or not is_due
+        if is_due:
+            try:
+                future = self._send()
+            except Exception as error:  # renewing must go on, whatever went wrong once
+                future = failed(error)
+            call_at_once(future, self._ended)
+        with self._lock:
+            return min(self._lease.next_send(within_s), self._lease.expires_at), unanswered
+
+    def _ended(self, future: Future[float]) -> None:
+        error = future.exception()
+        with self._lock:
+            self._in_flight -= 1
+            is_confirmed = error is None and self._lease.confirmed(future.result(), self._clock.now())
+            recovered = is_confirmed and self.is_failing
+            self.is_failing = not is_confirmed
+            if not is_confirmed:
+                self._lease.failed()
+        self._answered(error, recovered)
