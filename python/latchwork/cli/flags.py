@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from latchwork.jobs.options.kinds import THREADS
-from latchwork.jobs.options.table import Row
+from latchwork.jobs.options import THREADS, Row
 
 F = TypeVar("F", bound=Callable[..., None])
 

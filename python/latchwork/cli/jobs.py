@@ -17,9 +17,8 @@ from latchwork.cli.flags import flags, to_set
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import NoCluster, UsageError, reported
 from latchwork.jobs import Control, Schedule, Settings, inspect
+from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.kinds import number
-from latchwork.jobs.options.table import JobRows, Row, rows
 
 _HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)

@@ -19,8 +19,7 @@ from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.manager import StrategyOption
-from latchwork.jobs.options.node import NodeOptions
-from latchwork.jobs.options.table import rows
+from latchwork.jobs.options import NodeOptions, rows
 from latchwork.store import Store, connect
 
 

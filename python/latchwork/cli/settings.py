@@ -12,8 +12,8 @@ from latchwork.cli.flags import flags, to_set
 from latchwork.cli.options import Debug, Json, Url, examples
 from latchwork.cli.outcome import reported
 from latchwork.jobs import Control
+from latchwork.jobs.options import NodeRows, rows
 from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.table import NodeRows, rows
 
 settings_app = typer.Typer(
     help="Show and change what is set for the whole cluster.", no_args_is_help=True, rich_markup_mode=None
