@@ -260,16 +260,16 @@ class LockKeeper(KeeperThread):
         """
         self.start()
         granted: dict[str, HeldLock] = {}
-        with self._claimed(names) as claimed:
-            try:
+        try:
+            with self._claimed(names) as claimed:
                 await self._take(claimed, granted)
-            except (Unavailable, OutcomeUnknown) as error:
-                if not granted:
-                    raise
-                _log.warning("%d of %d locks were taken, then: %s", len(granted), len(claimed), error)
-            except BaseException:  # an interrupt: nobody will know of them
-                await self._give_back(list(granted.values()))
+        except (Unavailable, OutcomeUnknown) as error:
+            if not granted:
                 raise
+            _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
+        except BaseException:  # an interrupt: nobody will know of them
+            await self._give_back(list(granted.values()))
+            raise
         return granted
 
     async def _take(self, names: Sequence[str], granted: dict[str, HeldLock], heir_of: str | None = None) -> None:
