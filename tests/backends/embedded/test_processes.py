@@ -224,7 +224,7 @@ def test_forked_child_leaves_the_parents_file_alone(sqlite_url, opened, tmp_path
         ended = os.waitpid(pid, 0)[1]
         if (
             ended != signal.SIGALRM
-        ):  # else SQLite's own mutex was held by another thread at the fork, for ever in the child
+        ):  # else another thread held SQLite's own mutex at the fork
             break
     assert ended == 0
     assert store.commit([SessionAlive(session.id)], [Put("b", b"", session)]).result().token
