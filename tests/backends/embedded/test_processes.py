@@ -222,9 +222,7 @@ def test_forked_child_leaves_the_parents_file_alone(sqlite_url, opened, tmp_path
             finally:
                 os._exit(status)
         ended = os.waitpid(pid, 0)[1]
-        if (
-            ended != signal.SIGALRM
-        ):  # else another thread held SQLite's own mutex at the fork
+        if ended != signal.SIGALRM:  # else another thread held SQLite's own mutex at the fork
             break
     assert ended == 0
     assert store.commit([SessionAlive(session.id)], [Put("b", b"", session)]).result().token
