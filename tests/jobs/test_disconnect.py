@@ -115,7 +115,7 @@ def test_beyond_the_grace_runs_are_told_to_stop_and_others_start_when_the_locks_
     eventually(lambda: len(line.of("far")) == len(line.of("near")) == 2, 30)
     cut_off = line.of("far")
     Control(line.near_store).change_cluster(disconnect_grace_s=GRACE_S)
-    eventually(lambda: line.far._worker._grace_now_s() == GRACE_S, 10, "the new setting")
+    eventually(lambda: line.far._worker._settings.node.disconnect_grace_s == GRACE_S, 10, "the new setting")
     line.stopped.clear()
     line.starts.clear()
     line.proxy.hold("both")

@@ -13,7 +13,7 @@ from kazoo.security import make_digest_acl
 import latchwork
 from backends_table import BY_NAME, ETCD
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
-from latchwork.backends.etcd import rights
+from latchwork.backends.etcd.watching import rights
 from latchwork.backends.zookeeper.watching import leaves, watches
 from latchwork_testbed.proxy import Proxy
 from levels import LONG
