@@ -103,7 +103,7 @@ DEFECTS = (
         "            checks = [At(held[name]) for name in batch]\n",
         "            checks: list[At] = []\n",
         (
-            *at("persistent_lock", "a_with_whose_lock_was_lost_does_not_release_the_next_holders"),
+            *at("lock_keeper", "releasing_a_lock_that_was_lost_leaves_it_to_whoever_has_it_now"),
             *schedules("persistent_lock", "persistent_lock"),
         ),
     ),

@@ -252,6 +252,39 @@ def test_losing_the_owner_is_told_once_and_the_keeper_goes_on(store, keepers, ev
     assert lost == [("job/1", "job/2")]
 
 
+def test_releasing_a_lock_that_was_lost_leaves_it_to_whoever_has_it_now(store, keepers):
+    first, second = keepers(), keepers()
+    held = first.acquire("job/1", 5.0)
+    store.delete(owners(store)[0].key)  # what a takeover does
+    assert held.lost.wait(20.0)
+    taken = second.acquire("job/1", 20.0)
+    with pytest.raises(LockLost, match="job/1"):
+        first.release(["job/1"])
+    store.commit([taken.fence], [Put("done", b"1")])
+
+
+def test_a_call_that_is_interrupted_gives_back_what_it_has_taken(connect, keepers, monkeypatch):
+    store = connect()
+    keeper, rival = keepers(store=store), keepers()
+    keeper.acquire("job/0", 5.0)
+    commit, commits = store.commit, []
+
+    def second_is_interrupted(checks, ops):
+        commits.append(ops)
+        if len(commits) == 2:
+            commit(checks, ops)
+            raise KeyboardInterrupt
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", second_is_interrupted)
+    names = [f"many/{number}" for number in range(120)]
+    with pytest.raises(KeyboardInterrupt):
+        keeper.try_acquire_many(names)
+    assert keeper.held().keys() == {"job/0"}
+    assert rival.acquire("many/0", 20.0).is_held
+    assert rival.acquire("many/119", 20.0).is_held
+
+
 def test_a_renewal_that_fails_is_told_with_the_time_that_is_left(connect, keepers, eventually):
     told = []
     with FaultyStore(connect()) as store, keepers(ttl_s=4.0, store=store) as keeper:

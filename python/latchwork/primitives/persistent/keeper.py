@@ -294,7 +294,10 @@ class LockKeeper(KeeperThread):
                 doubts.append(what)
             else:
                 holds.append(HeldLock(owner, name, what, self._store.fence(what.token, At(what))))
-        return self._state.grant(owner, holds, doubts)
+        granted = self._state.grant(owner, holds, doubts)
+        for name, held in granted.items():
+            _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
+        return granted
 
     @contextmanager
     def _claimed(self, names: Iterable[str]) -> Iterator[list[str]]:

@@ -132,10 +132,9 @@ async def forget_free_locks(
     A lock that is taken at this moment stays.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
-    found = await _listed(table, below)
-    ours = [entry for entry in found[:at_most] if LockRecord.decode(entry.value) is not None]
-    holders = await _holders(table, sorted({owner for entry in ours if (owner := owner_of(entry))}))
-    free = [entry for entry in ours if _state(table, entry, holders).holder is None]
+    found = (await _listed(table, below))[:at_most]
+    names = {state.name for state in await states_of(table, found) if state.holder is None}
+    free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
         removed += await _forget(store, free[at : at + _TOGETHER])
@@ -175,14 +174,14 @@ async def _listed(table: LockTable, below: str) -> list[Entry]:
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
     """The states of these L, in their order."""
     holders = await _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
-    return [_state(table, entry, holders) for entry in found if LockRecord.decode(entry.value) is not None]
-
-
-def _state(table: LockTable, entry: Entry, holders: dict[str, LockHolder]) -> LockState:
-    record = LockRecord.decode(entry.value)
-    holder = holders.get(record.owner) if record is not None and record.owner else None
-    since_s = record.since_s if record is not None and holder is not None else None
-    return LockState(table.name_of(entry.key), holder, entry.token, since_s)
+    states = []
+    for entry in found:
+        record = LockRecord.decode(entry.value)
+        if record is not None:
+            holder = holders.get(record.owner or "")
+            since_s = record.since_s if holder is not None else None
+            states.append(LockState(table.name_of(entry.key), holder, entry.token, since_s))
+    return states
 
 
 async def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]:
