@@ -90,7 +90,7 @@ class Cli:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LATCHWORK_")}
         return {**kept, "COLUMNS": "160", "PYTHONUNBUFFERED": "1", **extra}
 
-    def __call__(self, *args, timeout_s=60, **extra):
+    def __call__(self, *args, timeout_s=120, **extra):
         if all(name.startswith("LATCHWORK_") for name in extra):
             return self._commands()(args, self.folder, self.env(**extra), timeout_s)
         done = subprocess.run(

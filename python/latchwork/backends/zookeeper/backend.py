@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latchwork.backends.base import Backend, Capability
-from latchwork.backends.futures import drive, failed, then
+from latchwork.backends.futures import chain, drive, failed, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
@@ -63,7 +63,7 @@ class ZooKeeperBackend(Backend):
         self._lock = threading.Lock()
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
-        self._readying: Future[None] | None = None
+        self._readying: Future[int] | None = None
         self._emptied: set[str] = set()
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -268,15 +268,14 @@ class ZooKeeperBackend(Backend):
                 with self._lock:
                     self._readying = None
 
-    def _ready(self, task: Task) -> Future[None]:
+    def _ready(self, task: Task) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
         with self._lock:
             if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
                 return self._readying
-            readying: Future[None] = Future()
+            readying: Future[int] = Future()
             self._readying = readying
-        prepared = drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex)))
-        prepared.add_done_callback(lambda done: _pass_on(done, readying))
+        chain(drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex))), readying)
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:
@@ -314,11 +313,3 @@ def _sasl_options(url: StoreURL) -> dict[str, Any]:
     if importlib.util.find_spec("puresasl") is None:
         raise BackendNotInstalled('zk:// with sasl= needs pure-sasl; run: pip install "latchwork[zookeeper-sasl]"')
     return {"mechanism": "DIGEST-MD5", "username": url.user, "password": url.password}
-
-
-def _pass_on(done: Future[int], waiting: Future[None]) -> None:
-    error = done.exception()
-    if error is not None:
-        waiting.set_exception(error)
-    else:
-        waiting.set_result(None)
