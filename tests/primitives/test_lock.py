@@ -369,7 +369,7 @@ def test_an_acquire_with_a_lost_answer_queues_exactly_once(lock, connect, store,
 def test_an_interrupt_while_waiting_leaves_nothing_behind(lock, eventually):
     first, second = lock(), lock()
     first.acquire(5.0)
-    interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    interrupt = threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         second.acquire(30.0)
