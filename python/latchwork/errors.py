@@ -151,3 +151,10 @@ class ForkedProcess(LatchworkError):
 
 class NodeIdInUse(LatchworkError):
     """Another live node uses this node id."""
+
+
+class ReentrantCall(LatchworkError):
+    """A signal handler or a finalizer called what its own thread is inside of already; nothing was done.
+
+    Set a flag there, and make the call when the thread has returned.
+    """

@@ -5,6 +5,7 @@ mod board;
 mod delta;
 mod etcd;
 mod hasher;
+mod interrupts;
 mod items;
 mod jobs;
 mod record;
@@ -55,6 +56,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<board::Board>()?;
     module.add_class::<board::Moves>()?;
     module.add_class::<hasher::RendezvousHasher>()?;
+    module.add_class::<interrupts::Mutex>()?;
+    module.add_class::<interrupts::Finally>()?;
     module.add_class::<items::ItemSet>()?;
     module.add_class::<assignment::Assignment>()?;
     module.add_class::<delta::Delta>()?;

@@ -215,9 +215,10 @@ def test_files_that_turn_read_only_under_an_open_store_lose_nothing(sqlite_url, 
 def test_database_that_turned_read_only_is_permission_denied(store):
     put(store, "a")
     store._db.write(lambda conn: None, 1)  # so that the writing connection is open
-    conn = store._db._writer.take(time.monotonic() + 1e9)
+    turn = store._db._writer.turn()
+    conn = turn.take(time.monotonic() + 1e9)
     conn.execute("PRAGMA query_only = 1")
-    store._db._writer.give(conn)
+    turn.give()
     with pytest.raises(PermissionDenied, match="read-only"):
         put(store, "a", b"new")
     conn.execute("PRAGMA query_only = 0")
@@ -227,10 +228,11 @@ def test_database_that_turned_read_only_is_permission_denied(store):
 
 def test_full_disk_is_quota_exceeded_and_nothing_is_applied(store):
     before = put(store, "a")
-    conn = store._db._writer.take(time.monotonic() + 1e9)
+    turn = store._db._writer.turn()
+    conn = turn.take(time.monotonic() + 1e9)
     (pages,) = conn.execute("PRAGMA page_count").fetchone()
     conn.execute(f"PRAGMA max_page_count = {pages + 2}")
-    store._db._writer.give(conn)
+    turn.give()
     with pytest.raises(QuotaExceeded, match="free space"):
         store.commit([], [Put("a", b"changed"), Put("big", bytes(900_000))]).result()
     assert value_of(store, "a") == b"v"
@@ -261,8 +263,8 @@ class FailingCommit:
 def test_disk_that_fails_while_committing_leaves_the_outcome_unknown(sqlite_url, opened, applied):
     store = opened(sqlite_url)
     put(store, "a")
-    conn = store._db._writer.take(time.monotonic() + 1e9)
-    store._db._writer.give(FailingCommit(conn, applied=applied))
+    writer = store._db._writer
+    writer._open[:] = [FailingCommit(conn, applied=applied) for conn in writer._open]
     with pytest.raises(OutcomeUnknown, match="read back"):
         put(store, "b")
     assert (value_of(store, "b") == b"v") == applied

@@ -263,8 +263,14 @@ class EmbeddedBackend(Backend):
 
     def _write(self, work: Work[T], limit_s: float | None = None) -> T:
         self._require_open()
-        result = self._db.write(work, self._call_timeout_s if limit_s is None else limit_s)
-        self._notify()
+        try:
+            result = self._db.write(work, self._call_timeout_s if limit_s is None else limit_s)
+            self._notify()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: it may be committed
+            self._notify()
+            raise
         return result
 
     def _notify(self) -> None:

@@ -1,0 +1,71 @@
+"""Raises an interrupt at a given line of latchwork, in the thread that makes a call.
+
+Lines are counted as they are executed, by a trace of this thread alone. What a second Ctrl-C does while the first is
+being dealt with is not tried.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import latchwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OURS = str(Path(latchwork.__file__).parent)
+
+
+class Interrupt(KeyboardInterrupt):
+    """The one that we raised, and nobody else."""
+
+
+class Interrupter:
+    """Makes calls, and interrupts each once.
+
+    Attributes:
+        where: file, line and function at which the last call was interrupted; None if it was over before.
+    """
+
+    def __init__(self) -> None:
+        self.where: str | None = None
+        self._left = 0
+        self._files: dict[CodeType, bool] = {}
+
+    def call(self, fn: Callable[[], object], line: int) -> bool:
+        """Call it, and interrupt it at that executed line, from 1; False if it returned before.
+
+        An interrupt that the call takes for itself and does not raise is an error of its own.
+        """
+        self.where = None
+        self._left = line
+        before = sys.gettrace()
+        sys.settrace(self._frame)
+        try:
+            fn()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        assert self.where is None, f"the interrupt at {self.where} was swallowed"
+        return False
+
+    def _frame(self, frame: FrameType, _event: str, _arg: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        ours = self._files.get(code)
+        if ours is None:
+            ours = self._files[code] = code.co_filename.startswith(_OURS)
+        return self._line if ours and self._left > 0 else None
+
+    def _line(self, frame: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                code = frame.f_code
+                file = code.co_filename.removeprefix(_OURS + "/")
+                self.where = f"{file}:{frame.f_lineno} in {code.co_name}"
+                raise Interrupt
+        return self._line

@@ -1,0 +1,217 @@
+"""What is interrupted, and what has to be true afterwards: whatever was asked for is held and known, or gone.
+
+A play makes its calls with ``mine``. Afterwards it gives back what it knows that it holds, and another client must be
+able to do the same, long before any session of ``mine`` ends.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from latchwork import primitives as p
+from latchwork.errors import LatchworkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latchwork import Store
+
+#: Seconds for which another client may have to wait: cleaning up goes on in the background.
+WAIT_S = 4.0
+
+
+class Play:
+    """One use of something.
+
+    Attributes:
+        name: what to call it.
+        make: makes the object, which is not interrupted.
+        use: what is interrupted.
+        after: what proves, with the object, the store and another one, that nothing is left behind.
+    """
+
+    def __init__(self, name: str, make: Callable[..., Any], use: Callable[..., Any], after: Callable[..., Any]) -> None:
+        self.name = name
+        self.make = make
+        self.use = use
+        self.after = after
+
+
+def _with(lock: Any, *_: object) -> None:
+    with lock:
+        pass
+
+
+def _entered(lock: Any, *_: object) -> None:
+    lock.__enter__()  # what `with` does before its block
+
+
+def _acquired(lock: Any, *_: object) -> None:
+    lock.acquire(WAIT_S)
+
+
+def _had(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(mine: Store, name: str) -> Any:
+        lock = make(mine, name)
+        lock.acquire(WAIT_S)
+        return lock
+
+    return made
+
+
+def _released(lock: Any, *_: object) -> None:
+    lock.release()
+
+
+def _gone(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Others can have it although we gave nothing back."""
+
+    def after(lock: Any, _mine: Store, other: Store, name: str) -> None:
+        assert not lock.is_held, "it is held by a `with` that did not begin"
+        theirs = make(other, name)
+        theirs.acquire(WAIT_S)
+        theirs.release()
+
+    return after
+
+
+def _gone_or_known(make: Callable[..., Any]) -> Callable[..., Any]:
+    def after(lock: Any, mine: Store, other: Store, name: str) -> None:
+        if lock.is_held:
+            lock.release()
+        _gone(make)(lock, mine, other, name)
+
+    return after
+
+
+def _locks() -> list[Play]:
+    kinds: dict[str, Callable[..., Any]] = {
+        "Lock": p.Lock,
+        "Semaphore": lambda store, name: p.Semaphore(store, name, limit=1),
+        "read": lambda store, name: p.ReadWriteLock(store, name).read,
+        "write": lambda store, name: p.ReadWriteLock(store, name).write,
+        "PersistentLock": lambda store, name: p.PersistentLock(store, name, ttl_s=30.0),
+    }
+    rivals = {**kinds, "read": kinds["write"]}
+    plays = []
+    for kind, make in kinds.items():
+        rival = rivals[kind]
+        plays += [
+            Play(f"{kind}.with", make, _with, _gone(rival)),
+            Play(f"{kind}.enter", make, _entered, _gone(rival)),
+            Play(f"{kind}.acquire", make, _acquired, _gone_or_known(rival)),
+            Play(f"{kind}.release", _had(make), _released, _gone_or_known(rival)),
+        ]
+    return plays
+
+
+def _election() -> list[Play]:
+    def make(store: Store, name: str) -> p.Election:
+        return p.Election(store, name, node_id=f"node-{id(store)}")
+
+    def after(_ours: p.Election, _mine: Store, other: Store, name: str) -> None:
+        theirs = make(other, name)
+        theirs.campaign(timeout_s=WAIT_S).resign()
+
+    return [
+        Play("Election.run", make, lambda ours, *_: ours.run(lambda _term, _work: None, timeout_s=WAIT_S), after),
+        Play("Election.campaign", make, lambda ours, *_: _campaign(ours), after),
+    ]
+
+
+def _campaign(ours: p.Election) -> None:
+    with ours.campaign(timeout_s=WAIT_S):
+        pass
+
+
+def _latch() -> list[Play]:
+    def make(store: Store, name: str) -> p.LeaderLatch:
+        return p.LeaderLatch(store, name, node_id=f"node-{id(store)}")
+
+    def after(ours: p.LeaderLatch, _mine: Store, other: Store, name: str) -> None:
+        ours.close()
+        with make(other, name) as theirs:
+            theirs.wait(WAIT_S)
+
+    def started(store: Store, name: str) -> p.LeaderLatch:
+        latch = make(store, name)
+        latch.start()
+        latch.wait(WAIT_S)
+        return latch
+
+    return [
+        Play("LeaderLatch.with", make, _with, after),
+        Play("LeaderLatch.run", make, lambda ours, *_: ours.run(lambda _work: None, timeout_s=WAIT_S), after),
+        Play("LeaderLatch.leave", started, lambda ours, *_: ours.leave(), after),
+        Play("LeaderLatch.close", started, lambda ours, *_: ours.close(), after),
+    ]
+
+
+def _queue() -> list[Play]:
+    def filled(store: Store, name: str) -> p.Queue:
+        queue = p.Queue(store, name)
+        queue.put(b"item")
+        return queue
+
+    def taken(store: Store, name: str) -> p.Claim:
+        return filled(store, name).take(WAIT_S)
+
+    def take(queue: p.Queue, *_: object) -> None:
+        with queue.take(WAIT_S):
+            pass
+
+    def done(_ours: object, _mine: Store, other: Store, name: str) -> None:
+        queue = p.Queue(other, name)
+        with suppress(LatchworkError):  # finished by the one that was interrupted
+            with queue.take(0.3):
+                pass
+        assert not other.list(name, recursive=True), "an item or a claim that nobody can have"
+
+    def put(queue: p.Queue, *_: object) -> None:
+        queue.put(b"item")
+
+    return [
+        Play("Queue.put", p.Queue, put, done),
+        Play("Queue.take", filled, take, done),
+        Play("Claim.ack", taken, lambda claim, *_: claim.ack(), done),
+        Play("Claim.release", taken, lambda claim, *_: claim.release(), done),
+    ]
+
+
+def _store() -> list[Play]:
+    def nothing(_mine: Store, _name: str) -> None:
+        return None
+
+    def after(_ours: object, mine: Store, other: Store, name: str) -> None:
+        mine.put(f"{name}/after", b"1")
+        assert other.get(f"{name}/after").value == b"1"
+
+    def transact(_: None, mine: Store, name: str) -> None:
+        mine.transact(lambda txn: txn.put(f"{name}/a", b"1"))
+
+    def watch(_: None, mine: Store, name: str) -> None:
+        with mine.watch(name):
+            pass
+
+    def session(_: None, mine: Store, _name: str) -> None:
+        with mine.open_session(ttl_s=5.0):
+            pass
+
+    def pipeline(_: None, mine: Store, name: str) -> None:
+        with mine.pipeline() as line:
+            line.put(f"{name}/a", b"1")
+            line.get(f"{name}/a")
+
+    return [
+        Play("Store.put", nothing, lambda _, mine, name: mine.put(f"{name}/a", b"1"), after),
+        Play("Store.get", nothing, lambda _, mine, name: mine.get(f"{name}/a"), after),
+        Play("Store.list", nothing, lambda _, mine, name: mine.list(name, recursive=True), after),
+        Play("Store.transact", nothing, transact, after),
+        Play("Store.watch", nothing, watch, after),
+        Play("Store.session", nothing, session, after),
+        Play("Store.pipeline", nothing, pipeline, after),
+    ]
+
+
+PLAYS = [*_locks(), *_election(), *_latch(), *_queue(), *_store()]
