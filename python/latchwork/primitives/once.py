@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from latchwork.errors import (
     Conflict,
@@ -28,22 +27,18 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue, read_body, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, called, driven, steps_of
-from latchwork.types import Absent, At, Create, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Create, Entry, Put
 
 _log = logging.getLogger(__name__)
 

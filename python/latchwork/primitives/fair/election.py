@@ -15,25 +15,21 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
-from latchwork.primitives.fair.tickets import TicketQueue, read_body, write_body
+from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
-from latchwork.types import Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence, Put
 
 _log = logging.getLogger(__name__)
 

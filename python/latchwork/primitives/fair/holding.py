@@ -9,20 +9,17 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
+from latchwork.primitives.fair.tickets import Place, TicketQueue
 from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.session import Session
 from latchwork.store.steps import driven, run
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place, TicketQueue
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 

@@ -12,24 +12,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.leader import Candidate
-from latchwork.primitives.fair.tickets import FATAL, TicketQueue, everyone
+from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Patience, check_name, check_node_id, listen
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, ask, driven, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 

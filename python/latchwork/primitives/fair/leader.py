@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed
 from latchwork.primitives.fair.tickets import Ticket, is_ticket
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.steps import driven, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,18 @@ Holders: the first ticket; and if that reads, all that follow up to the first th
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Blocks, Ticket, TicketQueue, everyone, read_body, write_body
+from latchwork.primitives.fair.holding import Hold, SessionLock
+from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import check_name
+from latchwork.primitives.waiting.common import Patience, check_name
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.holding import Hold
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence, Put
 
 _log = logging.getLogger(__name__)
 

@@ -12,23 +12,18 @@ docs/design/0008 says why more than n can never be held.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Create, Delete, Exists
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import At, Create, Delete, Entry, Exists
 
 _SIZE = "size"
 

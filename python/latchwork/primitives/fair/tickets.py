@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import (
     Closed,
@@ -33,14 +32,11 @@ from latchwork.errors import (
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, Steps, ask
-from latchwork.types import Exists, Fence
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
 

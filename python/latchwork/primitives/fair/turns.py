@@ -7,15 +7,11 @@ ticket was ahead, because nothing can appear ahead later. The values of tickets 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from latchwork.primitives.fair.tickets import Ticket, everyone
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Blocks, Place, TicketQueue
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.watch import Batch
+from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.watch import Batch
 
 
 async def take_turn(

@@ -15,17 +15,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
-from latchwork.errors import (
-    Closed,
-    Conflict,
-    LatchworkError,
-    NodeIdInUse,
-    OwnershipLost,
-    SessionLost,
-    WaitTimeout,
-)
+from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, OwnershipLost, SessionLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.primitives.group.membership import Membership
 from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
@@ -34,14 +25,11 @@ from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
-from latchwork.types import Absent, At, Put
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Watch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Watch
+from latchwork.types import Absent, At, Entry, Put
 
 _log = logging.getLogger(__name__)
 

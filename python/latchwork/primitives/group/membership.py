@@ -10,22 +10,18 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
 from latchwork.primitives.group.views import GroupMember, check_member_body
 from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, ask
-from latchwork.types import Absent, At, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Entry, Put
 
 _log = logging.getLogger(__name__)
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import read_body
 from latchwork.primitives.waiting.common import check_least
-
-if TYPE_CHECKING:
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.watch import Batch
+from latchwork.types import Entry
 
 Body = Mapping[str, object]
 #: Steps that are kept, and their size: who is further behind misses views, and is told so.

@@ -9,15 +9,12 @@ Rule:  a generation passes once as many members as expected, counted by their id
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.primitives.meeting.phases import Board
+from latchwork.store.session import Session
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.primitives.meeting.phases import Board
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 
 class Barrier:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.primitives.meeting.phases import Board
+from latchwork.store.session import Session
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.primitives.meeting.phases import Board
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -15,26 +15,22 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.store.session import Session
 from latchwork.store.steps import ask
-from latchwork.types import At, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
 #: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
-Choice = Callable[[Board, int], "int | None"]
+Choice = Callable[[Board, int], int | None]
 #: Who was not the last to arrive opens the phase too, after a pause between these: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
 

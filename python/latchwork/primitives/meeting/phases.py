@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16

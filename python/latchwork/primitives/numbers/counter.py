@@ -5,17 +5,13 @@ Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``cell``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.store.store import Store
-    from latchwork.types import Check, Fence
+from latchwork.store.store import Store
+from latchwork.types import Check, Fence
 
 #: Seconds that a change is tried while others change the number too, or the server cannot be reached.
 TIMEOUT_S = 10.0

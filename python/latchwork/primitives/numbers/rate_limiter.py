@@ -14,25 +14,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Delete, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
-    from latchwork.types import Entry, Op
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
+from latchwork.types import At, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 
 @dataclass(frozen=True, slots=True)

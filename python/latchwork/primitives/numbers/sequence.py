@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.types import Fence, Op
+from latchwork.store.store import Store
+from latchwork.types import Fence, Op
 
 #: What an id is taken for: from the id to the writes that record it.
-Ops = collections.abc.Sequence["Op"]
+Ops = collections.abc.Sequence[Op]
 Record = Callable[[int], Ops]
 
 

@@ -6,17 +6,14 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import LockLost
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.steps import Signal, Steps, driven
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.forks import Home
-    from latchwork.types import Entry, Fence
+from latchwork.types import Entry, Fence
 
 #: Thousands of locks are held at once, few of them have work of their own: it is made when asked for.
 _making = threading.Lock()

@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.persistent.held import HeldLock
+from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import LockState, state_of, states_below
 from latchwork.primitives.persistent.protocol import Doubt
 from latchwork.primitives.persistent.thread import KeeperThread
@@ -24,11 +24,7 @@ from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Steps, driven
-from latchwork.types import At
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.held import LockOwner
-    from latchwork.types import Entry
+from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
 

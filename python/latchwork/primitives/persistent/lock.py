@@ -12,25 +12,19 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost
+from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
-from latchwork.primitives.persistent.outside import state_of
+from latchwork.primitives.persistent.outside import LockHolder, state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork
-from latchwork.primitives.waiting.work import GuardsWork
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
-from latchwork.store.steps import driven, run, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.held import HeldLock
-    from latchwork.primitives.persistent.outside import LockHolder
-    from latchwork.primitives.waiting.work import Ownership
-    from latchwork.store.steps import Steps
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.steps import Steps, driven, run, steps_of
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
 from latchwork.primitives.persistent.table import LockTable, owner_of
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Delete, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.types import Check, Entry
+from latchwork.store.store import Store
+from latchwork.types import At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 

@@ -7,16 +7,12 @@ A doubt is a write of a lock that may have landed or may land yet; the keeper se
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import Closed
+from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.protocol import Doubt
-from latchwork.store.steps import Bell
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.primitives.persistent.held import HeldLock, LockOwner
-    from latchwork.store.steps import Rung
+from latchwork.store.steps import Bell, Rung
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
 IDLE_TTLS = 2.0

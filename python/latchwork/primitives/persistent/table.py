@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
@@ -29,13 +29,8 @@ from latchwork.primitives.persistent.protocol import (
 )
 from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask
-from latchwork.types import At, Check, Entry, Exists, Op, Put
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from latchwork.store.store import Store
-    from latchwork.types import Change
+from latchwork.store.store import Store
+from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
 
 #: Names looked at together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90

@@ -11,32 +11,28 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import Sweeper
-from latchwork.primitives.persistent.protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord, raised_ttl_s
+from latchwork.primitives.persistent.protocol import (
+    LEAST_TTL_S,
+    LOCKS_PREFIX,
+    OWNERS_PREFIX,
+    Doubt,
+    OwnerRecord,
+    raised_ttl_s,
+)
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
-from latchwork.primitives.waiting.common import (
-    Announcer,
-    Identity,
-    check_least,
-    check_text,
-    listen,
-    lost_by_fork,
-)
+from latchwork.primitives.waiting.common import Announcer, Identity, check_least, check_text, listen, lost_by_fork
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
+from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Background, Pause, Signal, driven, run, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.protocol import Doubt
-    from latchwork.store.mirror import Mirror
-    from latchwork.store.store import Store
-    from latchwork.types import Change
+from latchwork.store.store import Store
+from latchwork.types import Change
 
 _log = logging.getLogger(__name__)
 

@@ -11,16 +11,13 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+from latchwork.primitives.persistent.state import Holdings
+from latchwork.primitives.persistent.table import LockTable
+from latchwork.primitives.waiting.common import Patience
+from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause, Signal
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.state import Holdings
-    from latchwork.primitives.persistent.table import LockTable
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.store.mirror import Mirror
-    from latchwork.types import Change
+from latchwork.types import Change
 
 #: Seconds a watch is kept after its last waiter went.
 _LINGER_S = 20.0

@@ -14,13 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
 INLINE_BYTES = 4096

@@ -10,23 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import Item, Names, Room, check_payload, make_id
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import ask
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
 from latchwork.types import Check, Create, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.primitives.waiting.waits import Waits
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
 
 _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 _CELL_PATIENCE_S = 30.0

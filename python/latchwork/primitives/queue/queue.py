@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
@@ -22,13 +21,10 @@ from latchwork.primitives.queue.putting import Putting
 from latchwork.primitives.queue.taking import Taking
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Create, Delete, Op
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.types import At, Create, Delete, Entry, Op
 
 #: The priority of what a plain queue puts.
 _MIDDLE = 5

@@ -12,25 +12,20 @@ import random
 import threading
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id
-from latchwork.primitives.waiting.common import Identity
+from latchwork.primitives.waiting.common import Identity, Patience
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, ask
-from latchwork.types import Absent, At, Create, Delete, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 

@@ -13,16 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
-from latchwork.store.dispatch import in_callback
+from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.keys import validate_key
 from latchwork.store.steps import Bell, Signal
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher
 
 _log = logging.getLogger(__name__)
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.primitives.waiting.common import Announcer, Patience, refuse_in_callback
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Bell, Pause, Signal, ask
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
 

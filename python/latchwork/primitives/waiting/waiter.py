@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
 
 T = TypeVar("T")
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, InvalidKey, SessionLost
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter, open_session
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import Signal
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 
 def check_member(member_id: str, kind: str) -> str:

@@ -9,17 +9,15 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.primitives.waiting.common import check_least, lost_by_fork
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, Signal, called, driven, run
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.session import Session
-    from latchwork.types import Fence
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
