@@ -30,7 +30,7 @@ from latchwork.errors import (
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
@@ -47,7 +47,7 @@ _RECORD_S = 60.0
 _MOST_WHY = 10_000
 
 
-class Once:
+class Once(Closes):
     """``Once(store, "migrate-7").run(migrate)``: in all processes, ``migrate`` runs once, and all get what it returned.
 
     Exactly one outcome is recorded, result or failure, and it stays until ``reset``. The function itself may run again
@@ -71,8 +71,6 @@ class Once:
         self._what = f"once {name!r}"
         self._store = store
         self._most = max_starts
-        self._label = label
-        self._identity = Identity()
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
         self._running = threading.local()
@@ -81,12 +79,6 @@ class Once:
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r}>"
-
-    def __enter__(self) -> Once:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
@@ -326,8 +318,7 @@ class Once:
         return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
 
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
-        about = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid}
-        return json.dumps({**head, **about}).encode() + b"\n" + value
+        return json.dumps({**head, **self._queue.about}).encode() + b"\n" + value
 
 
 class _ToldToStop(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import Place, TicketQueue
-from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork
+from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork, tell
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -306,11 +306,7 @@ class SessionLock(GuardsWork):
             return  # released just before: nobody has lost anything
         hold.ownership.end()
         _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
-        for listener in list(self._listeners.values()):
-            try:
-                listener()
-            except Exception:
-                _log.exception("an on_lost listener of %s raised; the others are called all the same", self.what)
+        tell(list(self._listeners.values()), self.what)
 
     # Finding it
 

@@ -71,13 +71,6 @@ class LeaderLatch(GuardsWork, Participant):
     def __repr__(self) -> str:
         return f"<LeaderLatch {self.name!r} {self.node_id!r} {self.state}>"
 
-    def __enter__(self) -> LeaderLatch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Life
 
     @driven

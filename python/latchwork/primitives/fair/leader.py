@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Closed
 from latchwork.primitives.fair.tickets import Ticket, is_ticket
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Closes, Patience
 from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
@@ -60,7 +60,7 @@ class Candidate:
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
 
-class Observer:
+class Observer(Closes):
     """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
 
     Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
@@ -73,12 +73,6 @@ class Observer:
         self._told: Leader | None = None
         self._first = True
         self._watch: Watch = store.watch(name)
-
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Leader | None]:
         return self

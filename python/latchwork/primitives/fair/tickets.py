@@ -33,7 +33,7 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, Steps, ask
+from latchwork.store.steps import Background, Pause, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry, Exists, Fence
@@ -129,14 +129,17 @@ class TicketQueue:
         name: the key below which the tickets are, checked by the primitive.
         what: the primitive in words, for messages: ``lock 'orders'``.
         label: what others see of our tickets.
+
+    Attributes:
+        about: what every ticket of ours says: label, host and pid.
     """
 
     def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
         self.store = store
         self.what = what
         self._name = name
-        self._label = check_text(label, f"the label of {what}")
-        self._identity = Identity()
+        identity = Identity()
+        self.about = {"label": check_text(label, f"the label of {what}"), "host": identity.host, "pid": identity.pid}
         self._lock = threading.Lock()
         self._strays: set[str] = set()
 
@@ -144,11 +147,6 @@ class TicketQueue:
         """All tickets, the first in the queue first; may be empty."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
-
-    def _body(self, more: Mapping[str, object]) -> dict[str, object]:
-        """What is stored in a ticket of ours, with a nonce of its own."""
-        about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
-        return {"label": self._label, **about, **more}
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
@@ -162,10 +160,9 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        body = self._body(more or {})
-        nonce = str(body["nonce"])
+        nonce = uuid.uuid4().hex
         try:
-            ticket = await self._create(write_body(body), nonce, session)
+            ticket = await self._create(write_body({**self.about, "nonce": nonce, **(more or {})}), nonce, session)
         except LatchworkError:
             raise
         except BaseException:  # an interrupt while the ticket was being created
@@ -352,14 +349,10 @@ class TicketQueue:
                     await waiter.pause(backoff.next_s())
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        self._in_background(self.clear(session, keys))
+        Background(self.clear(session, keys), f"latchwork-leaving-{self._name}")
 
     def _hunt_later(self, session: Session, nonce: str) -> None:
-        self._in_background(self._hunt(session, nonce))
-
-    def _in_background(self, steps: Steps[None]) -> None:
-        """Drive what ends with the session, at the latest."""
-        Background(steps, f"latchwork-leaving-{self._name}")
+        Background(self._hunt(session, nonce), f"latchwork-leaving-{self._name}")
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)

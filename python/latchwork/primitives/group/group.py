@@ -88,13 +88,6 @@ class Group(Participant):
     def __repr__(self) -> str:
         return f"<Group {self.name!r} {self.member_id!r} view {self._view.number}>"
 
-    def __enter__(self) -> Group:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Life
 
     def start(self) -> None:

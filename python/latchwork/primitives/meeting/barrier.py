@@ -12,12 +12,13 @@ from collections.abc import Collection
 
 from latchwork.primitives.meeting.meeting import Meeting
 from latchwork.primitives.meeting.phases import Board
+from latchwork.primitives.waiting.common import Closes
 from latchwork.store.session import Session
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 
 
-class Barrier:
+class Barrier(Closes):
     """One member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
 
     A member is its id: an arrival outlives the process, so one that dies and comes back counts once, and if its
@@ -47,12 +48,6 @@ class Barrier:
 
     def __repr__(self) -> str:
         return f"<Barrier {self.name!r} {self.member_id!r}>"
-
-    def __enter__(self) -> Barrier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def wait(self, timeout_s: float | None = None, *, generation: int | None = None) -> int:

@@ -19,7 +19,7 @@ from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
-from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.session import Session
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
 
 
-class RateLimiter:
+class RateLimiter(Closes):
     """``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
 
     In no interval of that length, wherever it begins, do more acquisitions return in the whole cluster. The price is a
@@ -83,12 +83,6 @@ class RateLimiter:
 
     def __repr__(self) -> str:
         return f"<RateLimiter {self.name!r} {self._fresh.limit} per {self._fresh.interval_s:g} s>"
-
-    def __enter__(self) -> RateLimiter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:

@@ -52,13 +52,6 @@ class LockKeeper(KeeperThread):
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
 
-    def __enter__(self) -> LockKeeper:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @driven
     async def close(self, *, release: bool = True) -> None:
         """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -19,7 +19,7 @@ from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import LockHolder, state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork
+from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.steps import Steps, driven, run, steps_of
@@ -294,18 +294,12 @@ class PersistentLock(GuardsWork):
 
     def _lost(self, names: tuple[str, ...]) -> None:
         if self.name in names and self._held is not None:
-            self._tell(list(self._lost_listeners.values()))
+            tell(list(self._lost_listeners.values()), f"lock {self.name!r}")
 
     def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
         if self._held is not None:
-            self._tell([partial(listener, error, remaining_s) for listener in list(self._failed_listeners.values())])
-
-    def _tell(self, listeners: Iterable[Callable[[], None]]) -> None:
-        for listener in listeners:
-            try:
-                listener()
-            except Exception:
-                _log.exception("a listener of lock %r raised; the others are called all the same", self.name)
+            calls = [partial(fn, error, remaining_s) for fn in list(self._failed_listeners.values())]
+            tell(calls, f"lock {self.name!r}")
 
     async def _end_keeper(self, *, only_idle: bool = False) -> None:
         """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.

@@ -26,7 +26,15 @@ from latchwork.primitives.persistent.protocol import (
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
-from latchwork.primitives.waiting.common import Announcer, Identity, check_least, check_text, listen, lost_by_fork
+from latchwork.primitives.waiting.common import (
+    Announcer,
+    Identity,
+    Starts,
+    check_least,
+    check_text,
+    listen,
+    lost_by_fork,
+)
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.mirror import Mirror
@@ -39,7 +47,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class KeeperThread:
+class KeeperThread(Starts):
     """The base of ``LockKeeper``, which takes locks and releases them. Safe to share between threads."""
 
     def __init__(

@@ -26,56 +26,32 @@ MAX_VALUE_BYTES = 990_000
 _MOST = 10**12
 
 
-@dataclass(frozen=True, slots=True)
 class Names:
-    """The keys of one queue."""
+    """The keys of one queue, and the prefixes of items, claims and dead letters."""
 
-    name: str
-
-    @property
-    def tail(self) -> str:
-        """Number of the last item."""
-        return f"{self.name}/tail"
-
-    @property
-    def room(self) -> str:
-        """Capacity and free places."""
-        return f"{self.name}/room"
-
-    @property
-    def live(self) -> str:
-        """Above items and claims."""
-        return f"{self.name}/live"
-
-    @property
-    def items(self) -> str:
-        """Above items."""
-        return f"{self.name}/live/items"
-
-    @property
-    def claims(self) -> str:
-        """Above claims."""
-        return f"{self.name}/live/claims"
-
-    @property
-    def dead(self) -> str:
-        """Above items that were given up."""
-        return f"{self.name}/dead"
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tail = f"{name}/tail"
+        self.room = f"{name}/room"
+        self.live = f"{name}/live"
+        self.items = f"{self.live}/items"
+        self.claims = f"{self.live}/claims"
+        self.dead = f"{name}/dead"
 
     def item(self, item_id: str) -> str:
-        """Of an item."""
+        """The key of an item."""
         return f"{self.items}/{item_id}"
 
     def claim(self, item_id: str) -> str:
-        """Of an item's claim."""
+        """The key of an item's claim."""
         return f"{self.claims}/{item_id}"
 
     def letter(self, item_id: str) -> str:
-        """Of an item that was given up."""
+        """The key of a dead letter."""
         return f"{self.dead}/{item_id}"
 
     def data(self, item_id: str) -> str:
-        """Of a large value."""
+        """The key of a large value."""
         return f"{self.name}/data/{item_id}"
 
 

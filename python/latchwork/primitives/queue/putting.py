@@ -1,6 +1,6 @@
 """Putting items into a queue: numbers in one transaction with the items, and room for them.
 
-Keys:  see ``queue_items``
+Keys:  see ``items``
 Room:  every put changes the tail, so puts are one after the other, and all else only makes items fewer. So a count of
        the items, taken after the tail was read, leaves room for as many puts as the capacity exceeds it.
 """

@@ -1,6 +1,6 @@
 """Taking items from a queue: which is the first that nobody has, and a claim on it.
 
-Keys:  see ``queue_items``
+Keys:  see ``items``
 Claim: created in one transaction with the attempt that it is, on condition that the item is as it was read.
 """
 
@@ -18,7 +18,7 @@ from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, wri
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id
-from latchwork.primitives.waiting.common import Identity, Patience
+from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -50,8 +50,6 @@ class Taking:
         self._names = names
         self._what = what
         self._most = most
-        self._label = label
-        self._identity = Identity()
         self._lock = threading.Lock()
         self._doubtful: dict[str, _Doubt] = {}
 
@@ -109,7 +107,7 @@ class Taking:
             _log.warning("%s: item %s is a dead letter after %d attempts", self._what, item.id, item.attempts)
             return None
         nonce = uuid.uuid4().hex
-        body = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid, "nonce": nonce}
+        body = {**self.queue.about, "nonce": nonce}
         taken = item.taken()
         ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
         try:

@@ -10,10 +10,13 @@ import operator
 import os
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from typing_extensions import Self
 
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
@@ -24,6 +27,8 @@ from latchwork.store.steps import Bell, Signal
 _log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener", bound=Callable[..., None])
+C = TypeVar("C", bound="Closes")
+S = TypeVar("S", bound="Starts")
 
 
 def check_name(name: str, kind: str) -> str:
@@ -140,6 +145,41 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
         )
 
 
+def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
+    """Call each listener of ``what``, in this thread; one that raises is logged and stops no other."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            _log.exception("a listener of %s raised; the others are called all the same", what)
+
+
+class Closes(ABC):
+    """What a ``with`` closes at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """From any thread; twice is fine."""
+
+
+class Starts(Closes):
+    """What a ``with`` starts, and closes at its end."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin in the background; twice is fine."""
+
+
 class Patience:
     """How long a call may still wait. One thread only.
 
@@ -217,7 +257,4 @@ class Announcer:
                     self._changed.ring()
                     return
                 call = self._posts.popleft()
-            try:
-                call()
-            except Exception:
-                _log.exception("a listener of %s raised; the others are called all the same", self._label)
+            tell([call], self._label)

@@ -6,12 +6,12 @@ Nothing here knows what is taken part in.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Patience, refuse_in_callback
+from latchwork.primitives.waiting.common import Announcer, Patience, Starts, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Participant(ABC):
+class Participant(Starts):
     """Takes part until it leaves, and begins anew after any trouble that passes. Safe to share between threads.
 
     Args:
@@ -65,7 +65,7 @@ class Participant(ABC):
     def _is_final(self, error: LatchworkError) -> bool:
         """Whether trying again is in vain."""
 
-    def _trouble(self, error: LatchworkError) -> None:  # noqa: B027 - most have nothing to do
+    def _trouble(self, error: LatchworkError) -> None:
         """Called with each error, before it is known whether it is final."""
 
     def _begin(self) -> None:
