@@ -149,12 +149,19 @@ class SessionLock(GuardsWork):
             LockLost: it had run out, was ended by somebody else, or is not held.
             LatchworkError: this thread holds nothing, and several others do.
         """
-        await self._release()
+        self._home.check()
+        await self.end(self._to_release())
 
     @driven
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        await self._close()
+        if self._home.is_foreign:
+            return
+        self._waits.close()
+        with self._lock:
+            holds = list(self._holds)
+        for hold in holds:
+            await self._give_back(hold)
 
     @property
     def fence(self) -> Fence:
@@ -212,22 +219,9 @@ class SessionLock(GuardsWork):
                 raise WaitTimeout(await self._timed_out(timeout_s))
             return await self._had(place, waiter)
 
-    async def _release(self) -> None:
-        self._home.check()
-        await self.end(self._to_release())
-
-    async def _close(self) -> None:
-        if self._home.is_foreign:
-            return
-        self._waits.close()
-        with self._lock:
-            holds = list(self._holds)
-        for hold in holds:
-            await self._give_back(hold)
-
     def _again(self) -> Hold | None:
         """This thread's hold once more, if it has one and may."""
-        hold = self._of_thread()
+        hold = self.of_this_thread()
         if hold is None or self._several:
             return None
         if self._reentrant:
@@ -319,14 +313,15 @@ class SessionLock(GuardsWork):
         self._mine.stack = stack
         return stack
 
-    def _of_thread(self) -> Hold | None:
+    def of_this_thread(self) -> Hold | None:
+        """This thread's newest hold."""
         stack = self._stack()
         return stack[-1] if stack else None
 
     def _current(self) -> Hold | None:
         if self._home.is_foreign:
             return None
-        hold = self._of_thread()
+        hold = self.of_this_thread()
         if hold is None:
             with self._lock:
                 hold = self._holds[-1] if self._holds else None
@@ -342,7 +337,7 @@ class SessionLock(GuardsWork):
         return hold
 
     def _to_release(self) -> Hold:
-        hold = self._of_thread()
+        hold = self.of_this_thread()
         if hold is not None:
             return hold
         with self._lock:

@@ -18,7 +18,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -102,8 +102,8 @@ class ReadWriteLock:
     @driven
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        await self.read.give_up()
-        await self.write.give_up()
+        await steps_of(self.read.close)()
+        await steps_of(self.write.close)()
 
 
 class Side(SessionLock):
@@ -121,7 +121,7 @@ class Side(SessionLock):
     async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""
         self._home.check()
-        hold = self._of_thread()
+        hold = self.of_this_thread()
         if hold is None or not hold.is_held:
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
         if hold.depth > 1:
@@ -170,14 +170,6 @@ class Side(SessionLock):
                 f"release it first, then read again what you decide by"
             )
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
-
-    def of_this_thread(self) -> Hold | None:
-        """What this thread holds of this side."""
-        return self._of_thread()
-
-    async def give_up(self) -> None:
-        """See ``close``."""
-        await self._close()
 
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})

@@ -20,7 +20,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Create, Delete, Entry, Exists
@@ -80,7 +80,8 @@ class Semaphore(SessionLock):
     @driven
     async def holders(self) -> list[Ticket]:
         """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
-        return await self._holders()
+        entries = await ask(self._store.list, self._leases)
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
@@ -134,7 +135,7 @@ class Semaphore(SessionLock):
             lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
             if lease is not None:
                 return lease
-            if patience.is_over or not await waiter.follow(self._leases, self._has_room(), patience):
+            if patience.is_over or not await waiter.follow(self._leases, _Room(self._size_key), patience):
                 self._queue.refuse_lost(place)
                 return None
 
@@ -172,22 +173,15 @@ class Semaphore(SessionLock):
             self._queue.refuse_lost(place)
             raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
 
-    def _has_room(self) -> _Room:
-        return _Room(self._size_key)
-
     def _lease(self, entry: Entry, session: Session) -> Place:
         return Place(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
 
     def _lease_key(self, place: Place) -> str:
         return f"{self._leases}/{place.ticket.key.rpartition('/')[2]}"
 
-    async def _holders(self) -> list[Ticket]:
-        entries = await ask(self._store.list, self._leases)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
-
     async def _holders_in_words(self) -> str:
         try:
-            holders = await self._holders()
+            holders = await steps_of(self.holders)()
         except LatchworkError:
             return "others"
         more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import read_body
-from latchwork.primitives.waiting.common import check_least
+from latchwork.primitives.waiting.common import check_least, check_text
 from latchwork.store.watch import Batch
 from latchwork.types import Entry
 
@@ -246,9 +246,7 @@ def check_member_body(member: GroupMember) -> GroupMember:
         TypeError: a label or the address is no text.
     """
     check_least(member.weight, "weight", 0.0)
-    given: object = member.address
-    if not isinstance(given, str):
-        raise TypeError(f"the address of member {member.id!r} must be text, not {given!r}")
+    check_text(member.address, f"the address of member {member.id!r}")
     for key, value in member.labels.items():
         texts: tuple[object, object] = (key, value)
         if not all(isinstance(text, str) for text in texts):

@@ -154,7 +154,8 @@ class RateLimiter(Closes):
     async def _try_take(self, count: int, place: Place | None) -> float | None:
         """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
         clock = self._store.clock
-        self._follow()
+        if self._watch is None:
+            self._follow()
         ops: list[Op] = [] if place is None else [Delete(place.ticket.key)]
         while True:
             entry = await self._read()
@@ -184,21 +185,15 @@ class RateLimiter(Closes):
 
     def _follow(self) -> None:
         """Know of permits as soon as they are given: what is known later counts for longer."""
-        if self._watch is not None:
-            return
         watch = self._store.watch(self._key)
-        if self._adopt(watch):
+        with self._lock:
+            is_wanted = self._watch is None and not self._waits.is_closed
+            if is_wanted:
+                self._watch = watch
+        if is_wanted:
             watch.subscribe(self._look)
         else:
             watch.close()
-
-    def _adopt(self, watch: Watch) -> bool:
-        """Keep a watch, unless there is one or we are closed."""
-        with self._lock:
-            if self._watch is not None or self._waits.is_closed:
-                return False
-            self._watch = watch
-            return True
 
     def _look(self, batch: Batch) -> None:
         for change in batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from latchwork.errors import LatchworkError
 from latchwork.types import Entry
@@ -46,9 +46,7 @@ class Permits:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(
-            {"limit": self.limit, "interval_s": self.interval_s, "slack_s": self.slack_s, "given": self.given}
-        ).encode()
+        return json.dumps(asdict(self)).encode()
 
     def is_like(self, other: Permits) -> bool:
         """True when both have the same limit, interval and slack."""

@@ -10,7 +10,7 @@ from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, W
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
+from latchwork.store.steps import Pause, Signal, Steps, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 
@@ -114,31 +114,3 @@ class Waiter:
                 pause_s = patience.left_s(backoff.next_s())
                 if patience.is_over or not await self.pause(pause_s):
                     raise
-
-
-async def open_session(store: Store, given: Session | None, what: str, patience: Patience, closing: Signal) -> Session:
-    """The session to wait by: the one that was handed in, or the store's, tried again while there is time.
-
-    Args:
-        store: whose session, if none is given.
-        given: the caller's session, or None.
-        what: is waited for, in words.
-        patience: how long it is tried.
-        closing: set when whoever waits is closed.
-    Raises:
-        Unavailable, OutcomeUnknown: it could not be opened in that time.
-        SessionLost: the one that was handed in has ended.
-        Closed: it, the store, or whoever waits was closed.
-    """
-    backoff = Backoff()
-    while True:
-        try:
-            session = given if given is not None else await ask(store.primary_session)
-            session.ensure_usable()
-        except (Unavailable, OutcomeUnknown) as error:
-            if patience.is_over:
-                raise
-            if await Pause(store.clock, closing, patience.left_s(backoff.next_s())):
-                raise Closed(f"{what} was closed; make another one") from error
-        else:
-            return session

@@ -9,12 +9,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from latchwork.errors import Closed, InvalidKey, SessionLost
+from latchwork.errors import Closed, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
-from latchwork.primitives.waiting.waiter import Waiter, open_session
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
 
 
@@ -52,7 +53,7 @@ class Waits:
         self._closed = False
         self._closing = Signal()
 
-    def check(self) -> None:
+    def check(self, cause: BaseException | None = None) -> None:
         """Let a call pass.
 
         Raises:
@@ -61,7 +62,7 @@ class Waits:
         """
         self.home.check()
         if self._closed:
-            raise Closed(f"{self._what} was closed; make another one")
+            raise Closed(f"{self._what} was closed; make another one") from cause
 
     @property
     def is_closed(self) -> bool:
@@ -75,17 +76,32 @@ class Waits:
         Raises:
             Closed, ForkedProcess, SessionLost: the object or the session cannot be used, or ended meanwhile.
             LatchworkError: this is a callback, and not a single try.
+            Unavailable, OutcomeUnknown: the store's session could not be opened in that time.
         """
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        session = await open_session(self._store, self._given, self._what, patience, self._closing)
-        with self.waiter(session) as waiter:
+        with self.waiter(await self._open_session(patience)) as waiter:
             try:
                 yield waiter, patience
             except SessionLost as error:
                 self.refuse_closed(waiter, error)
                 raise
+
+    async def _open_session(self, patience: Patience) -> Session:
+        """The session that was given, or the store's: tried again while there is time."""
+        backoff = Backoff()
+        while True:
+            try:
+                session = self._given if self._given is not None else await ask(self._store.primary_session)
+                session.ensure_usable()
+            except (Unavailable, OutcomeUnknown) as error:
+                if patience.is_over:
+                    raise
+                if await Pause(self._store.clock, self._closing, patience.left_s(backoff.next_s())):
+                    self.check(error)
+            else:
+                return session
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
@@ -113,8 +129,7 @@ class Waits:
         Raises:
             Closed: one of them was.
         """
-        if self._closed:
-            raise Closed(f"{self._what} was closed; make another one") from cause
+        self.check(cause)
         if waiter.session.state == "closed":
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
