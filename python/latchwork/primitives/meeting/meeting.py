@@ -36,69 +36,66 @@ _STAND_IN_S = (0.2, 0.6)
 
 
 class Meeting:
-    """One member of a barrier. Safe to share between threads.
+    """One member of a barrier: the base of both kinds, which document its arguments. Safe to share between threads."""
 
-    Args:
-        store: the store, or a namespace of it.
-        name: the key below which all is stored.
-        kind: ``barrier`` or ``double barrier``, for messages.
-        parties: how many members, or which.
-        member_id: who we are.
-        session: what ends our waits; None takes the store's primary session.
-        cycle: phases per round.
-    """
+    #: For messages; and how many phases a round has.
+    _kind, _cycle = "barrier", 1
 
     def __init__(
         self,
         store: Store,
         name: str,
-        kind: str,
         *,
         parties: int | Collection[str],
         member_id: str,
-        session: Session | None,
-        cycle: int,
+        session: Session | None = None,
     ) -> None:
-        self.name = check_name(name, kind)
+        self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
-        self.what = f"{kind} {name!r}"
-        self.waits = Waits(store, self.what, session)
+        self._what = f"{self._kind} {name!r}"
+        self._waits = Waits(store, self._what, session)
         self._store = store
-        self._cycle = cycle
-        self._fresh = Board.expecting(_check_parties(parties, member_id, self.what))
+        self._fresh = Board.expecting(_check_parties(parties, member_id, self._what))
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
         self._mine = f"{self._arrivals}/{member_id}"
         self._heard = -1
 
-    async def board(self) -> Board:
-        """The state now; of a barrier that nobody has used, the one it will begin with."""
-        self.waits.check()
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
+
+    def close(self) -> None:
+        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
+        self._waits.close()
+
+    async def _now(self) -> Board:
+        """The state now; a barrier that nobody has used has the one it will begin with."""
+        self._waits.check()
         entry = await ask(self._store.get, self._board_key)
         return self._fresh if entry is None else Board.of(entry)
 
-    async def arrived(self) -> list[str]:
+    async def _here(self) -> list[str]:
         """Who has arrived at the open phase, sorted."""
-        phase = (await self.board()).phase
+        phase = (await self._now()).phase
         return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
-    async def meet(self, choose: Choice, timeout_s: float | None) -> int:
+    async def _meet(self, choose: Choice, timeout_s: float | None) -> int:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
             BarrierBroken: it ended without everybody, for lack of time here or elsewhere.
         """
-        async with self.waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, patience):
             while True:
                 arrival = await waiter.keep_trying(lambda: self._arrive(choose), patience)
                 if arrival.phase is not None:
                     return await self._await_end(arrival.phase, arrival, waiter, patience)
                 await self._await_change(arrival.board.phase, waiter, patience)
 
-    async def abort(self, why: str) -> None:
+    async def _abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
-        self.waits.check()
+        self._waits.check()
         check_text(why, "the reason")
         phase = (await self._board())[1].phase
         await self._break(phase, why or f"{self.member_id!r} broke it")
@@ -118,7 +115,7 @@ class Meeting:
         board = Board.of(entry)
         if not board.is_like(self._fresh):
             expects = ", ".join(board.names) or f"{board.parties} members"
-            raise LatchworkError(f"{self.what} expects {expects}; make it with the same parties, or use another name")
+            raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
         return board
 
     async def _arrive(self, choose: Choice) -> _Arrival:
@@ -131,13 +128,13 @@ class Meeting:
             if phase is None or phase < board.phase or last == phase:
                 return _Arrival(phase, entry, board, mine if last == phase else None)
             if phase > board.phase:
-                raise ValueError(f"{self.what}: that is to come; open is {board.phase // self._cycle}")
+                raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
             about = {"host": self._identity.host, "pid": self._identity.pid}
             try:
                 done = await ask(self._store.commit, [At(entry)], [Put(self._mine, write_arrival(phase, about))])
             except Conflict:
                 continue
-            _log.debug("%s: %r has arrived at phase %d", self.what, self.member_id, phase)
+            _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
             return _Arrival(phase, entry, board, done.entries[0])
 
     # Waiting
@@ -145,8 +142,8 @@ class Meeting:
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
         if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
-            self.waits.refuse_ended(waiter)
-            raise BarrierBroken(f"{self.what} is in use by a round that {self.member_id!r} has no part in; meet later")
+            self._waits.refuse_ended(waiter)
+            raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
         known = [(arrival.entry, arrival.board)]  # as it was before we arrived: still so, or the commit is refused
@@ -157,7 +154,9 @@ class Meeting:
 
     async def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
-        while await waiter.follow(self.name, seen := self._seen(phase), patience):
+        while await waiter.follow(
+            self.name, seen := _Seen(self._board_key, self._arrivals, self._fresh.parties, phase), patience
+        ):
             if seen.board is not None:
                 return seen.board
             if not seen.is_last(self._mine):
@@ -166,12 +165,9 @@ class Meeting:
             board = await waiter.keep_trying(lambda: self._open(phase), patience)
             if board is not None:
                 return board
-        self.waits.refuse_ended(waiter)
+        self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time"
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
-
-    def _seen(self, phase: int) -> _Seen:
-        return _Seen(self._board_key, self._arrivals, self._fresh.parties, phase)
 
     async def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
         """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
@@ -213,13 +209,13 @@ class Meeting:
         self._heard = max(self._heard, phase)
         await self._forget(mine)
         if end is None:
-            raise LatchworkError(f"{self.what}: how phase {phase} ended is forgotten, it is too long ago")
+            raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
             return phase
         missing = ", ".join(end.missing)
         who = f": {missing}" if missing else ""
         raise BarrierBroken(
-            f"{self.what} was broken: {end.broken}; {end.lacking} of {board.parties} missing{who}; meet again",
+            f"{self._what} was broken: {end.broken}; {end.lacking} of {board.parties} missing{who}; meet again",
             end.missing,
             end.arrived,
         )
@@ -232,7 +228,7 @@ class Meeting:
             with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
                 await ask(self._store.delete, self._mine, version=mine.version)
         except LatchworkError as error:
-            _log.info("%s: the arrival of %r is left behind: %s", self.what, self.member_id, error)
+            _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
 
 
 @dataclass(frozen=True, slots=True)
