@@ -23,7 +23,7 @@ from latchwork.primitives.persistent.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Steps, driven
+from latchwork.store.steps import Pause, Steps, driven, steps_of
 from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
@@ -275,6 +275,36 @@ class LockKeeper(KeeperThread):
             finally:
                 granted.update(self._grant(owner, written))
             self._lose(owner, "another owner took it over")
+
+    async def _use_owner(self) -> LockOwner:
+        """An owner that is not given up meanwhile; made if there is none.
+
+        Raises:
+            Unavailable, OutcomeUnknown: it could not be made.
+        """
+        while True:
+            self._lose_if_over()
+            owner, rings = self._state.use_owner()
+            if owner is not None:
+                return owner
+            release = steps_of(self.release_held)
+            owner = LockOwner(
+                self._clock, self.ttl_s, self._home, renew=self._renew, renewed=self._renewed, release=release
+            )
+            if self._state.begin_making(owner):
+                await self._make(owner)
+                return owner
+            await self._state.rung(rings, 1.0)  # another thread makes one
+
+    async def _make(self, owner: LockOwner) -> None:
+        created = False
+        try:
+            await self._table.create_owner(owner.id, self._record)
+            created = True
+        finally:
+            self._state.end_making(owner, created=created)
+        self._wake.set()
+        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
 
     def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt]) -> dict[str, HeldLock]:
         holds, doubts = [], []

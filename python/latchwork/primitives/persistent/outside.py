@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
-from latchwork.primitives.persistent.table import LockTable, owner_of
+from latchwork.primitives.persistent.table import LockTable, owner_of, owners_of
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Delete, Entry, Op, Put
@@ -128,7 +128,7 @@ async def forget_free_locks(
     A lock that is taken at this moment stays.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
-    found = (await _listed(table, below))[:at_most]
+    found = (await table.locks(below))[:at_most]
     names = {state.name for state in await states_of(table, found) if state.holder is None}
     free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
@@ -157,19 +157,12 @@ async def state_of(table: LockTable, name: str) -> LockState:
 
 async def states_below(table: LockTable, below: str) -> list[LockState]:
     """The states of all locks below a name, "" for all; sorted by name. Not a snapshot."""
-    return await states_of(table, await _listed(table, below))
-
-
-async def _listed(table: LockTable, below: str) -> list[Entry]:
-    found: list[Entry] = await ask(
-        table.store.list, table.lock_key(below) if below else table.locks_prefix, recursive=True
-    )
-    return found
+    return await states_of(table, await table.locks(below))
 
 
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
     """The states of these L, in their order."""
-    holders = await _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
+    holders = await _holders(table, owners_of(found))
     states = []
     for entry in found:
         record = LockRecord.decode(entry.value)
@@ -215,14 +208,13 @@ class Sweeper:
         return removed
 
     async def _sweep_locks(self) -> int:
-        found = await _listed(self._table, "")
+        found = await self._table.locks()
         present = {entry.key for entry in found}
         self._free_since = {key: seen for key, seen in self._free_since.items() if key in present}
         swept = 0
         for at in range(0, len(found), _BATCH):
             batch = found[at : at + _BATCH]
-            named = sorted({owner for entry in batch if (owner := owner_of(entry))})
-            gone = set(await self._table.gone(named))
+            gone = set(await self._table.gone(owners_of(batch)))
             for entry in batch:
                 swept += await self._sweep_lock(entry, gone)
         return swept

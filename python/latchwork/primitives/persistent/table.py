@@ -66,16 +66,19 @@ class LockTable:
 
     def note(self, changes: Iterable[Change]) -> list[str]:
         """Take in what a watch of the owners showed; the ids of those that are gone."""
+        return self._note((change.key.rpartition("/")[2], change.entry) for change in changes)
+
+    def _note(self, found: Iterable[tuple[str, Entry | None]]) -> list[str]:
+        """Take in owners and their O as a response showed them, None for absent; the ids of those that are gone."""
         now = self.store.clock.now()
         gone = []
         with self._lock:
-            for change in changes:
-                owner = change.key.rpartition("/")[2]
-                if change.entry is None:
+            for owner, entry in found:
+                if entry is None:
                     self._sightings.gone(owner)
                     gone.append(owner)
                 else:
-                    self._sightings.seen(owner, change.entry.version, _ttl_of(change.entry), now)
+                    self._sightings.seen(owner, entry.version, _ttl_of(entry), now)
         return gone
 
     def sighting(self, owner: str) -> Sighting | None:
@@ -98,35 +101,21 @@ class LockTable:
     async def look(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
         """Read these L, and each O they name that was never seen; with ``fresh`` every O they name."""
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
-        named = {owner_of(entry) for entry in entries.values() if entry is not None} - {None}
-        owners = sorted(owner for owner in named if owner and (fresh or self.sighting(owner) is None))
-        if owners:
-            found = await ask(self.store.get_many, [self.owner_key(owner) for owner in owners])
-            self._note_reads(owners, found)
+        await self.gone([owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None])
         return entries
 
     async def gone(self, owners: Sequence[str]) -> list[str]:
         """Read these O; the ids of those that are gone."""
         found = await ask(self.store.get_many, [self.owner_key(owner) for owner in owners]) if owners else []
-        self._note_reads(owners, found)
-        return [owner for owner, entry in zip(owners, found, strict=True) if entry is None]
+        return self._note(zip(owners, found, strict=True))
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all O: key and version of those that were seen unchanged for 2 of their TTLs."""
         found = await ask(self.store.list, self.owners_prefix)
-        self._note_reads([entry.key.rpartition("/")[2] for entry in found], found)
+        self._note((entry.key.rpartition("/")[2], entry) for entry in found)
         with self._lock:
             silent = self._sightings.silent_since(2.0, self.store.clock.now())
         return [(self.owner_key(owner), seen.version) for owner, seen in silent]
-
-    def _note_reads(self, owners: Sequence[str], found: Sequence[Entry | None]) -> None:
-        now = self.store.clock.now()
-        with self._lock:
-            for owner, entry in zip(owners, found, strict=True):
-                if entry is None:
-                    self._sightings.gone(owner)
-                else:
-                    self._sightings.seen(owner, entry.version, _ttl_of(entry), now)
 
     # Writing
 
@@ -270,14 +259,24 @@ class LockTable:
 
     async def held_by(self, owner: str) -> list[str]:
         """The names of the locks that name an owner, sorted. Not a snapshot."""
-        found = await ask(self.store.list, self.locks_prefix, recursive=True)
-        return [self.name_of(entry.key) for entry in found if owner_of(entry) == owner]
+        return [self.name_of(entry.key) for entry in await self.locks() if owner_of(entry) == owner]
+
+    async def locks(self, below: str = "") -> list[Entry]:
+        """Every L below a name, "" for all, sorted. Not a snapshot."""
+        prefix = self.lock_key(below) if below else self.locks_prefix
+        found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
+        return found
 
 
 def owner_of(entry: Entry | None) -> str | None:
     """The owner that an L names, or None."""
     record = LockRecord.decode(entry.value) if entry is not None else None
     return record.owner if record is not None else None
+
+
+def owners_of(entries: Iterable[Entry | None]) -> list[str]:
+    """The owners that these L name, sorted, each once."""
+    return sorted({owner for entry in entries if (owner := owner_of(entry))})
 
 
 def _ttl_of(entry: Entry) -> float:

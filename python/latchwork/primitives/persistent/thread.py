@@ -292,36 +292,6 @@ class KeeperThread(Starts):
 
     # The owner
 
-    async def _use_owner(self) -> LockOwner:
-        """An owner that is not given up meanwhile; made if there is none.
-
-        Raises:
-            Unavailable, OutcomeUnknown: it could not be made.
-        """
-        while True:
-            self._lose_if_over()
-            owner, rings = self._state.use_owner()
-            if owner is not None:
-                return owner
-            release = steps_of(self.release_held)
-            owner = LockOwner(
-                self._clock, self.ttl_s, self._home, renew=self._renew, renewed=self._renewed, release=release
-            )
-            if self._state.begin_making(owner):
-                await self._make(owner)
-                return owner
-            await self._state.rung(rings, 1.0)  # another thread makes one
-
-    async def _make(self, owner: LockOwner) -> None:
-        created = False
-        try:
-            await self._table.create_owner(owner.id, self._record)
-            created = True
-        finally:
-            self._state.end_making(owner, created=created)
-        self._wake.set()
-        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
-
     def _renew_current(self) -> float:
         """Lose, give up or renew the current owner if that is due; when something will be."""
         self._lose_if_over()
