@@ -4,8 +4,7 @@ Keys:   <name>/t<number>  one ticket per campaign, numbered in order of arrival,
                           label, its value, host, pid and a nonce as JSON
 Leader: the live ticket with the lowest number. Each other campaign watches exactly the ticket before its own.
 
-A ``LeaderLatch`` stays a candidate and is told; here each term is asked for, held and ended by the thread that wants
-it.
+A ``LeaderLatch`` stays a candidate and calls listeners; here a thread asks for each term, holds it and ends it.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class Term(GuardsWork):
 
 
 class _Seat(SessionLock):
-    """One campaign and the term that it leads to."""
+    """One campaign, and the term that follows it."""
 
     error = NotLeader
 

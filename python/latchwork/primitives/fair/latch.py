@@ -71,7 +71,7 @@ class LeaderLatch(GuardsWork, Participant):
     def __repr__(self) -> str:
         return f"<LeaderLatch {self.name!r} {self.node_id!r} {self.state}>"
 
-    # Life
+    # Joining and leaving
 
     @driven
     async def start(self) -> None:
@@ -88,7 +88,7 @@ class LeaderLatch(GuardsWork, Participant):
             await self._ended(leaving)
 
     def _begin_or_leaving(self) -> Background | None:
-        """Begin, unless that was done; what is still leaving is returned instead."""
+        """Begin, unless that was done; returns the thread that is still leaving, if there is one."""
         with self._changed:
             self._refuse_closed()
             if self._background is not None:
@@ -138,7 +138,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _hand_over(self) -> None:
-        """Delete our ticket before our thread does, when no listener has to end before; trouble is our thread's."""
+        """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
         with self._changed:
             place, self._place = self._place, None
         if place is None:
@@ -274,7 +274,7 @@ class LeaderLatch(GuardsWork, Participant):
         """Who leads now as the store knows it, or None. Needs no joining."""
         return next(iter(await steps_of(self.candidates)()), None)
 
-    # The queue, inside
+    # The queue
 
     def _trouble(self, error: LatchworkError) -> None:
         if isinstance(error, OwnershipLost):
@@ -294,7 +294,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _stay(self, backoff: Backoff) -> None:
-        """Have a place until it is lost or given up; always look at the queue as it is now."""
+        """Stay in the queue until our ticket is lost or given up; always look at the queue as it is now."""
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
@@ -326,19 +326,19 @@ class LeaderLatch(GuardsWork, Participant):
         return place
 
     def _lose_place(self) -> None:
-        """Our ticket counts no more; if it is still there, it is removed rather than waited for."""
+        """Stop counting our ticket; if it is still there, it is removed rather than waited for."""
         place, self._place = self._place, None
         if place is not None:
             self._queue.disown(place.nonce)
 
     async def _leave(self) -> None:
-        """Delete every ticket of ours; trouble ends at the latest when our session does."""
+        """Delete every ticket of ours, again and again until our session ends."""
         with self._changed:
             place, self._place = self._place, None
         if self._session is not None:
             await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
 
-    # What we are, inside
+    # Leading
 
     def _owned(self) -> Ownership:
         led = self._led

@@ -1,4 +1,4 @@
-"""Who leads or waits to lead, as the store knows it: one look, or all changes of it."""
+"""The leader and the candidates as the store knows them: read once, or followed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from latchwork.store.watch import Batch, Watch
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A campaign as the store knows it: of the leader, or of one who waits.
+    """A campaign as the store knows it: the leader's, or that of a candidate who waits.
 
     Attributes:
         node_id: as the campaigner gave it; empty when its ticket cannot be read.
         value: what it announces.
         ticket: the key of its ticket: one per term.
         token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
+        session_id: the session its ticket is bound to.
     """
 
     node_id: str
@@ -40,13 +40,13 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One place in the queue.
+    """One candidate in the queue.
 
     Attributes:
         node_id: as the candidate gave it; empty when its ticket cannot be read.
         ticket: the key of its ticket.
         token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
+        session_id: the session its ticket is bound to.
     """
 
     node_id: str

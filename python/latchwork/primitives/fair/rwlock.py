@@ -33,7 +33,7 @@ def reads(ticket: Ticket) -> bool:
 
 
 def held_count(tickets: list[Ticket]) -> int:
-    """How many tickets at the head of the queue hold the lock. Pure."""
+    """The number of tickets at the head of the queue that hold the lock. Pure."""
     if not tickets or not reads(tickets[0]):
         return min(1, len(tickets))
     return next((at for at, ticket in enumerate(tickets) if not reads(ticket)), len(tickets))
@@ -141,7 +141,7 @@ class Side(SessionLock):
         return hold.place.fence
 
     async def hand_to_other(self, hold: Hold) -> None:
-        """Have the other side hold what this one held, in this thread."""
+        """Make the other side hold what this one held, in this thread."""
         with self._lock:
             if hold.given_back.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")

@@ -3,8 +3,8 @@
 Keys:   <name>/leases/size       how many leases there are, as JSON
         <name>/leases/t<number>  one per holder, dies with its session; label, host, pid and a nonce as JSON
         <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
-Holder: who has a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and checks
-        the size; the others watch the ticket before their own, the first watches the leases.
+Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
+        checks the size; the others watch the ticket before their own, the first watches the leases.
 
 docs/design/0008 says why more than n can never be held.
 """
@@ -88,7 +88,7 @@ class Semaphore(SessionLock):
         """Who waits, in the order in which they will have leases; may be empty."""
         return await self._queue.tickets()
 
-    # Having a lease
+    # Taking a lease
 
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         await waiter.keep_trying(self._agree, patience)
@@ -104,7 +104,7 @@ class Semaphore(SessionLock):
         return lease
 
     async def _agree(self) -> None:
-        """Store the size, or see that it is what we were told; once."""
+        """Store the size, or check that it is the one that was given; once."""
         if self._agreed:
             return
         entry = await ask(self._store.get, self._size_key)
@@ -130,7 +130,7 @@ class Semaphore(SessionLock):
             return found
 
     async def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
-        """Being the first in the queue, wait for a lease and take it; None when time is over or called off."""
+        """As the first in the queue, wait for a lease and take it; None when time is over or called off."""
         while True:
             lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
             if lease is not None:

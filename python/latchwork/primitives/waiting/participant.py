@@ -28,12 +28,8 @@ T = TypeVar("T")
 class Participant(Starts):
     """Takes part until it leaves, and begins anew after any trouble that passes. Safe to share between threads.
 
-    Args:
-        store: the store, or a namespace of it.
-        what: what is taken part in, in words: ``latch 'leader'``.
-        who: who takes part, in words: ``node 'web-1'``.
-        session: the session to live by; None takes the store's primary session.
-        name: of its threads.
+    Messages say ``what`` it takes part in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads have the
+    ``name``. Its part ends with the session that was given; None takes the store's primary session.
     """
 
     def __init__(self, store: Store, what: str, who: str, session: Session | None, *, name: str) -> None:
@@ -55,7 +51,7 @@ class Participant(Starts):
 
     @abstractmethod
     async def _stay(self, backoff: Backoff) -> None:
-        """Take part until the session ends or we leave; resets the backoff once that has worked."""
+        """Take part until the session ends or we leave; reset the backoff once we take part."""
 
     @abstractmethod
     async def _depart(self) -> None:
@@ -92,7 +88,7 @@ class Participant(Starts):
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause so long, or until somebody has us leave."""
+        """Pause for so long, or until we have to leave."""
         if not self._leaving:
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()

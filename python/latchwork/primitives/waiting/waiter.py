@@ -21,11 +21,11 @@ class Waiter:
     """Waits for one thing at a time; can be called off for good, from any thread.
 
     It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
-    ``close``: who has just got a lock has better things to do.
+    ``close``: closing it would delay whoever has just got a lock.
 
     Attributes:
-        session: by which it lives.
-        is_kept: set by whoever keeps it after the wait, and closes it.
+        session: the session whose end calls it off.
+        is_kept: set by the caller that keeps it after the wait, and closes it.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -38,7 +38,7 @@ class Waiter:
         self._cancel = session.on_end(self.call_off)
 
     def close(self) -> None:
-        """Let go of the session and of the last watch. Twice is fine."""
+        """Stop listening to the session, and close the last watch. Twice is fine."""
         self._cancel()
         self._replace(None)
 
@@ -48,7 +48,7 @@ class Waiter:
         return self._off.is_set()
 
     def call_off(self) -> None:
-        """Wait no more: whoever waits returns at once. Does not block."""
+        """End the wait, and every later one, at once. Does not block."""
         self._off.set()
         with self._lock:
             watch = self._watch
