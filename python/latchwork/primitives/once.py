@@ -121,7 +121,7 @@ class Once(Closes):
     async def _have_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
     ) -> Entry | None:
-        """The outcome, here or of others; None when time is over, or it was reset as soon as it was there."""
+        """The outcome, ours or another's; None when time is over, or it was reset at once."""
         entry = await waiter.keep_trying(self._outcome, patience)
         if entry is not None:
             return entry
@@ -172,7 +172,7 @@ class Once(Closes):
         return entry
 
     async def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
-        """Our place once nobody is before us; None when there is an outcome first, or no more time."""
+        """Our ticket once nobody is ahead of us; None when there is an outcome first, or no more time."""
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
@@ -196,7 +196,7 @@ class Once(Closes):
     # Running
 
     async def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
-        """Being the first in the queue, and seeing no outcome, make one."""
+        """As the first in the queue, seeing no outcome, make one."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(place), patience)
@@ -227,7 +227,7 @@ class Once(Closes):
         return await self._record(place, self._body({"ok": True}, value))
 
     async def _after_stop(self, place: Place) -> Entry | None:
-        """Wait until the session was renewed or has ended: None to run it again, or what others have recorded."""
+        """Wait until the session was renewed or has ended; None to run it again, or what others have recorded."""
         session, patience = place.session, Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
@@ -267,7 +267,7 @@ class Once(Closes):
         return value
 
     async def _count_start(self, place: Place) -> int:
-        """Count this start once; which one it is."""
+        """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             before = read_body(entry.value) if entry is not None else {}
@@ -286,7 +286,7 @@ class Once(Closes):
                 return starts + 1
 
     async def _record(self, place: Place, body: bytes) -> Entry:
-        """Record the outcome, if there is none yet; what is recorded."""
+        """Record the outcome, if there is none yet; returns the one that is recorded."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             try:
@@ -300,10 +300,8 @@ class Once(Closes):
                 done = await ask(self._store.commit, [place.fence], [Create(self._outcome_key, body)])
                 return done.entries[0]
             except Conflict as error:
-                there = (
-                    await self._outcome()
-                )  # ours, if an answer was lost; or of who ran it when we had lost our session
-                if there is not None:
+                there = await self._outcome()
+                if there is not None:  # ours, if an answer was lost; or that of another, who ran it after our session
                     return there
                 await self._refuse_lost(place, error)
 

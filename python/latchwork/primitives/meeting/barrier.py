@@ -36,8 +36,8 @@ class Barrier(Meeting, Closes):
         Args:
             timeout_s: seconds to wait; None waits for ever. When it is over the generation is broken for everybody.
             generation: which one is meant, for members that keep that themselves: one that has passed lets through at
-                once. None means the one that is open, or the one at which an earlier life of ours had arrived if that
-                has passed and we were not told.
+                once. None means the one that is open, or the one at which our process had arrived before a restart if
+                that has passed and we did not hear of it.
         Returns:
             The generation that has passed: 0 for the first.
         Raises:

@@ -4,7 +4,7 @@ Keys:  <name>/board             the open phase, who is expected, how the last ph
        <name>/arrived/<member>  the phase at which a member has arrived, host and pid; as JSON; bound to no session
 
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
-its arrivals only become more, so whoever has seen enough of them may open it, again on condition that the board is
+its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
 unchanged. docs/design/0011 has the races.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
 Choice = Callable[[Board, int], int | None]
-#: Who was not the last to arrive opens the phase too, after a pause between these: the last one may have died.
+#: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
 
 
@@ -119,7 +119,7 @@ class Meeting:
         return board
 
     async def _arrive(self, choose: Choice) -> _Arrival:
-        """Be counted once at the phase that is meant."""
+        """Arrive once at the phase that is meant."""
         while True:
             entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
             entry, board = await self._board() if entry is None else (entry, self._read(entry))
@@ -202,7 +202,7 @@ class Meeting:
                 await ask(self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])
                 return after
 
-    # Being told
+    # Hearing how it ended
 
     async def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
         end = board.how_ended(phase)
@@ -221,7 +221,7 @@ class Meeting:
         )
 
     async def _forget(self, mine: Entry | None) -> None:
-        """Our arrival has done its work. If it stays, our next life takes it that we were not told."""
+        """Delete our arrival. If it stays, our process believes after a restart that it did not hear of the end."""
         if mine is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a barrier has stored, and what follows from it: pure functions, no I/O.
+"""The state of a barrier as it is stored, and what follows from it: pure functions, no I/O.
 
 A barrier counts *phases*: each one ends passed or broken. A plain barrier passes one phase per round, a double barrier
 two: entering and leaving. After a broken phase the next is the first of the next round.

@@ -36,10 +36,10 @@ _SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
 class RateLimiter(Closes):
     """``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
 
-    In no interval of that length, wherever it begins, do more acquisitions return in the whole cluster. The price is a
-    rate of ``permits / (interval_s + slack_s)`` at most, one write per acquisition, and that a limiter object whose
-    first look finds permits given may have to wait for one interval: it cannot know how old they are. So keep one
-    object per process. Construction does no I/O. Safe to share between threads.
+    No interval of that length, wherever it begins, has more acquisitions in the whole cluster. This costs a rate of
+    ``permits / (interval_s + slack_s)`` at most, and one write per acquisition. A limiter object whose first read finds
+    permits given may have to wait for one interval: it cannot know how old they are. So keep one object per process.
+    Construction does no I/O. Safe to share between threads.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.

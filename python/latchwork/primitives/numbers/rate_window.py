@@ -1,4 +1,4 @@
-"""How many permits may be had now: pure, by one's own clock, no I/O.
+"""How many permits may be given now: pure, by our own clock, no I/O.
 
 Permits are numbered in the order in which they are given. Every node remembers how many had been given when, by its own
 clock, it came to know of it; so a permit is at least as old as that. One more may be given when the permit as many

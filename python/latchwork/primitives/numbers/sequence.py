@@ -24,9 +24,9 @@ Record = Callable[[int], Ops]
 class Sequence:
     """The numbers 1, 2, 3 ...: every id up to the last one has its record, and nobody else's record has it.
 
-    No gap can come about, whoever dies when: the id and its record are one transaction, all or nothing. For the same
-    reason an id cannot be had without a record in this store: a number that is only handed out is lost with whoever
-    takes it to the grave. A record of another system belongs behind it: write it afterwards, from the record here.
+    There is no gap, whoever dies at any moment: the id and its record are one transaction, all or nothing. For the same
+    reason no id is given without a record in this store: a number that is only handed out is lost when its taker dies.
+    Write a record of another system afterwards, from the record here.
 
     Construction does no I/O. Safe to share between threads and processes.
 

@@ -1,4 +1,4 @@
-"""Who holds which lock, read from outside without taking anything; and the removal of what nobody holds any more."""
+"""Who holds which lock, read without taking anything; and the removal of what nobody holds any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORGET_FREE_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """An owner, as it described itself. It may be dead already: its lock is taken over when that is certain.
+    """An owner, as it described itself. It may be dead already: others take its lock over when that is certain.
 
     Attributes:
         owner_id: the owner's uuid.
@@ -88,14 +88,14 @@ async def force_release(
     owners_prefix: str = OWNERS_PREFIX,
     locks_prefix: str = LOCKS_PREFIX,
 ) -> LockState | None:
-    """Take a lock from whoever holds it: for people who know that the holder does no harm any more.
+    """Take a lock from its holder: for people who know that the holder does no harm any more.
 
     Every fenced write of the holder is refused from now on. Not promised: that it notices, or has stopped.
 
     Args:
         store: where the lock is.
         name: the lock's name.
-        also: operations for the same transaction, made from the lock's state before: a note of who did it, and why.
+        also: gives operations for the same transaction, from the state before: a note of who did it, and why.
         owners_prefix: as given to the keepers.
         locks_prefix: as given to the keepers.
     Returns:
@@ -122,10 +122,10 @@ async def forget_free_locks(
     locks_prefix: str = LOCKS_PREFIX,
     at_most: int | None = None,
 ) -> int:
-    """Remove the records of locks that nobody holds; they come back when the lock is taken. How many were removed.
+    """Remove the records of locks that nobody holds, and return how many; they come back when the lock is taken.
 
-    A keeper's ``sweep`` does so an hour after a lock was given back; this is for the end, when nobody is left to do it.
-    A lock that is taken at this moment stays.
+    A keeper's ``sweep`` does so ten minutes after it first saw a lock free; this is for the end, when no keeper is
+    left. A lock that is taken at this moment stays.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
     found = (await table.locks(below))[:at_most]
@@ -138,7 +138,7 @@ async def forget_free_locks(
 
 
 async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete these, all at once, or one by one without those that have changed."""
+    """Delete these in one transaction, or one by one if some of them have changed; returns how many."""
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:

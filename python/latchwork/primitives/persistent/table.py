@@ -1,6 +1,6 @@
 """The keys of the persistent locks: what was read of them, and every transaction that writes one.
 
-No thread of its own. Knows nothing of who holds what in this process: ``Holdings`` does.
+It has no thread, and does not know what this process holds: ``Holdings`` does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
 
-#: Names looked at together; a transaction then takes as many of them as its limits allow.
+#: Names that are read together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90
-#: So many locks at once are taken without a look at first, as if they did not exist: true for a job that begins.
+#: So many locks at once are written without reading them first, as if they did not exist: true for a new job.
 _GUESS_FROM = 10
-#: A single lock is tried so often against others that write it at the same moment, then it counts as held.
+#: Tries of a single lock that others write at the same moment; after these it counts as held.
 _ROUNDS = 5
 
 
@@ -51,15 +51,15 @@ class LockTable:
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:
-        """L of a name."""
+        """The key of a lock."""
         return f"{self.locks_prefix}/{name}"
 
     def name_of(self, key: str) -> str:
-        """The name of an L."""
+        """The name of the lock with this key."""
         return key[len(self.locks_prefix) + 1 :]
 
     def owner_key(self, owner: str) -> str:
-        """O of an owner's id."""
+        """The key of an owner."""
         return f"{self.owners_prefix}/{owner}"
 
     # What is known of the owners
@@ -87,14 +87,14 @@ class LockTable:
             return self._sightings.of(owner)
 
     def in_the_way(self, entry: Entry | None) -> str | None:
-        """The owner that keeps others from an L, "" for a key that is no lock; None if it looks free."""
+        """The owner that keeps others from taking L; "" for a key that is no lock, None if it looks free."""
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord()
         if record is None or record.owner is None:
             return "" if record is None else None
         return record.owner if self.dead_at(record.owner) is not None else None
 
     def dead_at(self, owner: str) -> float | None:
-        """When an owner must have stopped unless it is renewed; None if that is over, or it is not known to live."""
+        """When an owner must have stopped unless it is renewed; None if that is past, or it was not seen."""
         seen = self.sighting(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
@@ -192,7 +192,7 @@ class LockTable:
                 self._sightings.gone(owner)
 
     async def free(self, held: dict[str, Entry]) -> list[str]:
-        """Set these locks free, each if it is still as we hold it; the names of those that are not.
+        """Free these locks, each if it is still as we hold it; returns the names of those that are not.
 
         Raises:
             OutcomeUnknown, Unavailable: some may not be free yet: settle all of them.
@@ -213,11 +213,11 @@ class LockTable:
         return gone
 
     async def settle(self, doubt: Doubt, ours: frozenset[str]) -> None:
-        """See to it that a doubtful write has not landed and never will: the lock ends up not ours.
+        """Make sure that a doubtful write has not landed and never will: the lock is not ours afterwards.
 
         Args:
             doubt: the write.
-            ours: the ids of all owners that this process ever was.
+            ours: the ids of all owners that this keeper ever had.
         Raises:
             Conflict, Unavailable, OutcomeUnknown: not settled; do it again later.
         """
@@ -227,7 +227,7 @@ class LockTable:
             return
         if not _same(entry, doubt.before):
             return  # its check can never hold again
-        # L is as that write wants it: write it first. If the owner it names lives, its other check has failed for good.
+        # L is as that write's check wants it: write it first. If its owner lives, the other check has failed for good.
         take = self._plans({doubt.name: entry}, None, FREE).get(doubt.name)
         if take is not None:
             await ask(self.store.commit, take.checks, take.ops)
@@ -250,7 +250,7 @@ class LockTable:
         return then(written, lambda _written: sent_at)
 
     async def prolong(self, owner: str) -> None:
-        """Have an owner live for another TTL, if it is still there, so that nobody takes its locks over meanwhile."""
+        """Renew another owner once, if it is still there, so that nobody takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
@@ -300,7 +300,7 @@ def _merge(takes: Iterable[Take]) -> tuple[list[Check], list[Op]]:
 
 
 def _fit(takes: dict[str, Take]) -> tuple[dict[str, Take], list[str]]:
-    """As many as one transaction holds, and the names of the rest."""
+    """As many as one transaction holds, and the names of the others."""
     checks: set[Check] = set()
     ops: set[Op] = set()
     now: dict[str, Take] = {}
@@ -319,7 +319,7 @@ def _halves(names: list[str]) -> list[list[str]]:
 
 
 def _again(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """What to do after a conflict: halve, so that one contended lock does not stop the others."""
+    """The batches to try after a conflict: halves, so that one contended lock does not stop the others."""
     if len(names) > 1:
         return [(half, 1) for half in _halves(names)]
     return [(names, tries + 1)] if tries < _ROUNDS else []

@@ -1,6 +1,6 @@
 """What a lock keeper does in the background, and what can be seen of it: its thread, its owners, its doubts.
 
-The thread renews the owner that is current, follows the other owners and has chores done. Nothing here takes a lock.
+The thread renews the current owner, follows the other owners and has chores done. Nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class KeeperThread(Starts):
     def renew_within(self, seconds: float | None) -> None:
         """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
 
-        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is. A keeper
-        that was closed renews nothing: this does nothing then.
+        For callers that have to know sooner than after a TTL that the server is out of reach. The TTL stays as it is.
+        This does nothing after ``close``.
         """
         self._within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
         self._wake.set()
@@ -152,7 +152,7 @@ class KeeperThread(Starts):
         return listen(self._lost, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; so long the locks are still ours.
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; the locks are ours that long.
 
         Returns:
             A function that ends it.
@@ -211,7 +211,7 @@ class KeeperThread(Starts):
         self._ended.set()
 
     async def _step(self, now: float) -> float:
-        """Do what is due; when to come back, at the latest."""
+        """Do what is due; returns when the next step is due, at the latest."""
         due = [now + self.ttl_s, self._waits.look_for_dead(), self._renew_current()]
         if now >= self._next_chores:
             self._next_chores = now + self.ttl_s / 4
@@ -245,7 +245,7 @@ class KeeperThread(Starts):
         self._waits.trim()
 
     async def _bury(self, *, also_current: bool = False) -> None:
-        """Delete the keys of owners that ended and hold nothing; what cannot be deleted now is left for later."""
+        """Delete the keys of owners that ended and hold nothing; try those that fail again later."""
         for owner in self._state.to_bury(also_current=also_current):
             if await self._delete(owner.id):
                 self._state.buried(owner)
@@ -271,7 +271,7 @@ class KeeperThread(Starts):
             self._done_with([doubt.name])
 
     async def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
-        """Free these locks on the server, now or later; the names of those that were taken by another."""
+        """Free these locks on the server, now or later; returns the names that others have taken."""
         doubts, claimed = self._state.take_back(found)
         for held in found:
             held.end_work()
@@ -293,7 +293,7 @@ class KeeperThread(Starts):
     # The owner
 
     def _renew_current(self) -> float:
-        """Lose, give up or renew the current owner if that is due; when something will be."""
+        """Lose, give up or renew the current owner if that is due; returns when the next of these is due."""
         self._lose_if_over()
         owner = self._state.current
         if owner is None or self._state.give_up(owner):
@@ -329,7 +329,7 @@ class KeeperThread(Starts):
             self._lose(owner, "no renewal was confirmed in time")
 
     def _lose(self, owner: LockOwner, why: str) -> None:
-        """Never renew this owner again, and tell whom it concerns."""
+        """Never renew this owner again, and tell work, listeners and waiters."""
         held = self._state.lose(owner)
         if held is None:
             return
@@ -355,7 +355,7 @@ class KeeperThread(Starts):
         self._wake.set()
 
     def _unwatched(self) -> list[str]:
-        """Owners in the way that were read but are not in the mirror, which will never tell when they go."""
+        """Owners in the way that were read but are not in the mirror, which never tells that they are gone."""
         mirror = self._mirror
         if mirror is None:
             return []

@@ -1,4 +1,4 @@
-"""What a queue has stored: where, and in which form. Nothing here does I/O.
+"""The keys and values of a queue. Nothing here does I/O.
 
 Keys:  <name>/tail                    the number of the last item put, see ``cell``
        <name>/room                    capacity, and how many may be put before the items have to be counted; as JSON
@@ -122,17 +122,12 @@ def make_id(priority: int, number: int) -> str:
 
 
 def item_id(entry: Entry) -> str:
-    """The id of the item whose item, claim or letter this is."""
+    """The id of an item, from its own key, its claim or its dead letter."""
     return entry.key.rpartition("/")[2]
 
 
 def check_payload(value: bytes, what: str) -> bytes:
-    """The value itself, if it can be put.
-
-    Raises:
-        TypeError: it is no ``bytes``.
-        ValueTooLarge: it is too large.
-    """
+    """The value itself; ``TypeError`` if it is no ``bytes``, ``ValueTooLarge`` if it is too large."""
     check_bytes(value, f"a value for {what}")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(

@@ -37,7 +37,7 @@ class Putting:
     """The end of one queue. Safe to share between threads.
 
     Attributes:
-        queue: where those stand that wait for room.
+        queue: the tickets of those that wait for room.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Putting:
                 return last
 
     async def _use_room(self, count: int) -> list[Op]:
-        """Count places as used. All puts are one after the other, and all else only makes items fewer."""
+        """Count room as used. Puts come one after the other, and everything else only makes the items fewer."""
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.room)

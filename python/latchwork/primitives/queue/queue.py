@@ -2,7 +2,7 @@
 
 Keys:   see ``items``
 Order:  by the number that an item gets in the transaction that puts it.
-Claim:  a session-bound key beside the item. The item is removed by who acknowledges it; when the taker dies, its claim
+Claim:  a session-bound key for the item. Its taker removes the item by acknowledging it; when the taker dies, the claim
         vanishes, and the item is where it was.
 
 docs/design/0011 has the races, and why a new item wakes one taker.
@@ -33,8 +33,8 @@ DEFAULT_PRIORITY = 5
 class Queue(Closes):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one at a time as far as fences reach: who has lost its claim can end
-    nothing. Construction does no I/O. Safe to share between threads and processes.
+    Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
+    end nothing. Construction does no I/O. Safe to share between threads and processes.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -185,11 +185,10 @@ class Queue(Closes):
                 alive = replace(dead, id=make_id(dead.priority, first), attempts=0)
                 return [Create(self._names.item(alive.id), alive.to_bytes()), Delete(letter.key)]
 
-            return (
-                await self._putting.append(
-                    dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
-                )
-            )[0]
+            ids = await self._putting.append(
+                dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
+            )
+            return ids[0]
 
     @driven
     async def drop(self, item_id: str) -> None:
