@@ -35,7 +35,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called, driven, steps_of
+from latchwork.store.steps import ask, called, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
@@ -116,7 +116,8 @@ class Once(Closes):
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
             if patience.is_over:
-                raise WaitTimeout(f"{self._what} is still run by {await self._runner()}; wait longer, or ask them")
+                runner = await self._queue.first_in_words()
+                raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
 
     async def _have_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
@@ -186,12 +187,6 @@ class Once(Closes):
                 if turn.is_off and not waiter.is_off:
                     return None  # we could not even queue, and need not any more
                 raise
-
-    async def _runner(self) -> str:
-        try:
-            return str(await steps_of(self.runner)() or "nobody now, though it was")
-        except LatchworkError:
-            return "others"
 
     # Running
 

@@ -232,11 +232,7 @@ class SessionLock(GuardsWork):
         return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
     async def _holders_in_words(self) -> str:
-        try:
-            first = next(iter(await self._queue.tickets()), None)
-        except LatchworkError:
-            return "others"
-        return str(first) if first is not None else "nobody now, though it was"
+        return await self._queue.first_in_words()
 
     async def _had(self, place: Place, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
+from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
@@ -107,27 +107,18 @@ class Semaphore(SessionLock):
         """Store the size, or check that it is the one that was given; once."""
         if self._agreed:
             return
-        entry = await ask(self._store.get, self._size_key)
-        if entry is None:
-            entry = await self._create_size()
+        if self._wanted is not None:
+            entry = await get_or_create(self._store, self._size_key, write_body({"leases": self._wanted}))
+        elif (found := await ask(self._store.get, self._size_key)) is not None:
+            entry = found
+        else:
+            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
         stored = _read_size(entry)
         if self._wanted not in {None, stored}:
             raise LatchworkError(
                 f"{self.what} has {stored} leases, not {self._wanted}; make it with leases={stored}, or resize it"
             )
         self._agreed = True
-
-    async def _create_size(self) -> Entry:
-        if self._wanted is None:
-            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
-        try:
-            created: Entry = await ask(self._store.create, self._size_key, write_body({"leases": self._wanted}))
-            return created
-        except KeyExists:
-            found = await ask(self._store.get, self._size_key)
-            if found is None:
-                raise
-            return found
 
     async def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
         """As the first in the queue, wait for a lease and take it; None when time is over or called off."""

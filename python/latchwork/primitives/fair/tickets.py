@@ -143,6 +143,13 @@ class TicketQueue:
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
+    async def first_in_words(self) -> str:
+        """The first in the queue, for messages."""
+        try:
+            return str(next(iter(await self.tickets()), "nobody now, though it was"))
+        except LatchworkError:
+            return "others"
+
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
 

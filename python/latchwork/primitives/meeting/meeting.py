@@ -16,10 +16,10 @@ import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
+from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -103,12 +103,7 @@ class Meeting:
     # Arriving
 
     async def _board(self) -> tuple[Entry, Board]:
-        entry = await ask(self._store.get, self._board_key)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._board_key, self._fresh.to_bytes())
-            except KeyExists:
-                return await self._board()
+        entry = await get_or_create(self._store, self._board_key, self._fresh.to_bytes())
         return entry, self._read(entry)
 
     def _read(self, entry: Entry) -> Board:

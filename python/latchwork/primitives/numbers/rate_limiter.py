@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
+from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
@@ -207,12 +207,7 @@ class RateLimiter(Closes):
         return permits
 
     async def _read(self) -> Entry:
-        entry = await ask(self._store.get, self._key)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._key, self._fresh.to_bytes())
-            except KeyExists:
-                return await self._read()
+        entry = await get_or_create(self._store, self._key, self._fresh.to_bytes())
         permits = Permits.of(entry)
         if not permits.is_like(self._fresh):
             raise LatchworkError(

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, Unavailable, WaitTimeout
+from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import Item, Names, Room, check_payload, make_id
 from latchwork.primitives.waiting.common import Patience
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import ask
@@ -145,12 +145,7 @@ class Putting:
         """The capacity, as stored by the first use."""
         if self._agreed:
             return self._capacity
-        entry = await ask(self._store.get, self._names.room)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._names.room, Room(self._capacity).to_bytes())
-            except KeyExists:
-                return await self.agree()
+        entry = await get_or_create(self._store, self._names.room, Room(self._capacity).to_bytes())
         stored = Room.of(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(

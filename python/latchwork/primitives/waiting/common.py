@@ -87,9 +87,6 @@ class Identity:
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"
-
 
 def lost_by_fork() -> Signal:
     """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
-from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.errors import Closed, KeyExists, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, Steps, steps_of
+from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
+from latchwork.types import Entry
 
 T = TypeVar("T")
 
@@ -114,3 +116,12 @@ class Waiter:
                 pause_s = patience.left_s(backoff.next_s())
                 if patience.is_over or not await self.pause(pause_s):
                     raise
+
+
+async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
+    """The entry of a key, which is created with this value if it is not there."""
+    while (entry := await ask(store.get, key)) is None:
+        with suppress(KeyExists):
+            created: Entry = await ask(store.create, key, value)
+            return created
+    return entry
