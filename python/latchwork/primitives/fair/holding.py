@@ -215,7 +215,7 @@ class SessionLock(GuardsWork):
 
     def _again(self) -> Hold | None:
         """This thread's hold, acquired once more, if it has one and may."""
-        hold = self.of_this_thread()
+        hold = self._of_thread()
         if hold is None or self._several:
             return None
         if self._reentrant:
@@ -298,15 +298,14 @@ class SessionLock(GuardsWork):
         self._mine.stack = stack
         return stack
 
-    def of_this_thread(self) -> Hold | None:
-        """This thread's newest hold."""
+    def _of_thread(self) -> Hold | None:
         stack = self._stack()
         return stack[-1] if stack else None
 
     def _current(self) -> Hold | None:
         if self._home.is_foreign:
             return None
-        hold = self.of_this_thread()
+        hold = self._of_thread()
         if hold is None:
             with self._lock:
                 hold = self._holds[-1] if self._holds else None
@@ -322,7 +321,7 @@ class SessionLock(GuardsWork):
         return hold
 
     def _to_release(self) -> Hold:
-        hold = self.of_this_thread()
+        hold = self._of_thread()
         if hold is not None:
             return hold
         with self._lock:

@@ -121,7 +121,7 @@ class Side(SessionLock):
     async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""
         self._home.check()
-        hold = self.of_this_thread()
+        hold = self._of_thread()
         if hold is None or not hold.is_held:
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
         if hold.depth > 1:
@@ -170,6 +170,10 @@ class Side(SessionLock):
                 f"release it first, then read again what you decide by"
             )
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
+
+    def of_this_thread(self) -> Hold | None:
+        """What this thread holds of this side."""
+        return self._of_thread()
 
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})
