@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Manager",
         "a burst of changes that does not end is never acted on",
-        "jobs/manager/quiet_time.py",
+        "jobs/manager/chores.py",
         "        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)\n",
         "        quiet = self._last + self._quiet_s\n",
         of("jobs/rebalance", "a_burst_that_does_not_end_is_acted_on_after_the_longest_wait"),

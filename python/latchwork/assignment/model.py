@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+Mode = Literal["fast", "compat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,34 @@ class Strategy(Protocol):
     def assign(self, problem: Problem) -> Plan:
         """Place every item that some worker can run on a worker that can run it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a planner may rely on. The defaults rely on nothing: they hold for every strategy.
+
+    Args:
+        by_job: it places each job by itself, whoever had its items.
+        looks_at_placed: its plan may depend on `Problem.placed`.
+        board: the name of the `Board` that places as it does; None for none.
+        max_moves: the budget of that board; None for none.
+        hashing: the mode of the `RendezvousHasher` that gives each item of a job the owner that it does; None for none.
+    """
+
+    by_job: bool = False
+    looks_at_placed: bool = True
+    board: str | None = None
+    max_moves: int | None = None
+    hashing: Mode | None = None
+
+
+_NOTHING = Traits()
+
+
+def traits_of(strategy: Strategy) -> Traits:
+    """The `traits` of a strategy whose own class has them. A subclass inherits none: it may place otherwise."""
+    found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
+    return found if isinstance(found, Traits) else _NOTHING
 
 
 def _repeated(values: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -83,9 +84,7 @@ class Report:
 def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
     """Compare what the cluster wrote with what it should have written."""
     cluster = sum((result.counts for result in facts.results.values()), Counts())
-    by_node: dict[str, int] = {}
-    for result in facts.results.values():
-        by_node[result.node] = by_node.get(result.node, 0) + 1
+    by_node = Counter(result.node for result in facts.results.values())
     kill = facts.kill
     return Report(
         problems=tuple(_problems(facts, cluster)),

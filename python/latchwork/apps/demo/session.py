@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -148,9 +149,8 @@ class _Demo:
             is_leader = process.node == self._leader
             if self._leader is None or is_leader != (self._options.kill == "manager"):
                 continue
-            self._kill = try_kill(self._store, process, is_leader=is_leader)
-            if self._kill is not None:
-                kill = self._kill
+            self._kill = kill = try_kill(self._store, process, is_leader=is_leader)
+            if kill is not None:
                 self._leader = None if is_leader else self._leader
                 role = "which also manages the cluster" if is_leader else "a worker"
                 self._view.say(
@@ -179,14 +179,13 @@ class _Demo:
             raise DemoFailed(f"the work was not done after {_TIMEOUT_S:g} s; the logs end: {tails}")
 
     def _progress(self, entries: dict[str, Entry]) -> Progress:
-        done: dict[str, int] = {}
+        done = Counter[str]()
         shares: dict[str, int] = {}
         running: dict[str, str | None] = {}
         for key, entry in entries.items():
             node = key.split("/")[2]
             if key.startswith(f"{records.RESULTS}/"):
-                counted_by = records.result(entry).node
-                done[counted_by] = done.get(counted_by, 0) + 1
+                done[records.result(entry).node] += 1
             elif key.startswith(f"{records.SHARES}/"):
                 shares[node] = len(records.share(entry).items)
             elif key.startswith(f"{records.RUNNING}/"):
@@ -197,7 +196,7 @@ class _Demo:
                 pid=process.pid,
                 state=self._state(process.node, known=process.node in shares),
                 items=0 if process.killed else shares.get(process.node, 0),
-                done=done.get(process.node, 0),
+                done=done[process.node],
                 running=None if process.killed else running.get(process.node),
             )
             for process in self._processes

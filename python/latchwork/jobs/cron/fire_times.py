@@ -28,9 +28,7 @@ class FireTimes:
         self._holds = holds
         self._fired: dict[str, Fired] | None = None
         self._rerun = True
-        self._uncalled: dict[
-            str, Fired
-        ] = {}  # how far items were before a start that is written, or may be, for nothing
+        self._uncalled: dict[str, Fired] = {}  # progress before a start that may be written and was not made
 
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
@@ -55,7 +53,7 @@ class FireTimes:
         return next_step(cron, self._fired, now_s, jitter)
 
     def _adopt(self, found: dict[str, Fired]) -> None:
-        """Take over, and write down, how far the items are under another schedule: it counts for all who come later."""
+        """Write down how far the items are under another schedule: later holders of their locks go by it."""
         assert self._fired is not None
         changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
         if changed:

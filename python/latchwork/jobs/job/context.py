@@ -12,10 +12,6 @@ from latchwork.store import Store
 from latchwork.types import Fence
 
 
-def _for_ever() -> float:
-    return math.inf
-
-
 def _no_fence(item: str) -> Fence:
     msg = f"no lock protects item {item!r} in this context; construct it with `fence=` to test code that needs one"
     raise LockLost(msg)
@@ -34,7 +30,7 @@ class JobContext:
         *,
         job_id: str = "job",
         node_id: str = "node",
-        remaining_s: Callable[[], float] = _for_ever,
+        remaining_s: Callable[[], float] = lambda: math.inf,
         fence: Callable[[str], Fence] = _no_fence,
         store: Store | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -69,7 +65,7 @@ class JobContext:
 
     @property
     def work_share(self) -> tuple[str, ...]:
-        """The items of this run: sorted, unique, the same for its whole life."""
+        """The items of this run: sorted, unique, unchanged until the run ends."""
         return self._share
 
     @property

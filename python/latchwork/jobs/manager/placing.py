@@ -7,7 +7,6 @@ what ``rebalance`` decides. No network here.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,13 +23,8 @@ from latchwork.assignment import (
     check_plan,
     traits_of,
 )
-from latchwork.jobs.manager.rebalance import (
-    ClusterView,
-    ShareChange,
-    WorkerView,
-    holders_in,
-    job_problem,
-)
+from latchwork.jobs.manager.rebalance import ClusterView, ShareChange, WorkerView, holders_in, job_problem
+from latchwork.jobs.stored.known_pools import own_text
 
 _Share = tuple[str, str]  # job and worker
 #: Who is able to run a job, with weight and labels.
@@ -85,7 +79,7 @@ def part_for(strategy: Strategy) -> Part:
 
 
 class BoardPart:
-    """A board, and what it was told of."""
+    """The jobs of a ``Board``, with the workers and the pools that it knows."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
         self._board = Board(strategy)
@@ -103,7 +97,7 @@ class BoardPart:
         for job in moves.jobs:
             if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
                 for _, item, source, target in moves.of(job):
-                    touched.move(job, _same(self._pools[job], item), source, target)
+                    touched.move(job, own_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
         changes = (*touched.changes(view), *whole_changes(view, whole))
         return Outcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
@@ -212,10 +206,10 @@ def _follow(job: str, known: _Hashed, items: tuple[str, ...], able: Mapping[str,
 
 
 class AskedPart:
-    """A strategy that is asked when something changed that it can see, and what that was the last time.
+    """A strategy that is asked again when something changed that it can see; its last input is kept.
 
-    No more is kept than that: who had what is in the shares. A strategy that places each job by itself, whoever had its
-    items, is asked about the jobs that changed only.
+    Nothing else is kept: the previous owners are in the shares. A strategy that places each job by itself, whoever had
+    its items, is asked about changed jobs only.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -301,9 +295,3 @@ def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tupl
         if item in owners:
             found.setdefault(owners[item], []).append(item)
     return {worker: tuple(sorted(share)) for worker, share in found.items()}
-
-
-def _same(items: tuple[str, ...], item: str) -> str:
-    """The very string of a sorted tuple that equals this one: so that no text is kept twice."""
-    at = bisect_left(items, item)
-    return items[at] if at < len(items) and items[at] == item else item

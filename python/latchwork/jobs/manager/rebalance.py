@@ -1,17 +1,11 @@
-"""What the manager writes: a function from what lives, what is to be done and who has it. Pure."""
+"""Decides what the manager writes, from the living workers, the work pools and the stored shares. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from latchwork.assignment import (
-    JobProblem,
-    Plan,
-    Problem,
-    Strategy,
-    check_plan,
-)
+from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
 
 #: Job to worker to items.
@@ -20,13 +14,7 @@ Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker that is ready.
-
-    Attributes:
-        weight: how much it takes, relative to others.
-        jobs: the jobs it can run.
-        labels: what it says about itself, for strategies.
-    """
+    """A worker that is ready: how much it takes relative to others, the jobs it can run, its labels for strategies."""
 
     weight: float
     jobs: frozenset[str]
@@ -70,14 +58,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class ShareChange:
-    """One worker's share of one job, as it is stored and as it shall be.
-
-    Attributes:
-        worker: whose.
-        job: of which job.
-        before: sorted items; empty when nothing is stored.
-        after: sorted items; empty when nothing shall be stored.
-    """
+    """One worker's share of one job, as it is stored and as it shall be: sorted items, none where nothing is stored."""
 
     worker: str
     job: str
@@ -175,7 +156,7 @@ def _placed(
 
 
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """Items of workers that are away: whom of the ready ones they stay with, or go to, until then."""
+    """The problem of placing the items of absent workers on ready ones until the absent ones are back."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = holders_in(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}
@@ -208,13 +189,9 @@ def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
             kept = tuple(item for item in change.before if item in after)
             shrinks.append(ShareChange(change.worker, change.job, change.before, kept))
             grows.append(ShareChange(change.worker, change.job, kept, change.after))
-    shrinks.sort(key=_by_worker)
-    grows.sort(key=_by_worker)
+    for part in (shrinks, grows):
+        part.sort(key=lambda change: (change.worker, change.job))
     return shrinks + grows
-
-
-def _by_worker(change: ShareChange) -> tuple[str, str]:
-    return change.worker, change.job
 
 
 def unplaced(view: ClusterView) -> dict[str, int]:

@@ -1,12 +1,18 @@
-"""Which strategy decides which job. Nothing here touches the network."""
+"""How the manager behaves: which strategy decides which job, and how often it acts. No network here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
 
 from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
+from latchwork.jobs.options.table import ManagerRows
+from latchwork.types import Entry
 
 StrategyOption = str | Strategy
+_LONGEST_NOTE = 2_000  # characters
 
 
 class Strategies:
@@ -39,6 +45,34 @@ class Strategies:
             strategy = self._by_job.get(job, self._by_job["*"])
             grouped.setdefault(id(strategy), (strategy, []))[1].append(job)
         return list(grouped.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions(ManagerRows[NoReturn]):
+    """How the manager behaves.
+
+    Attributes:
+        strategies: who decides which job.
+        sweep: removes what dead owners of locks left.
+    """
+
+    strategies: Strategies
+    sweep: Callable[[], object]
+
+
+def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
+    """What ``versions/assignment`` says of the strategies; nothing if that is long, for each change writes it."""
+    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
+
+
+def noted_strategies(guard: Entry | None) -> dict[str, str]:
+    """The strategies that the guard names, by job; none when it says nothing of them."""
+    try:
+        document = json.loads(guard.value) if guard is not None else {}
+    except ValueError:
+        document = {}
+    found = document.get("strategies") if isinstance(document, dict) else None
+    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
 
 
 def _unlimited(strategy: Strategy) -> Strategy:

@@ -13,8 +13,7 @@ from types import FrameType
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job.job import Job, check_jobs
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.strategies import Strategies, StrategyOption
+from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
 from latchwork.jobs.node.run_reporter import RunReporter
 from latchwork.jobs.observe.event_log import EventLog
@@ -22,7 +21,7 @@ from latchwork.jobs.observe.observer import Observer
 from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions, node_options
+from latchwork.jobs.options.settings import NODE_DEFAULTS, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
@@ -46,7 +45,8 @@ class JobManager:
     Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
     process is gone and its locks have run out.
 
-    Options that are numbers or labels are told in ``latchwork.jobs.options.table``, and here at run time.
+    The rows of ``latchwork.jobs.options.table`` describe the options that are numbers or labels, and at run time this
+    docstring does.
 
     Args:
         store: the store, which stays the caller's, or a URL to open one with for the time it runs.
@@ -266,7 +266,7 @@ class JobManager:
             self._settings,
             observers=self._observers,
         )
-        worker.follow_owners()
+        worker.locks.start()
         self._membership.start()
         self._reporter.start(self._store.clock, self._membership.registration)
         worker.start()

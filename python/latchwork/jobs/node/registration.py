@@ -113,7 +113,11 @@ class Registration:
                     mirror.wait_until(lambda state: key not in state, min(max(0.0, left), _LOOK_S))
                 except WaitTimeout:
                     if left <= 0:
-                        raise in_use(other) from None
+                        msg = (
+                            f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; give this node "
+                            "another id, or end that process and wait until its session has run out"
+                        )
+                        raise NodeIdInUse(msg) from None
                 if closing.is_set():
                     msg = f"node {self.member.worker} is closing; it does not join any more"
                     raise Closed(msg)
@@ -157,7 +161,7 @@ class Registration:
 
     def become_ready(self) -> None:
         """Tell the manager that all is registered."""
-        ready = self.member.ready()
+        ready = self.member.with_state("ready")
         ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
         try:
             self._alive = self._store.commit(self.fences, ops).entries[0]
@@ -181,17 +185,8 @@ class Registration:
     def leave(self) -> None:
         """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""
         me = self.member.worker
-        self.member = self.member.leaving()
+        self.member = self.member.with_state("leaving")
         ops = [Put(keys.alive(me), self.member.encode(), session=self._session)]
         self._alive = self._store.commit(self.fences, ops).entries[0]
         jobs = self._store.children(keys.available(me))
         commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
-
-
-def in_use(other: Member) -> NodeIdInUse:
-    """The error for a node id that another live node has."""
-    msg = (
-        f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; "
-        "give this node another id, or end that process and wait until its session has run out"
-    )
-    return NodeIdInUse(msg)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from latchwork.errors import LatchworkError
+from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed import BadHead, MissingChunk
 from latchwork.jobs.stored.packed_store import from_entries, read
-from latchwork.jobs.stored.strategies import noted_strategies
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry
@@ -197,7 +197,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         pools=pools,
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
-        marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
+        marks=decode_marks(store.list(NODES)),
         strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
     )

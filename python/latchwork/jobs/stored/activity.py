@@ -40,13 +40,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """One run that is going on.
-
-    Attributes:
-        job: the job's id.
-        items: its share.
-        since_s: when it began, in seconds since the epoch.
-    """
+    """One run that is going on, and when it began, in seconds since the epoch."""
 
     job: str
     items: tuple[str, ...]

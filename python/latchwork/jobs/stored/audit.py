@@ -1,4 +1,4 @@
-"""What people did to a cluster by hand, for those who look later; and what it means for the locks they freed.
+"""Records of what people did to a cluster by hand, and which locks they freed.
 
 Keys:   audit/<number>      JSON, one each, in order; the leader keeps the last 1,000
 """
@@ -21,13 +21,13 @@ class AuditRecord:
     """A lock that was freed by hand.
 
     Attributes:
-        job: of which job.
-        item: which work item.
-        token: the fencing token of the holder it was taken from: what that one writes with it is refused.
-        holder: who that was.
-        by: who did it.
+        job: the job's id.
+        item: the work item.
+        token: the fencing token of the holder that lost the lock: writes with it are refused.
+        holder: the holder that lost the lock.
+        by: the person who freed it.
         at: when, for people.
-        reason: why, as they said.
+        reason: the reason that the person gave.
         what: ``force-release``.
     """
 

@@ -84,13 +84,9 @@ class Member:
             lacks={job: dict(missing) for job, missing in options.lacks.items()},
         )
 
-    def ready(self) -> Member:
-        """The same, registered."""
-        return replace(self, state="ready")
-
-    def leaving(self) -> Member:
-        """The same, closing."""
-        return replace(self, state="leaving")
+    def with_state(self, state: MemberState) -> Member:
+        """The same start in another state."""
+        return replace(self, state=state)
 
     def encode(self) -> bytes:
         """The value of its key: JSON, readable with the server's own tools."""

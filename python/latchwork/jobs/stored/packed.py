@@ -38,12 +38,7 @@ class BadHead(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One immutable part of a set.
-
-    Attributes:
-        name: its key segment, never used twice.
-        items: sorted, unique, not empty.
-    """
+    """One immutable part of a set: a key segment that is never used twice; items that are sorted, unique, not empty."""
 
     name: str
     items: tuple[str, ...]
@@ -71,7 +66,7 @@ class PackedSet:
 
     def names(self) -> tuple[str, ...]:
         """The names of its chunks, in order."""
-        return tuple(chunk.name for chunk in self.chunks) if self.chunks else ()
+        return tuple(chunk.name for chunk in self.chunks)
 
     def made_of(self, items: tuple[str, ...]) -> PackedSet:
         """The same set, made of these strings, which equal its own."""
@@ -108,11 +103,6 @@ class Update:
     added: dict[str, bytes] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
-    @property
-    def cost_bytes(self) -> int:
-        """About how many bytes it writes."""
-        return len(self.after.head()) + sum(len(value) for value in self.added.values())
-
 
 def chunk_names(head: bytes) -> tuple[str, ...]:
     """The names of the chunks that a head needs, in order.
@@ -120,19 +110,13 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     Raises:
         BadHead: it is no head.
     """
-    names = _load_head(head).get("chunks", [])
-    return tuple(_texts(names))
-
-
-def not_known(_name: str) -> tuple[str, ...] | None:
-    """No chunk is known."""
-    return None
+    return _texts(_load_head(head).get("chunks", []))
 
 
 def decode(
     head: bytes,
     chunk_value: Callable[[str], bytes | None],
-    known: KnownChunks = not_known,
+    known: KnownChunks = lambda _name: None,
 ) -> PackedSet:
     """The set that a head and its chunks stand for.
 
@@ -203,7 +187,7 @@ def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
 
 
 def _fits_inline(items: list[str], total: int) -> bool:
-    """Whether the head may hold them: JSON may need up to 6 bytes for a character."""
+    """Whether the head can hold them: JSON may need up to 6 bytes for a character."""
     return 6 * total <= 2 * _INLINE_BYTES or len(_dump(items)) <= 2 * _INLINE_BYTES
 
 

@@ -19,8 +19,8 @@ class WorkerShares:
         """Begin to follow, and wait for the first state.
 
         Args:
-            store: of the cluster.
-            node_id: whose.
+            store: the cluster's store.
+            node_id: the worker's node.
             on_change: called when something may have changed, on a thread for callbacks; must not block.
         Raises:
             Unavailable: the first state did not come in time.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from latchwork.clock import Clock
-from latchwork.jobs.options.node import STOP_MARGIN
+from latchwork.jobs.options.settings import STOP_MARGIN
 from latchwork.jobs.options.table import LEAST_GRACE_S
+from latchwork.jobs.worker.runs import JobRun
 
 log = logging.getLogger(__name__)
 
@@ -31,27 +31,6 @@ def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
     return least_s if grace_s is None else max(least_s, lock_ttl_s - max(LEAST_GRACE_S, grace_s))
 
 
-class GuardedRun(Protocol):
-    """What the guard asks of a live run, and the one thing it tells it."""
-
-    @property
-    def ended(self) -> bool:
-        """True once it does nothing more."""
-        ...
-
-    @property
-    def stopping(self) -> bool:
-        """True once it was told to stop."""
-        ...
-
-    def remaining_s(self) -> float:
-        """Seconds its locks surely last."""
-        ...
-
-    def stop(self) -> None:
-        """Tell it to stop; must not block."""
-
-
 class RunGuard:
     """Watches over the live runs of one node. Safe to share between threads.
 
@@ -66,7 +45,7 @@ class RunGuard:
     def __init__(
         self,
         node_id: str,
-        runs: Callable[[], Iterable[GuardedRun]],
+        runs: Callable[[], Iterable[JobRun]],
         *,
         margin_s: Callable[[], float],
         on_stop: Callable[[], None],

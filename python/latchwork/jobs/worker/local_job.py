@@ -19,10 +19,8 @@ class LocalJob:
     """One job on one node. Only the worker's thread writes it.
 
     Attributes:
-        job: the job.
         options: its options as of the last look.
         enabled: whether it may run, as of the last look.
-        counters: its runs and failures.
         runs: its live runs, those told to stop included, by number.
         warned: numbers of the runs whose not stopping was reported.
         filling: more of its locks are asked for right now.

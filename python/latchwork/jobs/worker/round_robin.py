@@ -50,7 +50,7 @@ class LockWork:
 
 
 class RoundRobin:
-    """Whose turn it is. One thread only.
+    """Decides which job's locks come next. One thread only.
 
     Every second call is for the job with the least left to do, which may start soonest; the others go round, so that
     none waits for ever behind small ones.

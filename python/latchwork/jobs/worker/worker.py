@@ -78,10 +78,6 @@ class Worker:
         self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
-    def follow_owners(self) -> None:
-        """Follow who holds locks from now on, so that a takeover needs no new TTL; the earlier the better."""
-        self.locks.start()
-
     def start(self) -> None:
         """Follow the share from now on."""
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
@@ -130,10 +126,6 @@ class Worker:
 
     def _margin_s(self) -> float:
         return stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
-
-    def is_run_thread(self) -> bool:
-        """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
-        return any(run.is_current_thread for run in (*self._runs(), *self._ending))
 
     def close(self, timeout_s: float) -> list[str]:
         """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
