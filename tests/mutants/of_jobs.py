@@ -67,8 +67,8 @@ DEFECTS = (
         "Manager",
         "a decision that was not written is believed to be",
         "jobs/manager/planner.py",
-        '        """What was decided may not have been written: begin anew."""\n        self._parts = {}\n',
-        '        """What was decided may not have been written: begin anew."""\n',
+        '        """The last decision may not have been written: begin anew."""\n        self._parts = {}\n',
+        '        """The last decision may not have been written: begin anew."""\n',
         of("jobs/planner", "what_was_not_written_is_forgotten"),
     ),
     Defect(

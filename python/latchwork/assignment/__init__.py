@@ -1,4 +1,4 @@
-"""Which worker runs which work item: strategies over jobs, items and workers. No I/O at all."""
+"""Strategies that decide which worker runs which work item. No I/O at all."""
 
 from latchwork._core import Assignment, Board, Delta, ItemSet, Moves, RendezvousHasher
 from latchwork.assignment.budget import Budgeted, limit_moves

@@ -39,7 +39,7 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """What the strategy below is called."""
+        """The name of the strategy below."""
         return self.strategy.name
 
     @property

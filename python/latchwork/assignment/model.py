@@ -1,4 +1,4 @@
-"""What is to be placed, and the answer: frozen records.
+"""Problems and plans: frozen records.
 
 A `Problem` is jobs with their items, the workers able to run each, and who had the items before. A `Plan` is who gets
 them now, and how that differs. Nothing here decides anything.
@@ -38,7 +38,6 @@ class JobProblem:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
         if len(set(self.items)) != len(self.items):
             raise ValueError(f"job {self.job!r}: work item {_repeated(self.items)!r} is given twice; give it once")
         for worker, weight in self.workers.items():
@@ -65,7 +64,6 @@ class Problem:
     placed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
         ids = [job.job for job in self.jobs]
         if len(set(ids)) != len(ids):
             raise ValueError(f"job {_repeated(ids)!r} is given twice; merge its items into one")
@@ -93,7 +91,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who gets what.
+    """The owners of all items.
 
     Args:
         owners: job to item to worker, jobs and items in name order, every job of the problem; items that nobody can run
@@ -129,7 +127,7 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What the strategy is called in settings and messages."""
+        """The name of the strategy in settings and messages."""
         ...
 
     def assign(self, problem: Problem) -> Plan:
@@ -139,7 +137,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a planner may rely on. The defaults rely on nothing: they hold for every strategy.
+    """The properties of a strategy that a planner may rely on. The defaults hold for every strategy.
 
     Args:
         by_job: it places each job by itself, whoever had its items.

@@ -20,7 +20,7 @@ MODES: tuple[Mode, ...] = ("fast", "compat")
 
 
 class _Placing:
-    """What the four have in common: Rust places the items, by the name of the strategy."""
+    """The base of the four: Rust places the items, by the name of the strategy."""
 
     name: str
     _mode: Mode = "fast"
@@ -36,7 +36,7 @@ class _Placing:
 
 
 class _Hashing(_Placing):
-    """What the two have in common that place items by hashed scores."""
+    """The base of the two that place items by hashed scores."""
 
     def __init__(self, mode: Mode = "fast") -> None:
         if mode not in MODES:

@@ -60,7 +60,7 @@ class _Families:
 
 
 class _Now(Collector):
-    """What is read from the nodes when it is asked for."""
+    """The gauges, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,11 +144,11 @@ class PrometheusMetrics(Observer):
         self._families.now.remove(node)
 
     def started(self, node_id: str, seconds: float) -> None:
-        """How long it took to join."""
+        """Record how long it took to join."""
         self._families.init.labels(node_id).observe(seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """How long it took to leave."""
+        """Record how long it took to leave."""
         self._families.close.labels(node_id).observe(seconds)
 
     @contextmanager
@@ -174,7 +174,7 @@ class PrometheusMetrics(Observer):
         families.moves.labels(info.node).inc(info.moves)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Its size, or its failure."""
+        """Record its size, or its failure."""
         self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
         if info.items is None:
             self._families.pool_failures.labels(info.node, info.job).inc()

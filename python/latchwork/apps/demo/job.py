@@ -34,12 +34,7 @@ class CountJob(Job):
     threads = Threads.whole()
 
     def __init__(self, items: Items, pace_s: float) -> None:
-        """Make the job.
-
-        Args:
-            items: item to its source files.
-            pace_s: seconds that each item takes at least, so that people can watch.
-        """
+        """Make the job. Each item takes ``pace_s`` seconds at least, so that people can watch."""
         super().__init__()
         self._items = items
         self._pace_s = pace_s

@@ -1,4 +1,4 @@
-"""What the demo found out, and whether that is what was promised. Pure: from records to a report."""
+"""The report of the demo, and whether all that was promised held. Pure: from records to a report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """How long it took after the kill, in seconds, until the killed process's items were elsewhere.
+    """The seconds from the kill until the killed process's items were elsewhere.
 
     Attributes:
         items: how many there were.

@@ -20,7 +20,7 @@ SHARES = f"{PREFIX}/shares"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a node runs; `item` is None between items."""
+    """The item that a node runs; `item` is None between items."""
 
     item: str | None
     pid: int
@@ -37,7 +37,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one item came to, and who found out."""
+    """The counts of one item, and the process that found them."""
 
     node: str
     pid: int

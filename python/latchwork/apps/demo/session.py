@@ -7,8 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,7 +42,7 @@ class DemoImpossible(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to demonstrate.
+    """The options of the demo.
 
     Attributes:
         url: the store; None for SQLite in a temporary directory.
@@ -77,7 +76,9 @@ def run_demo(options: DemoOptions, view: View) -> Report:
     if options.workers < 2:
         raise DemoImpossible(f"{options.workers} workers cannot survive a kill; ask for at least 2")
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(keep=options.keep))
+        folder = Path(tempfile.mkdtemp(prefix="latchwork-demo-"))  # logs, the broken item, the default store
+        if not options.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         url = options.url or f"sqlite:///{folder}/demo.db"
         name = f"demo-{uuid.uuid4().hex[:8]}"
         root = f"{parse_url(url).root}/{name}"
@@ -221,17 +222,6 @@ class _Demo:
             serial=count_serially(self._items),
             leader_s=self._leader_s,
         )
-
-
-@contextmanager
-def _folder(*, keep: bool) -> Iterator[Path]:
-    """A directory for the logs, the broken item and the default store."""
-    folder = Path(tempfile.mkdtemp(prefix="latchwork-demo-"))
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(url: str, root: str, name: str, view: View) -> None:

@@ -1,4 +1,4 @@
-"""What people see while the demo runs: a live table on a terminal, plain lines elsewhere."""
+"""The views of the running demo: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

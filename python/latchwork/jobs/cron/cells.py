@@ -27,14 +27,11 @@ class BadCell(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The progress of some items that one holder has locked.
+    """The progress of some items that one holder has locked; its name is never used twice.
 
     Attributes:
-        name: names it below the job, never used twice.
-        token: the greatest fencing token of its items' locks.
-        owner: the owner of those locks.
         items: sorted, unique, not empty.
-        fired: of each item, in the same order.
+        fired: the progress of each item, in the same order.
     """
 
     name: str

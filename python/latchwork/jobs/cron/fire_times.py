@@ -16,12 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class FireTimes:
-    """One thread only.
-
-    Args:
-        progress: that of the job on this node.
-        holds: the locks of the run's items.
-    """
+    """The fire times of a run, whose items have these locks. One thread only."""
 
     def __init__(self, progress: CronProgress, holds: Mapping[str, Hold]) -> None:
         self._progress = progress
@@ -33,7 +28,7 @@ class FireTimes:
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> Step:
-        """What comes next, and when; asks the store for the progress the first time.
+        """Return the next step and its time; the first call reads the progress from the store.
 
         Args:
             cron: the schedule of the moment.
@@ -80,11 +75,11 @@ class FireTimes:
         self._fired.update(begun)
 
     def called(self) -> None:
-        """What was begun has been called: from now on it counts, whatever comes of it."""
+        """The job was called for the step that was begun: from now on it counts, whatever comes of it."""
         self._uncalled = {}
 
     def give_back(self) -> None:
-        """Write down that what was begun was not called and will not be: its fire time is owed still.
+        """Write down that the job was not called for the step that was begun: its fire time is still owed.
 
         Only where interrupted runs are not run again: the others go by what is written. When that fails it counts as
         made.

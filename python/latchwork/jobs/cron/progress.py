@@ -48,7 +48,7 @@ class _Own:
 
 @dataclass(eq=False, slots=True)
 class _Wish:
-    """What one thread wants written; ``done`` is guarded by the condition."""
+    """The claims or writes of one thread; ``done`` is guarded by the condition."""
 
     claims: Mapping[str, Hold] = field(default_factory=dict)
     fresh: Fired = _NOTHING
@@ -71,7 +71,7 @@ class CronProgress:
         self._cell_of: dict[str, str] = {}
 
     def claim(self, holds: Mapping[str, Hold], fresh: Fired) -> dict[str, Fired]:
-        """How far these items are, and from now on this node writes it.
+        """Return the progress of these items; from now on this node writes it.
 
         Args:
             holds: their locks; all held.
@@ -253,7 +253,7 @@ def read_cells(store: Store, job_id: str) -> list[tuple[Cell, Entry]]:
 
 
 def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
-    """How far an item is on its cron schedule; None when it has no progress."""
+    """The progress of an item on its cron schedule; None when it has none."""
     found = newest_by_item(cell for cell, _ in read_cells(store, job_id)).get(item)
     return None if found is None else found[1]
 
@@ -272,7 +272,7 @@ def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[C
     """Delete the progress that nobody needs any more; how many cells. By the leader, now and then.
 
     Args:
-        store: where.
+        store: the cluster's store.
         pools: the items of each job there is; progress of other jobs is of no use.
         checks: what must hold for each transaction, the leadership's fence.
     """

@@ -1,4 +1,4 @@
-"""What a run knows: its share, whether to stop, how long its locks last. Nothing here touches the network."""
+"""The context of a run: its share, its stop signal, its locks. Nothing here touches the network."""
 
 from __future__ import annotations
 

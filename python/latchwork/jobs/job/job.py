@@ -190,7 +190,7 @@ for _option in rows(JobOptions):  # the defaults of the class attributes
 
 
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:
-    """What a work pool returned, checked: sorted and unique.
+    """Check what a work pool returned: its items, sorted and unique.
 
     Raises:
         InvalidJob: it is no collection, or an item is no text, too long or there twice.

@@ -1,4 +1,4 @@
-"""What a worker starts, stops, locks and unlocks: a function from what is wanted and what runs. Pure.
+"""Decides what a worker starts, stops, locks and unlocks, from the desired items and the live runs. Pure.
 
 One rule above all: an item is in at most one live run of this node, and only while its lock is held when the run
 starts. A run that was told to stop but has not ended keeps its items, and their locks, until it has; an item whose lock
@@ -24,7 +24,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do for one job, in this order: stop, release, acquire, start.
+    """The steps for one job, in this order: stop, release, acquire, start.
 
     Attributes:
         stop: the numbers of runs.

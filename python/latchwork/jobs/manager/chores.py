@@ -37,7 +37,7 @@ class QuietTime:
         self._last = now
 
     def retry(self, now: float, delay_s: float) -> None:
-        """What was due failed: it is due again after the delay, also without a new event."""
+        """A rebalance failed: it is due again after the delay, also without a new event."""
         self.note(now)
         self._not_before = now + delay_s
 
@@ -56,7 +56,7 @@ class QuietTime:
 
 @dataclass(slots=True)
 class _Chore:
-    """What the leader does now and then; a period of 0 is never."""
+    """A task that the leader repeats; a period of 0 is never."""
 
     name: str
     do: Callable[[Leadership], None]

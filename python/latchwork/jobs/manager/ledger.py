@@ -170,11 +170,11 @@ class Ledger:
         return set(self._available).union(*self._shares.values())
 
     def available(self, worker: str) -> frozenset[str]:
-        """Which jobs a worker could run when the ledger was loaded."""
+        """The jobs that a worker could run when the ledger was loaded."""
         return self._available.get(worker, frozenset())
 
     def load_available(self, worker: str) -> frozenset[str]:
-        """Read which jobs a worker can run."""
+        """Read the jobs that a worker can run."""
         names = self._available[worker] = self._same_jobs(self._store.children(keys.available(worker)))
         return names
 

@@ -36,7 +36,7 @@ _MANY_MOVES = 50_000
 
 @dataclass(slots=True)
 class ManagerCounters:
-    """What the manager of this node did, over all its sessions. One writer."""
+    """The counters of this node's manager over all its sessions. One writer."""
 
     rebalances: int = 0
     moves: int = 0

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from latchwork.assignment import Strategy, traits_of
-from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, part_for, whole_changes
+from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, part_for
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, ShareChange, holders_in, rebalance, unplaced
 from latchwork.jobs.manager.strategies import Strategies
 
@@ -28,7 +28,7 @@ class Planner:
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
     def forget(self) -> None:
-        """What was decided may not have been written: begin anew."""
+        """The last decision may not have been written: begin anew."""
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
@@ -41,7 +41,8 @@ class Planner:
         for strategy, jobs in self._strategies.groups(view.pools):
             round_.place(strategy, jobs)
         self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
-        gone = whole_changes(view, {job: {} for job in view.shares if job not in view.pools})
+        no_more = [(job, workers) for job, workers in view.shares.items() if job not in view.pools]
+        gone = [ShareChange(worker, job, items, ()) for job, workers in no_more for worker, items in workers.items()]
         changes = sorted([*round_.changes, *gone], key=lambda change: (change.job, change.worker))
         moves = sum(len(set(change.after).difference(change.before)) for change in changes)
         return Rebalance(tuple(changes), moves, round_.failed, unplaced(view), round_.deferred)
@@ -94,5 +95,5 @@ class _Round:
         return outcome
 
     def _placed(self) -> Placed:
-        """What the strategies so far have placed; the caller's to keep."""
+        """The items that the strategies so far have placed; a mapping of the caller's own."""
         return {job: owners(job) for job, owners in self._owners.items()}

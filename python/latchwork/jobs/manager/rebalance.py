@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
@@ -36,7 +36,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What the manager knows.
+    """The cluster as the manager knows it.
 
     Attributes:
         workers: the ready workers by id.
@@ -104,14 +104,8 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
             placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # they stay where they are
-    keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
-    keys += [(job, worker) for job in desired for worker in desired[job]]
-    changes = []
-    for job, worker in sorted(set(keys)):
-        before = view.shares.get(job, {}).get(worker, ())
-        after = tuple(desired.get(job, {}).get(worker, ()))
-        if before != after:
-            changes.append(ShareChange(worker, job, before, after))
+    whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
+    changes = sorted(changes_to(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
     return Rebalance(tuple(changes), moves, failed, unplaced(view), deferred)
 
@@ -170,6 +164,16 @@ def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, 
     for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
         found.update(dict.fromkeys(shares[worker], worker))
     return found
+
+
+def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
+    """The changes that make the stored shares of some jobs exactly these, in no order."""
+    for job, shares in whole.items():
+        stored = view.shares.get(job, {})
+        for worker in {*stored, *shares}:
+            before, after = stored.get(worker, ()), tuple(shares.get(worker, ()))
+            if before != after:
+                yield ShareChange(worker, job, before, after)
 
 
 def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:

@@ -93,7 +93,7 @@ class Restarts:
             log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
 
     def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, Reserved]:
-        """What waits for whom."""
+        """The reserved shares, by the node that they wait for."""
         found = {}
         for node, shown in marks.items():
             mark = self._known(shown)

@@ -1,4 +1,4 @@
-"""How the manager behaves: which strategy decides which job, and how often it acts. No network here."""
+"""The options of the manager: the strategy of each job, and how often it acts. No network here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_NOTE = 2_000  # characters
 
 
 class Strategies:
-    """Which strategy decides which job.
+    """The strategy of each job.
 
     A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
     """
@@ -49,10 +49,10 @@ class Strategies:
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions(ManagerRows[NoReturn]):
-    """How the manager behaves.
+    """The options of the manager.
 
     Attributes:
-        strategies: who decides which job.
+        strategies: the strategy of each job.
         sweep: removes what dead owners of locks left.
     """
 
@@ -61,7 +61,7 @@ class ManagerOptions(ManagerRows[NoReturn]):
 
 
 def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
-    """What ``versions/assignment`` says of the strategies; nothing if that is long, for each change writes it."""
+    """The note on strategies in ``versions/assignment``; empty if it is long, for each change writes it."""
     return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
 
 

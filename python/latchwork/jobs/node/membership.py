@@ -204,8 +204,7 @@ class Membership:
         backoff = Backoff(0.2, 5.0)
         while not self._closing.is_set():
             self._wake.clear()
-            session = self.session
-            if session is not None and session.state in {"active", "suspect"}:
+            if self.registration() is not None:
                 backoff.reset()
                 self._clock.wait(self._wake)
                 continue

@@ -272,7 +272,7 @@ class JobManager:
         worker.start()
 
     def _manager_options(self, worker: Worker) -> ManagerOptions:
-        """What the manager works with at this moment; settings may change it."""
+        """The options of the manager at this moment; settings may change them."""
         now = values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 

@@ -1,4 +1,4 @@
-"""How a worker becomes part of the cluster: alive and ``joining``, its jobs, their items, then ``ready``.
+"""The registration of a worker: alive and ``joining``, then its jobs, then their items, then ``ready``.
 
 Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start wrote it. So
 nothing of a start that was cut off, or of a second node with the same id, lands once another start has taken over.
@@ -27,13 +27,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class WrittenPool:
-    """What became of a work pool that was to be written.
-
-    Attributes:
-        before: the items it held: sorted.
-        version: of the stored pool now.
-        is_ours: it holds what was to be written; else it was left alone, for another one came in between.
-    """
+    """The pool before and after a write; without ``is_ours`` another node wrote in between, and its pool stays."""
 
     before: tuple[str, ...]
     version: Hashable
@@ -58,7 +52,7 @@ class Registration:
 
     @property
     def fences(self) -> list[Check]:
-        """What must hold for everything this incarnation writes; only after ``join``."""
+        """The checks of everything that this incarnation writes; only after ``join``."""
         assert self._alive is not None, "join first"
         return [self._session.fence, At(self._alive)]
 

@@ -72,7 +72,7 @@ class PoolInfo:
 
 
 class ObservedNode(Protocol):
-    """What an observer may ask of a node, a ``JobManager``, at any time and from any thread; no answer waits."""
+    """A node, a ``JobManager``, as observers see it: they may ask at any time, from any thread; no answer waits."""
 
     @property
     def node_id(self) -> str:

@@ -1,4 +1,4 @@
-"""What can be set: of a job, of the cluster, of a node, at construction or while it runs.
+"""The options of jobs, nodes and clusters, at construction and while they run.
 
 A door for the command line, which makes its flags of the same rows. How settings are followed stays inside.
 """

@@ -65,7 +65,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What values an option takes.
+    """The values that an option takes.
 
     Attributes:
         check: takes the option's name and a value from the code, and returns the value to keep. Raises ValueError for

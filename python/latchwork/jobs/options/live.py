@@ -14,14 +14,7 @@ from typing import Protocol
 
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
-from latchwork.jobs.options.settings import (
-    NODE_DEFAULTS,
-    ClusterSettings,
-    JobOptions,
-    JobSettings,
-    NodeOptions,
-    Settings,
-)
+from latchwork.jobs.options.settings import NODE_DEFAULTS, JobOptions, JobSettings, NodeOptions, Settings
 from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
 from latchwork.types import Entry
@@ -42,7 +35,7 @@ class SettingsReader:
 
     def read(self, entries: Iterable[Entry]) -> Settings:
         """The settings in these entries."""
-        cluster = ClusterSettings()
+        cluster = stored.ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
             try:
@@ -51,7 +44,7 @@ class SettingsReader:
                 self._report(entry, [str(error)])
                 continue
             if entry.key == stored.CLUSTER:
-                cluster, bad = stored.decode(ClusterSettings(), document)
+                cluster, bad = stored.decode(stored.ClusterSettings(), document)
             elif entry.key.startswith(f"{stored.JOBS}/"):
                 jobs[entry.key[len(stored.JOBS) + 1 :]], bad = stored.decode(JobSettings(), document)
             else:

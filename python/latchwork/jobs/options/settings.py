@@ -41,7 +41,7 @@ class JobOptions(table.JobRows[NoReturn, Threads], table.JobOnly):
 @documented(table.JobSwitches, table.JobRows)
 @dataclass(frozen=True)
 class JobSettings(table.JobRows[None, int | None], table.JobSwitches):
-    """What is set for one job; None is what the code says. ``threads`` is their number, 0 for one per item."""
+    """The settings of one job; None leaves the code's option. ``threads`` is a number, 0 for one per item."""
 
     def over(self, job: object) -> JobOptions:
         """The options that hold for the job, whose own are its attributes."""
@@ -51,7 +51,7 @@ class JobSettings(table.JobRows[None, int | None], table.JobSwitches):
 @documented(table.ClusterSwitches, table.NodeRows)
 @dataclass(frozen=True)
 class ClusterSettings(table.NodeRows[None], table.ClusterSwitches):
-    """What is set for the whole cluster; None is what the code says."""
+    """The settings of the whole cluster; None leaves the code's option."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Settings:
     jobs: Mapping[str, JobSettings] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobSettings:
-        """What is set for a job."""
+        """The settings of a job."""
         return self.jobs.get(job_id, JobSettings())
 
     def is_enabled(self, job_id: str) -> bool:

@@ -41,7 +41,6 @@ class Row:
         text: what it does, in Markdown; with its unit before it, it is a sentence.
         none: what None means.
         flag: ``latchwork run`` has a flag for it, if its kind has one.
-        name: its name.
     """
 
     kind: Kind

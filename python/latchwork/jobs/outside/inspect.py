@@ -11,8 +11,7 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed import BadHead, MissingChunk
-from latchwork.jobs.stored.packed_store import from_entries, read
+from latchwork.jobs.stored.packed_store import from_entries_or_read
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry
@@ -221,15 +220,8 @@ def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tu
 def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
     """The sets whose heads are directly below the prefix, by job, sorted."""
     by_key = {entry.key: entry for entry in entries}
-    heads = sorted(key for key in by_key if "/" not in key[len(prefix) + 1 :])
-    found = {}
-    for head in heads:
-        try:
-            stored = from_entries(head, by_key)
-        except (MissingChunk, BadHead):  # written while it was listed
-            stored = read(store, head)
-        found[head[len(prefix) + 1 :]] = stored.packed.items
-    return found
+    names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
+    return {name: from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
 
 
 def _active(store: Store) -> tuple[Activity, ...]:

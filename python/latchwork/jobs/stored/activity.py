@@ -67,7 +67,7 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
 
 
 def decode_activity(node: str, value: bytes) -> list[Activity]:
-    """What a value says; nothing for what is unreadable, newer fields are skipped."""
+    """Decode a value; an unreadable one is empty, newer fields are skipped."""
     try:
         return [
             Activity(

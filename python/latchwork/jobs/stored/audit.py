@@ -56,7 +56,7 @@ def decode_record(value: bytes) -> AuditRecord | None:
 
 
 def read_audit(store: Store) -> list[AuditRecord]:
-    """What was done by hand, the oldest first."""
+    """The records, the oldest first."""
     return [record for entry in store.list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 

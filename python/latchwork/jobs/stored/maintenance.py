@@ -1,4 +1,4 @@
-"""What an operator has said of a node: drained, or about to be restarted. Nothing here touches the network.
+"""The states that an operator gives to nodes: drained, or about to be restarted. Nothing here touches the network.
 
 Keys:   nodes/<node>                            JSON; absent for a node that takes its part as usual
         nodes/<node>/reserved/<job>[/<chunk>]   the share that waits for a node which is being restarted
@@ -18,7 +18,7 @@ NODES = "nodes"
 
 @dataclass(frozen=True, slots=True)
 class NodeMark:
-    """What was said of one node.
+    """The state that an operator gave to one node.
 
     Attributes:
         node: its id.

@@ -91,7 +91,7 @@ EMPTY = PackedSet()
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How to turn one stored set into another.
+    """The writes that make one stored set another.
 
     Attributes:
         after: the set as it will be stored.
@@ -221,8 +221,8 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
     merged: list[_Part] = []
     carry = False
     for part in parts:
-        small = part.name is None and _size(part.items) < target // 4
-        if merged and (small or carry) and _size(merged[-1].items) + _size(part.items) <= 2 * target:
+        small = part.name is None and len(_dump(part.items)) < target // 4
+        if merged and (small or carry) and len(_dump(merged[-1].items)) + len(_dump(part.items)) <= 2 * target:
             merged[-1] = _Part(None, merged[-1].items + part.items)
             carry = False
         else:
@@ -232,16 +232,12 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
 
 
 def _split(items: list[str], target: int) -> Iterable[tuple[str, ...]]:
-    size = _size(items)
+    size = len(_dump(items))
     if size <= 2 * target:
         return [tuple(items)]
     sizes = [len(_dump(item)) + 1 for item in items]
     pieces = batched(sizes, len(items), max(1, -(-size // -(-size // target))))
     return [tuple(items[piece]) for piece in pieces]
-
-
-def _size(items: Sequence[str]) -> int:
-    return len(_dump(items))
 
 
 def _dump(value: object) -> bytes:

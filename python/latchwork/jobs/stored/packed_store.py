@@ -80,6 +80,14 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
     return Stored(head, decode(head.value, chunk_value))
 
 
+def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> Stored:
+    """The set at ``key`` from entries; read anew if they do not fit together, for they were not read at one moment."""
+    try:
+        return from_entries(key, entries)
+    except (MissingChunk, BadHead):
+        return read(store, key)
+
+
 def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Stored:
     """Read the set at ``key``; when a chunk is missing because the set is being rewritten, its new head is read.
 

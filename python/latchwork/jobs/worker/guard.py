@@ -21,7 +21,7 @@ _RETRY_S = 0.1
 
 
 def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
-    """How much is left of their locks when runs are told to stop, in seconds.
+    """Seconds that are left of their locks when runs are told to stop.
 
     Args:
         lock_ttl_s: how long locks last after the last confirmed renewal.

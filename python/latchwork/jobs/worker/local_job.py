@@ -1,4 +1,4 @@
-"""What a worker knows of one job: its live runs, and what its items are due for. Nothing here touches the network."""
+"""One job of a worker: its live runs, and when its items are due. Nothing here touches the network."""
 
 from __future__ import annotations
 

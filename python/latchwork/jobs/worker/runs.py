@@ -64,7 +64,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What a run needs from its node.
+    """The things that a run needs from its node.
 
     Attributes:
         options: gives the options of the job in force.
@@ -159,7 +159,7 @@ class JobRun:
 
     @property
     def view(self) -> Running:
-        """How ``reconcile`` sees it."""
+        """The run as ``reconcile`` sees it."""
         return Running(self.number, self._members, self._stop.is_set())
 
     @property

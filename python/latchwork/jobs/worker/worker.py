@@ -87,7 +87,7 @@ class Worker:
         self._thread.start()
 
     def stats(self) -> dict[str, JobStats]:
-        """What each job has done here, by job id."""
+        """The figures of each job on this node, by job id."""
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
         for run in self._runs():
             runs[run.job_id].append(run)
@@ -117,7 +117,7 @@ class Worker:
         self._wake.set()
 
     def _tell_runs(self) -> None:
-        """What settings mean for live runs, told from here: the worker's thread may be waiting for the store."""
+        """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
         for run in self._runs():
             if not self._settings.is_enabled(run.job_id):
                 run.stop()
@@ -325,7 +325,16 @@ class Worker:
     def _setup(self, state: LocalJob, locks: RunLocks) -> RunSetup:
         return RunSetup(
             job=state.job,
-            new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
+            new_context=lambda items, fire_time_s=None: JobContext(
+                items,
+                job_id=state.job.id,
+                node_id=self._node_id,
+                remaining_s=locks.remaining_s,
+                fence=locks.fence,
+                store=self._store.within(locks.remaining_s),
+                clock=self._clock,
+                fire_time_s=fire_time_s,
+            ),
             counters=state.counters,
             may_run=lambda: locks.remaining_s() > self._margin_s(),
             on_end=self._wake.set,
@@ -335,18 +344,4 @@ class Worker:
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
-        )
-
-    def _new_context(
-        self, job_id: str, items: tuple[str, ...], locks: RunLocks, fire_time_s: float | None
-    ) -> JobContext:
-        return JobContext(
-            items,
-            job_id=job_id,
-            node_id=self._node_id,
-            remaining_s=locks.remaining_s,
-            fence=locks.fence,
-            store=self._store.within(locks.remaining_s),
-            clock=self._clock,
-            fire_time_s=fire_time_s,
         )
