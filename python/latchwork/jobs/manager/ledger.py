@@ -221,7 +221,7 @@ class Ledger:
                 flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
         self.written_bytes += write_chunks(self._store, updates, [fence])
-        ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for (head, update) in updates]
+        ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for head, update in updates]
         for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
             self._flip(flips[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])

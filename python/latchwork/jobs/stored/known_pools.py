@@ -78,11 +78,11 @@ class _Pool:
         """The items of a set, made of our strings where they equal ours."""
         if not packed.chunks:
             return tuple(own_text(self.items, item) for item in packed.inline)
-        return tuple(
-            item if chunk.name in self.spans else own_text(self.items, item)
-            for chunk in packed.chunks
-            for item in chunk.items
-        )
+        found: list[str] = []
+        for chunk in packed.chunks:
+            is_known = chunk.name in self.spans
+            found += chunk.items if is_known else [own_text(self.items, item) for item in chunk.items]
+        return tuple(found)
 
 
 def own_text(items: tuple[str, ...], item: str) -> str:
