@@ -71,7 +71,7 @@ class Crew:
             self._look(share)
 
     def lock(self) -> int:
-        """Have some workers take the locks of all their items, each under an owner of its own; how many locks."""
+        """Have some workers take the locks of all their items, each under an owner of its own; return how many."""
         mine = [worker for worker in self._workers if worker in self._lockers]
         with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
             return sum(pool.map(self._lock_all, mine))

@@ -269,7 +269,7 @@ def delete_cell(store: Store, job_id: str, name: str, entry: Entry, checks: list
 
 
 def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete the progress that nobody needs any more; how many cells. By the leader, now and then.
+    """Delete the progress that nobody needs any more and return how many cells; the leader does it now and then.
 
     Args:
         store: the cluster's store.

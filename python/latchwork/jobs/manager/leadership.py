@@ -173,7 +173,7 @@ class Leadership:
                 log.debug("worker %s came back while its leftovers were to be deleted", worker)
 
     def _compare_versions(self, members: Mapping[str, Member]) -> None:
-        """Say so, once, when nodes of different versions share the cluster: they may not understand each other."""
+        """Warn once when nodes of different versions share the cluster: they may not understand each other."""
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
@@ -184,7 +184,7 @@ class Leadership:
         self._versions = versions
 
     def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Jobs that nodes have and none can run, each with who has it and which labels are missing."""
+        """Jobs that nodes have and no ready node can run, each with a node that has it and the labels it lacks."""
         able = {job for worker in ready.values() for job in worker.jobs}
         lacking = sorted(
             ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.lacks.items()), key=str

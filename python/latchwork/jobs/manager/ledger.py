@@ -133,7 +133,7 @@ class Ledger:
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Note all that is stored of a worker; chunks that no head names."""
+        """Note all that is stored of a worker; return the chunks that no head names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:

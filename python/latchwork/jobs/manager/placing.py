@@ -117,7 +117,7 @@ class BoardPart:
         self._workers = dict(workers)
 
     def _take_pools(self, view: ClusterView, touched: Touched) -> set[str]:
-        """Tell the board of what changed in the pools; the jobs that are new to it."""
+        """Tell the board what changed in the pools; return the jobs that are new to it."""
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
         fresh = view.pools.keys() - self._pools.keys()

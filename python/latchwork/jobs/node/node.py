@@ -31,7 +31,7 @@ from latchwork.store import Observers, Store, connect
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
 _SIGNALS_S = 0.5
-#: Of jobs that a node has and cannot run only so many are named in the record that everybody follows.
+#: The record that everybody follows names at most so many of the jobs that a node cannot run.
 _MOST_LACKS = 50
 
 
@@ -325,7 +325,7 @@ class JobManager:
 
 
 def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The jobs of which the demands are not met, each with the labels that are missing."""
+    """The jobs that require labels which are missing, each with those labels."""
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
         for job_id, job in jobs.items()

@@ -213,7 +213,7 @@ class Pools:
         return True
 
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
-        """Store a pool as it was read, if that is the last read; what this replaced, or our items where it did not."""
+        """Store a pool if ours is the last read; return the items that it replaced, or ours if it was not stored."""
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:
             log.info("work pool of job %s: another node stored one meanwhile; it stays, and ours is read again", job_id)

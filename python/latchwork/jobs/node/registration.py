@@ -57,7 +57,7 @@ class Registration:
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> Member | None:
-        """Create the ``alive`` key as joining; the other node when its id is taken, None when it is ours now."""
+        """Create the ``alive`` key as joining; return the other node when its id is taken, None when it is ours now."""
         key = keys.alive(self.member.worker)
         for attempt in range(_JOIN_ATTEMPTS):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import noted_strategies
@@ -178,13 +179,13 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
     members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
-    shares = _shares(store, registered)
+    shares, available = _shares(store, registered), _by_worker(registered, "available")
     nodes = {
         member.worker: NodeView(
             node_id=member.worker,
             member=member,
             is_manager=member.worker == manager,
-            jobs=_available(member.worker, registered),
+            jobs=tuple(sorted(entry.key.split("/", 3)[3] for entry in available.get(member.worker, ()))),
             assigned=shares.get(member.worker, {}),
         )
         for member in members
@@ -202,18 +203,18 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     )
 
 
-def _available(worker: str, registered: Iterable[Entry]) -> tuple[str, ...]:
-    prefix = f"{keys.available(worker)}/"
-    return tuple(sorted(entry.key[len(prefix) :] for entry in registered if entry.key.startswith(prefix)))
+def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned"]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in registered:
+        parts = entry.key.split("/", 3)
+        if len(parts) == 4 and parts[2] == kind:  # anything else was put there by somebody else
+            found.setdefault(parts[1], []).append(entry)
+    return found
 
 
 def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
-    by_worker: dict[str, list[Entry]] = {}
-    for entry in registered:
-        parts = entry.key.split("/", 3)
-        if len(parts) == 4 and parts[2] == "assigned":  # anything else was put there by somebody else
-            by_worker.setdefault(parts[1], []).append(entry)
-    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in by_worker.items()}
+    parts = _by_worker(registered, "assigned")
+    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in parts.items()}
     return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: So many items of a job are named at most, by each node; the rest is counted.
+#: Each node names at most so many items of a job; the rest is counted.
 NAMED = 100
 _MOST_BYTES = 64 * 1024
 

@@ -72,7 +72,7 @@ def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 
 
 def trim_audit(store: Store, checks: list[Check]) -> int:
-    """Delete all but the last records; how many. By the leader, now and then."""
+    """Delete all but the last records and return how many; the leader does it now and then."""
     names = store.children(AUDIT)
     gone = names[: max(0, len(names) - KEPT)]
     for name in gone:

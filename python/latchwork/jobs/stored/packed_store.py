@@ -116,13 +116,13 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of updates, given with the keys of their heads, each transaction under the checks; bytes."""
+    """Write the new chunks of updates, given with their heads' keys, under the checks; return about how many bytes."""
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that updates dropped, after their heads were flipped; how many bytes that is."""
+    """Delete the chunks that updates dropped, after their heads were flipped; return about how many bytes."""
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
 

@@ -83,7 +83,7 @@ class RunGuard:
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Stop what would outlive its locks; seconds until it must be looked at again, None with nothing to guard."""
+        """Stop runs that would outlive their locks; return the seconds until the next look, None without runs."""
         left = [(run.remaining_s(), run) for run in self._runs() if not run.ended and not run.stopping]
         margin_s = self._margin_s()
         doomed = [(left_s, run) for left_s, run in left if left_s <= margin_s]

@@ -19,7 +19,7 @@ from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
 
-#: So many locks are asked for, or given back, in one call at most.
+#: One call asks for, or gives back, at most so many locks.
 SLICE = 450
 
 

@@ -54,7 +54,7 @@ class LocalJob:
         return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
 
     def reap(self, now: Instant) -> list[JobRun]:
-        """Forget the runs that have ended, and remember what their items are due for; the runs forgotten."""
+        """Forget the runs that have ended, remember when their items are due, and return those runs."""
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
             del self.runs[run.number]

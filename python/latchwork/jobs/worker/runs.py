@@ -280,7 +280,7 @@ class JobRun:
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
     def _run_once(self, context: JobContext, lag_s: float) -> bool:
-        """Call the job, unless it was told to stop before; whether it was called."""
+        """Call the job unless it was told to stop before; return whether it was called."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: A call to the store that is under way when the time to close is over may take so much longer.
 _GRACE_S = 2.0
-#: Locks of all jobs are asked for so long, less when something else happened, before everything is looked at again.
+#: The worker asks for locks for so long, less when something else happened, before it looks at everything again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
 #: ...but not less than so many times what the last look took: with very many items it takes its time itself.
@@ -191,7 +191,7 @@ class Worker:
         return _RETRY_S, True
 
     def _step(self, closing: bool) -> float | None:
-        """Bring every job closer to its share; seconds until it must be looked at again without an event."""
+        """Bring every job closer to its share; return the seconds until the next look without an event."""
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.of(self._states)
         held = self.locks.held()
