@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from latchwork.backends.base import Sink, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.base import Sink, WatchEvent
 
 _log = logging.getLogger(__name__)
 

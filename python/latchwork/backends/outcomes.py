@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded
-from latchwork.types import SessionAlive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.types import Op, SimpleCheck
+from latchwork.types import Op, SessionAlive, SimpleCheck
 
 #: A message names so many keys at most; servers do not say which of them they refused.
 _NAMED = 5

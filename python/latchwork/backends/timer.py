@@ -6,16 +6,12 @@ import heapq
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import reject, resolve
+from latchwork.clock import Clock
 from latchwork.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
@@ -21,14 +22,10 @@ from latchwork.backends.embedded.memory import join_memory, leave_memory
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
 from latchwork.backends.futures import attempt, completed
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
 
 T = TypeVar("T")
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 
 from latchwork.backends.embedded.connection import Database, memory_database
-
-if TYPE_CHECKING:
-    from latchwork.backends.embedded.watches import Poller
+from latchwork.backends.embedded.watches import Poller
 
 
 class SharedMemory:

@@ -16,16 +16,12 @@ Nothing here touches the network.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.wire import Data
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from latchwork.backends.zookeeper.wire import Data
 
 BUCKETS = 64
 BORN, KEEP = "#born", "#keep"

@@ -10,20 +10,17 @@ import logging
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.loop import LinkOwner, Loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 #: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
 _TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0

@@ -6,22 +6,18 @@ Listing goes level by level: a server tells the names directly below a znode and
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import below, visible
 from latchwork.backends.zookeeper.reads import FIRST_BATCH, LARGEST_BATCH, ReadContext, Reader
 from latchwork.backends.zookeeper.wire import MULTI_READ, Data, Found, Reply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: Children of an implied parent that are looked at first for a key; then so many times as many, and so on.
 _PROBES = 4

@@ -7,22 +7,18 @@ so that answers stay near half a megabyte. A key with children needs a second lo
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork._core import ZooKeeperCodec
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry, visible
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
 
 _ANSWER_BYTES = 524_288
 FIRST_BATCH, LARGEST_BATCH = 64, 1000

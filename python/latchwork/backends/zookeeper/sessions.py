@@ -9,23 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import drive, reject, resolve
+from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.errors import SessionLost, Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.reads import Reader
 
 _log = logging.getLogger(__name__)
 

@@ -21,28 +21,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from latchwork.backends.base import Broken, Delta, Snapshot
+from latchwork.backends.base import Broken, Delta, Sink, Snapshot
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.futures import drive
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
-from latchwork.types import Change
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.base import Sink
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.types import Entry
+from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)
 

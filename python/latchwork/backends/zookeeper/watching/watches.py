@@ -15,28 +15,22 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.futures import drive
+from latchwork.backends.futures import Steps, drive
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.base import Sink
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.lists import Lister
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
-from latchwork.backends.zookeeper.layout import parent
+from latchwork.backends.zookeeper.layout import Layout, Znode, parent
+from latchwork.backends.zookeeper.lists import Lister
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
+from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
 from latchwork.backends.zookeeper.writing.states import read_states
+from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.layout import Layout, Znode
-    from latchwork.backends.zookeeper.lists import Lister
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
-    from latchwork.backends.zookeeper.writing.task import Task
 
 _log = logging.getLogger(__name__)
 

@@ -5,16 +5,14 @@ Nothing here does I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.layout import UNKNOWN, Version, Znode, bucket
 from latchwork.errors import InvalidKey
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 
 class NeedStates(Exception):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import Unavailable
-
-if TYPE_CHECKING:
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.errors import LatchworkError
+from latchwork.errors import LatchworkError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
