@@ -199,7 +199,6 @@ class Poller:
             _log.warning("watches are delayed and go on by themselves: %s", error)
 
     def _wait(self) -> None:
-        """Wait for the next look."""
         now = self._clock.now()
         pause_s = self._pause_s(now)
         if self._deadline is not None and not self._sweep_again and not self._failing:

@@ -108,20 +108,15 @@ class EtcdBackend(Backend):
         recursive: bool,
         limit: int | None,
         start_after: str | None,
-        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
+        stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
-        """Entries below a prefix, in key order."""
+        """Entries below a prefix, in key order; never stale, which is as quick."""
         return self._when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
-    def children(
-        self,
-        prefix: str,
-        *,
-        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
-    ) -> Future[builtins.list[str]]:
-        """Names directly below a prefix."""
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
+        """Names directly below a prefix; never stale, which is as quick."""
         return self._when_settled(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
@@ -151,10 +146,10 @@ class EtcdBackend(Backend):
         sink: Sink,
         *,
         leaf: bool = False,
-        beside: bool = False,  # noqa: ARG002 - nothing is saved by reading them from another thread
+        beside: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it."""
+        """Watch the key equal to the prefix and all below it; ``beside`` would save nothing."""
         return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:

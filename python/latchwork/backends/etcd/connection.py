@@ -308,13 +308,10 @@ class Link:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[bytes]:
+    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
         """Go on with a read whose first try has failed."""
-        method, request = again
         yield from self._recover(error, what, deadline, refreshed=False)
-        answer = yield from self.fetch(method, request, what, deadline)
-        encoded: bytes = answer
-        return encoded
+        return (yield from self.fetch(*again, what, deadline))
 
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Make a next try worth it, or raise; True when the token is new."""

@@ -20,8 +20,8 @@ from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapsho
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys, exactly, lease_of
-from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, chain, drive, failed

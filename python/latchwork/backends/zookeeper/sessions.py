@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.backends.futures import Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
@@ -130,12 +130,8 @@ class ZooKeeperSession:
         """Never go on with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)
         with self._lock:
-            if self._closing is None:
-                self._closing = Future()
-                self._closing.set_result(None)
-                gone = True
-            else:
-                gone = False
+            gone = self._closing is None
+            self._closing = self._closing or completed(None)
         if gone:
             self._on_gone()
         return True
