@@ -35,8 +35,6 @@ _POLLS_PER_CHECK = 32
 
 
 class _Turn:
-    """One thread in the queue for a connection."""
-
     def __init__(self) -> None:
         self.come = threading.Event()
         self.granted = False

@@ -62,7 +62,6 @@ class _Read(Outcome[T]):
         self._deadline = deadline
 
     def ended(self, call: Any) -> None:
-        """The first try has ended, or the last one."""
         try:
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated

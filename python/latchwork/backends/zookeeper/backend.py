@@ -46,9 +46,6 @@ _FAREWELL_S = 1.0
 class ZooKeeperBackend(Backend):
     """As ``Backend``, over ZooKeeper 3.6 or newer. Safe to share.
 
-    Args:
-        url: hosts, root, account, TLS files, timeouts.
-        clock: for deadlines and renewals.
     Raises:
         ConnectFailed: no server answered within ``connect_timeout_s``.
     """

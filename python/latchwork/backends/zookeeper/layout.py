@@ -98,11 +98,7 @@ def decode(data: bytes) -> tuple[bytes, str | None]:
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
     """The entry of a znode; None when it is only an implied parent.
 
-    Args:
-        key: whose znode it is.
-        found: data and stat.
-        gen: version of the bucket's guard before that.
-        born: czxid of its ``#born`` node.
+    ``gen`` is the version of the bucket's guard before the read, ``born`` the czxid of the key's ``#born`` node.
     """
     data, stat = found
     if not data:

@@ -34,13 +34,9 @@ _kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it
 class Link:
     """One kazoo client: one ZooKeeper session at a time, one thread.
 
-    Args:
-        hosts: tried in random order.
-        ttl_s: session timeout to ask for.
-        options: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile`` for kazoo.
-        owner: takes what happens.
-        clock: stamps the handshakes.
-        name: of the thread.
+    Hosts are tried in random order. ``options`` are kazoo's: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``,
+    ``certfile``, ``keyfile``.
+
     Attributes:
         loop: tells how the last attempt to connect failed.
     """

@@ -153,13 +153,9 @@ class Lister:
     def _probe(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
     ) -> Steps[list[str]]:
-        """Note which keys the probes prove to be alive, and which probes are childless; the others that have children.
+        """Look at the probes: the implied parents with children among them.
 
-        Args:
-            context: of the call.
-            probes: keys to look at, and what each may prove to be alive.
-            alive: gets what is proved.
-            childless: gets implied parents without children.
+        ``alive`` gets the keys that the probes prove to be alive, ``childless`` the implied parents without children.
         """
         found = yield from self.reader.read_data(context, [self._layout.path(key) for key in probes])
         implied = []
@@ -201,7 +197,6 @@ class _SubtreePart:
                 heapq.heappush(self.todo, key + "/")
 
     def add(self, keys: list[str], found: Sequence[Found], entries: list[Entry | None]) -> None:
-        """What was read of keys."""
         for key, each, entry in zip(keys, found, entries, strict=True):
             self._read[key] = entry
             if isinstance(each, Data) and each.stat.children and not each.stat.ephemeral_owner:

@@ -222,11 +222,8 @@ class Reader:
     ) -> Steps[None]:
         """Many reads by few requests, a few of them in flight.
 
-        Args:
-            context: of the call.
-            count: how many reads.
-            encode: gives the payload of some of them, from one number to below another.
-            take: is given the answers in order, and says how many reads each was for.
+        ``encode`` gives the payload of the reads from one number to below another. ``take`` gets the answers in order,
+        and returns for how many reads each was.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
         flying: list[Call] = []

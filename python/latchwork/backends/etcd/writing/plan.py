@@ -240,8 +240,6 @@ class Compiler:
 
 @dataclass(slots=True)
 class _Spec:
-    """One operation as it is sent."""
-
     op: Op
     raw: bytes
     requests: tuple[bytes, ...]

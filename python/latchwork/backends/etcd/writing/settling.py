@@ -63,12 +63,8 @@ class Settling:
     ) -> Steps[Any]:
         """What a transaction did whose call failed; None if it was not applied and never will be.
 
-        Args:
-            txn: as it was sent.
-            slot: its guard.
-            error: what came instead of its answer.
-            deadline: of the whole.
-            answered: the server has dealt with it, so that it is applied by now or never will be: the slot tells.
+        With ``answered`` the server has dealt with it: it is applied by now or never will be, and the slot tells.
+
         Raises:
             OutcomeUnknown: nothing more could be found out before the deadline.
         """

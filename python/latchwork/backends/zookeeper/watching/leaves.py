@@ -61,12 +61,8 @@ class LeafWatch(DeliveringWatch):
 class LeafHub:
     """All such watches of a store. Safe to share.
 
-    Args:
-        connection: the store's own.
-        reader: reads the names beside a key that has gone.
-        timer: for looking again after trouble.
-        lock: that of the hub of the other watches: it puts the requests of both hubs in order.
-        is_watched: whether that hub watches exactly this key; called with the lock held.
+    ``lock`` is that of the hub of the other watches: it puts the requests of both hubs in order. ``is_watched`` tells
+    whether that hub watches exactly this key; it is called with the lock held.
     """
 
     def __init__(

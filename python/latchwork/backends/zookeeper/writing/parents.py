@@ -40,11 +40,8 @@ def make_parents(task: Task, plan: Plan) -> Steps[None]:
 def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
     """Remove empty implied parents below a key that is to be bound; True if there were none.
 
-    Args:
-        lister: finds what is below.
-        task: in whose name.
-        found: the key.
-        cleared: what was returned when this was called before for the task.
+    ``cleared`` is what the call before returned for this task.
+
     Raises:
         InvalidKey: there are keys; or what is below stays for ever: it numbers sequential keys.
     """

@@ -102,11 +102,7 @@ class Plan:
 def entries_of(plan: Plan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
     """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
 
-    Args:
-        plan: what was sent.
-        results: one for each part, or none at all.
-        token: zxid of the multi.
-        gens: version of each entry's bucket guard, before or in this multi.
+    ``token`` is the zxid of the multi, ``gens`` has the version of each bucket's guard, before or in this multi.
     """
     entries = []
     for planned in plan.entries:

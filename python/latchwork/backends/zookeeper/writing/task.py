@@ -58,14 +58,9 @@ class Task:
 
 
 def prepare(reader: Reader, task: Task, path: str) -> Steps[int]:
-    """Create the evidence of the task's connection, and the root if it is missing.
+    """Create the evidence of the task's connection at a path never used before, and the root if it is missing.
 
-    Args:
-        reader: learns the versions of the guards.
-        task: in whose name.
-        path: of the evidence, never used before.
-    Returns:
-        The zxid of its creation.
+    The zxid of its creation. The reader learns the versions of the guards.
     """
     layout = reader.layout
     payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))

@@ -36,10 +36,7 @@ _LONGEST_PAUSE_S = 0.05
 class Writer:
     """Commits through any connection that has its evidence. Safe to share.
 
-    Args:
-        lister: reads, and keeps the guards' versions.
-        timer: for backoff.
-        on_emptied: told of parents that may have lost their last child; must not block.
+    ``on_emptied`` is called with parents that may have lost their last child; it must not block.
     """
 
     def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
