@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from functools import partial
 from typing import Any
 
 from etcd3 import etcdrpc as pb
@@ -189,12 +190,9 @@ class EtcdBackend(Backend):
             yield from self._writer.explain(txn, deadline)
             return Committed(0)
         compares = EtcdRequest.txn(txn.compares())
-        while not (yield self._link.read("Txn", compares, txn.what, _succeeded, now=self._now)):
+        decode = partial(as_message, "Txn")
+        while not (yield self._link.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.explain(txn, deadline)
             if self._clock.now() >= deadline:
                 raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
         return Committed(0)
-
-
-def _succeeded(answer: bytes) -> bool:
-    return bool(as_message("Txn", answer).succeeded)

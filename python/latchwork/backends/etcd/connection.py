@@ -228,18 +228,16 @@ class Link:
         """
         what = f"answer at {join_hosts(self._hosts)}"
         deadline = self.clock.now() + self._url.connect_timeout_s
-        while True:
-            try:
-                drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
-                return
-            except ConnectFailed:
-                raise
-            except Unavailable as error:
-                said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
-                raise ConnectFailed(
-                    f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
-                    "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
-                ) from error
+        try:
+            drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
+        except ConnectFailed:
+            raise
+        except Unavailable as error:
+            said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
+            raise ConnectFailed(
+                f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
+                "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
+            ) from error
 
     def close(self) -> None:
         """Close the channel; calls in flight end. Twice is fine."""

@@ -172,9 +172,10 @@ class ZooKeeperBackend(Backend):
                 goodbye.exception(max(0.0, deadline - self._clock.now()))
             except FutureTimeout:
                 _log.info("a ZooKeeper session could not be ended at the server; it ends there by its TTL")
-        for connection in (*(session.connection for session in sessions), self._main):
+        connections = [*(session.connection for session in sessions), self._main]
+        for connection in connections:
             connection.abandon()
-        for connection in (*(session.connection for session in sessions), self._main):
+        for connection in connections:
             if not connection.join(self._call_timeout_s):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
         self._timer.close()

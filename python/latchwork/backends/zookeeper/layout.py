@@ -196,8 +196,6 @@ class Layout:
 
     def key_of(self, path: str) -> str | None:
         """The key whose state an event at this path may have changed; None for our own znodes and strangers."""
-        if path == self.root:
-            return None
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]

@@ -238,11 +238,7 @@ class _GuardGone(Exception):
     """A slot has vanished: its lease ended, or somebody deleted it."""
 
 
-def _unknown(txn: Txn, state: str, error: BaseException) -> OutcomeUnknown:
+def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:
     said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
-    ours = OutcomeUnknown(
-        f"could not find out whether etcd did {txn.what} ({said}): {state}; "
-        "read the key with this store, its answer will be final"
-    )
-    ours.__cause__ = error
-    return ours
+    message = f"could not find out whether etcd did {txn.what} ({said}): {state}; "
+    return rpc_errors.caused(OutcomeUnknown(message + "read the key with this store, its answer will be final"), error)

@@ -147,7 +147,7 @@ class LeafHub:
             return
         del self._watches[path]
         if remove and not self._is_watched(watch.prefix):
-            self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+            self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
 
     def _ask(self, watch: LeafWatch, *, barrier: bool = False) -> None:
         with self._lock:

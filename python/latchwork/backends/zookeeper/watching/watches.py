@@ -113,7 +113,7 @@ class WatchHub:
             removed = not same and self._watches.pop(watch.prefix, None) is not None and not self._closed
             if removed:
                 path = self._layout.path(watch.prefix)
-                self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+                self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
         if removed:
             self._leaves.look_again(watch.prefix)
 
@@ -178,7 +178,8 @@ class WatchHub:
             watch.dirty = set()
             load = watch.loads
             path = self._layout.path(watch.prefix)
-            added = self._connection.call(ADD_WATCH, wire.add_watch(path), self._clock.now() + _LOAD_TIMEOUT_S)
+            payload = wire.path_and_flag(path, wire.RECURSIVE)
+            added = self._connection.call(ADD_WATCH, payload, self._clock.now() + _LOAD_TIMEOUT_S)
         drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
