@@ -187,7 +187,7 @@ class Poller:
         self._confirm(as_of)
 
     def _confirm(self, as_of: float) -> None:
-        """Tell the watches that heard nothing for a while that their state is still the newest."""
+        """Send ``Current`` to the watches that got no event for a while."""
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of

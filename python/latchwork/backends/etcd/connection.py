@@ -267,7 +267,7 @@ class Link:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
     def _in_time(self, shared: Future[None], deadline: float) -> Future[None]:
-        """Ends with what others wait for too, or with ``Unavailable`` when the deadline comes first."""
+        """A future that ends as the shared one, or with ``Unavailable`` when the deadline comes first."""
         ours: Future[None] = Future()
 
         def give_up() -> None:
@@ -325,7 +325,7 @@ class Link:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Trying again helps no certificate."""
+        """Raise ``ConnectFailed`` for a TLS error: trying again does not help."""
         said = rpc_errors.details(error)
         if any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(

@@ -109,7 +109,7 @@ class Lister:
         return entries
 
     def _below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
-        """Of these keys those that are there, each with the keys directly below it."""
+        """The keys among these that exist, each with the keys directly below it."""
         found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
         there = []
         for key, names in zip(keys, found, strict=True):

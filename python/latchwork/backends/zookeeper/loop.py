@@ -119,7 +119,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return found
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
-        """One server; what nobody foresaw ends the attempt, never the thread."""
+        """Try one server; an unexpected error ends the attempt, never the thread."""
         try:
             return super()._connect_attempt(host, hostip, port, retry)
         except KazooException:

@@ -54,7 +54,7 @@ def compile_plan(
 
 
 def _deletes_first(op: Op) -> bool:
-    """What a deletion makes room for comes after it."""
+    """Deletions come first: they make room for other operations."""
     return not isinstance(op, Delete)
 
 

@@ -61,7 +61,7 @@ def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: b
 
 
 def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
-    """Remove those of these that are implied parents without children, and their parents likewise. Best effort."""
+    """Remove the implied parents without children among these keys, and their parents likewise. Best effort."""
     left = sorted(keys, key=len, reverse=True)
     while left:
         try:
