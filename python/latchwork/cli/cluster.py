@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from latchwork.cli.options import missing_file, wanted_url
 from latchwork.cli.outcome import NoCluster, quiet_logs
+from latchwork.jobs import ClusterState, inspect
 from latchwork.store import Store, connect
 
 
@@ -21,3 +22,15 @@ def open_store(url: str | None) -> Store:
             f"no cluster: store file {file} does not exist; correct the URL, or start a node with latchwork run"
         )
     return connect(where)
+
+
+def state_of(store: Store) -> ClusterState:
+    """The state of the job cluster.
+
+    Raises:
+        NoCluster: there is none.
+    """
+    state = inspect(store)
+    if state is None:
+        raise NoCluster(f"no cluster under {store.url}; start a node with latchwork run")
+    return state

@@ -1,17 +1,22 @@
-"""Options that several commands share, and what is said about them in one place."""
+"""What makes a function a command, and the options that several commands share."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Callable
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from latchwork.backends.url import find_spec, parse_url
-from latchwork.cli.outcome import UsageError, set_debugging
+from latchwork.cli.outcome import UsageError, reported, set_debugging
 from latchwork.store import URL_VARIABLE
+
+F = TypeVar("F", bound=Callable[..., None])
 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
@@ -67,3 +72,30 @@ def missing_file(url: str) -> str | None:
 def examples(*lines: str) -> str:
     """The epilog of a command: commands to try, each on its own line, not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def command(*lines: str) -> Callable[[F], F]:
+    """Make a function a command that has `--debug`, these examples in its help, and ends as ``reported`` says."""
+
+    def make(function: F) -> F:
+        made = reported(function)
+        own = inspect.signature(function, eval_str=True)
+        debug = Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+        made.__signature__ = own.replace(parameters=[*own.parameters.values(), debug])  # type: ignore[attr-defined]
+        made.epilog = examples(*lines)  # type: ignore[attr-defined]
+        return made
+
+    return make
+
+
+def add(app: typer.Typer, **commands: Any) -> None:
+    """Give an app what ``command`` made, by name, in this order."""
+    for name, each in commands.items():
+        app.command(name, epilog=each.epilog)(each)
+
+
+def group(about: str, **commands: Any) -> typer.Typer:
+    """A group of what ``command`` made, by name, in this order."""
+    app = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    add(app, **commands)
+    return app

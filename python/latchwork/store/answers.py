@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.errors import OutcomeUnknown, OwnershipLost, Unavailable
+from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -79,11 +79,7 @@ class Answers:
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            if self._is_over():
-                msg = f"{what}: no answer from {self._url} while the ownership lasted that it was asked under"
-                raise self._lost(f"{msg}; stop the work") from error
-            msg = f"{what}: no answer from {self._url} within {self._call_timeout_s:.3g} s; try again"
-            raise Unavailable(msg) from error
+            raise self._late(what, writes=False) from error
 
     def write(self, future: Future[T], what: str) -> T:
         """Wait for a call that writes."""
@@ -92,11 +88,7 @@ class Answers:
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            when = f"within {self._call_timeout_s:.3g} s"
-            if self._is_over():
-                when = "while the ownership lasted that it was asked under"
-            msg = f"{what}: no answer from {self._url} {when}; it may have been applied"
-            raise OutcomeUnknown(msg) from error
+            raise self._late(what, writes=True) from error
 
     def _result(self, future: Future[T]) -> T:
         longest_s = self._call_timeout_s + _GRACE_S
@@ -111,9 +103,13 @@ class Answers:
                 if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
                     raise
 
-    def _is_over(self) -> bool:
-        return self._limit is not None and self._limit.remaining_s() <= 0
-
-    def _lost(self, message: str) -> OwnershipLost:
-        assert self._limit is not None
-        return self._limit.error(message)
+    def _late(self, what: str, *, writes: bool) -> LatchworkError:
+        """The error of a call that was not answered in time."""
+        over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
+        when = f"within {self._call_timeout_s:.3g} s"
+        if over is not None:
+            when = "while the ownership lasted that it was asked under"
+        told = f"{what}: no answer from {self._url} {when}"
+        if writes:
+            return OutcomeUnknown(f"{told}; it may have been applied")
+        return Unavailable(f"{told}; try again") if over is None else over.error(f"{told}; stop the work")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Has a quick call made once something is so, and returns what takes it back.
+Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 
@@ -53,9 +55,9 @@ class Step(ABC, Generic[T]):
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
 
-    @abstractmethod
     def late(self) -> T:
-        """What a wait gives, or raises, whose time is over."""
+        """What a wait gives, or raises, whose time is over. Not called for a step without a time."""
+        raise AssertionError
 
 
 def run(steps: Steps[T]) -> T:
@@ -127,10 +129,6 @@ class Ask(Step[T]):
         begin: Callable[..., Future[T]] = self._call.__self__.begin  # type: ignore[attr-defined]
         return begin(self._call.__name__, *self._args, **self._options)
 
-    def late(self) -> T:
-        """Not asked for: an answer has no time limit of its own here."""
-        raise AssertionError
-
 
 def ask(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Ask[T]:
     """The step of a call of a store: its method, and the arguments."""
@@ -148,7 +146,7 @@ class Signal(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: dict[object, Callable[[], None]] = {}
+        self._calls: dict[object, Callable[[], object]] = {}
 
     def set(self) -> None:
         """Set it; wake threads, and make the calls that wait for it."""
@@ -160,36 +158,55 @@ class Signal(threading.Event):
                 return
             call()
 
-    def call_when_set(self, call: Callable[[], None]) -> Callable[[], None]:
+    def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
         """Make a quick call once it is set, in the thread that sets it; now if it is. Returns what takes it back."""
         number = object()
         self._calls[number] = call
         if self.is_set() and self._calls.pop(number, None) is not None:
             call()
-        return partial(_forget, self._calls, number)
+        return partial(self._calls.pop, number, None)
 
 
-class Pause(Step[bool]):
-    """Until a signal is set or the time is over; True if it is set."""
+class Until(Step[bool]):
+    """Until something is so or the time is over; True if it is so.
 
-    __slots__ = ("_clock", "_signal")
+    Args:
+        timeout_s: seconds; None for ever.
+        block: waits in the calling thread for so long.
+        listen: has a call made once it is so; returns what takes that back.
+        is_so: whether it is so now.
+    """
 
-    def __init__(self, clock: Clock, signal: Signal, timeout_s: float | None) -> None:
+    __slots__ = ("_is_so", "_listen", "_wait")
+
+    def __init__(
+        self, timeout_s: float | None, block: Callable[[], bool], listen: Listen, is_so: Callable[[], bool]
+    ) -> None:
         super().__init__(timeout_s)
-        self._clock = clock
-        self._signal = signal
+        self._wait = block
+        self._listen = listen
+        self._is_so = is_so
 
     def block(self) -> bool:
         """Wait in this thread."""
-        return self._clock.wait(self._signal, self.timeout_s)
+        return self._wait()
 
     def begin(self) -> Future[bool]:
         """Wait without blocking."""
-        return _when(self._signal.call_when_set)
+        return _when(self._listen)
 
     def late(self) -> bool:
-        """Whether it is set."""
-        return self._signal.is_set()
+        """Whether it is so."""
+        return self._is_so()
+
+
+class Pause(Until):
+    """Until a signal is set or the time is over; True if it is set."""
+
+    __slots__ = ()
+
+    def __init__(self, clock: Clock, signal: Signal, timeout_s: float | None) -> None:
+        super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
 class Bell:
@@ -201,8 +218,8 @@ class Bell:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._calls: dict[object, Callable[[], None]] = {}
-        self._due: list[Callable[[], None]] = []
+        self._calls: dict[object, Callable[[], object]] = {}
+        self._due: list[Callable[[], object]] = []
         self.rings = 0
 
     def __enter__(self) -> None:
@@ -221,12 +238,12 @@ class Bell:
         self._due += self._calls.values()
         self._calls.clear()
 
-    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Rung:
+    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
         """The step of waiting until it has been rung more than so many times; False when the time is over."""
-        return Rung(self, rings, clock, timeout_s)
+        listen = partial(self._call_when_rung, rings)
+        return Until(timeout_s, partial(self._wait, rings, clock, timeout_s), listen, lambda: self.rings != rings)
 
-    def wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
-        """Wait in this thread until it has been rung more than so many times; False when the time is over."""
+    def _wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
         until = None if timeout_s is None else clock.now() + timeout_s
         with self._condition:
             while self.rings == rings:
@@ -236,8 +253,7 @@ class Bell:
                 clock.wait_condition(self._condition, left_s)
         return True
 
-    def call_when_rung(self, rings: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Make a quick call once it has been rung more than so many times. Returns what takes it back."""
+    def _call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
         number = object()
         with self._condition:
             waits = self.rings == rings
@@ -245,47 +261,15 @@ class Bell:
                 self._calls[number] = call
         if not waits:
             call()
-        return partial(_forget, self._calls, number)
+        return partial(self._calls.pop, number, None)
 
 
-class Rung(Step[bool]):
-    """Until a bell is rung; see ``Bell.rung``."""
-
-    __slots__ = ("_bell", "_clock", "_rings")
-
-    def __init__(self, bell: Bell, rings: int, clock: Clock, timeout_s: float | None) -> None:
-        super().__init__(timeout_s)
-        self._bell = bell
-        self._rings = rings
-        self._clock = clock
-
-    def block(self) -> bool:
-        """Wait in this thread."""
-        return self._bell.wait(self._rings, self._clock, self.timeout_s)
-
-    def begin(self) -> Future[bool]:
-        """Wait without blocking."""
-        return _when(partial(self._bell.call_when_rung, self._rings))
-
-    def late(self) -> bool:
-        """Whether it has been rung."""
-        return self._bell.rings != self._rings
-
-
-def _forget(calls: dict[object, Callable[[], None]], number: object) -> None:
-    calls.pop(number, None)
-
-
-def _when(listen: Callable[[Callable[[], None]], Callable[[], None]]) -> Future[bool]:
-    """A future that ends with True when the call is made that is given to ``listen``; it is taken back at the end."""
+def _when(listen: Listen) -> Future[bool]:
+    """A future that ends with True when the call is made that is given to ``listen``; its end takes the call back."""
     future: Outcome[bool] = Outcome()
-    take_back = listen(lambda: _end(future))
+    take_back = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: take_back())
     return future
-
-
-def _end(future: Future[bool]) -> None:
-    resolve(future, True)
 
 
 class Background(Step[None]):
@@ -315,10 +299,6 @@ class Background(Step[None]):
     def begin(self) -> Future[None]:
         """Wait without blocking."""
         return then(_when(self._ended.call_when_set), lambda _ended: None)
-
-    def late(self) -> None:
-        """Not asked for: it is waited for without a time limit."""
-        raise AssertionError
 
     def _run(self, steps: Steps[object]) -> None:
         try:

@@ -6,17 +6,19 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from latchwork.errors import LockLost, OwnershipLost, Unavailable
+from latchwork.errors import Conflict, LockLost, OwnershipLost, Unavailable
 from latchwork.store.answers import Limit
+from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
-from latchwork.store.transaction import Tx, transact
+from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op
 
@@ -193,7 +195,26 @@ class Store:
             Conflict: refused that many times.
             OutcomeUnknown: as for any write; it is not tried again.
         """
-        return transact(self, fn, guard, attempts)
+        if attempts < 1:
+            msg = f"attempts must be at least 1, not {attempts}"
+            raise ValueError(msg)
+        backoff = Backoff(0.01, 0.5, jitter=1.0)
+        for attempt in range(1, attempts + 1):
+            tx = Tx(self.get, self.list, guard)
+            result = fn(tx)
+            checks, ops = tx.plan()
+            if not ops:
+                return result
+            try:
+                self.commit(checks, ops)
+            except Conflict as error:
+                if attempt == attempts:
+                    msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
+                    raise Conflict(msg, error.failed) from error
+                self.clock.wait(threading.Event(), backoff.next_s())
+            else:
+                return result
+        raise AssertionError
 
     def fence(self, token: int, *checks: Check) -> Fence:
         """A fence of these checks, valid in every namespace of this URL."""

@@ -1,48 +1,20 @@
-"""Read, decide, write, in one transaction that is tried again when somebody else was faster.
-
-The recorder ``Tx`` is pure but for its reads; ``transact`` is the loop around it.
-"""
+"""What one try of a transaction reads and writes; ``Store.transact`` is the loop around it."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, KeyExists
-from latchwork.store.backoff import Backoff
+from latchwork.errors import KeyExists
 from latchwork.store.keys import validate_key, validate_prefix
-from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Op, Put
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 if TYPE_CHECKING:
-    from latchwork.clock import Clock
     from latchwork.store.calls import Entries
     from latchwork.store.session import Session
 
-T = TypeVar("T")
 ChecksAndOps = tuple[list[Check], list[Op]]
-
-
-class Transacted(Protocol):
-    """What a transaction needs of its store; see ``Store``."""
-
-    @property
-    def clock(self) -> Clock:
-        """By which it backs off."""
-        ...
-
-    def get(self, key: str) -> Entry | None:
-        """Read a key."""
-        ...
-
-    def list(self, prefix: str, *, recursive: bool) -> Entries:
-        """Read the keys below a prefix."""
-        ...
-
-    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
-        """Write, if all that was read is as it was."""
-        ...
 
 
 class Tx:
@@ -52,8 +24,11 @@ class Tx:
     seen by later reads; such entries have the version None and the token 0.
     """
 
-    def __init__(self, store: Transacted, guard: str | None = None) -> None:
-        self._store = store
+    def __init__(
+        self, get: Callable[[str], Entry | None], list_keys: Callable[..., Entries], guard: str | None = None
+    ) -> None:
+        self._get_entry = get
+        self._list_entries = list_keys
         self._guard = guard
         self._read: dict[str, Entry | None] = {}
         self._listed: dict[tuple[str, bool], Entries] = {}
@@ -146,40 +121,16 @@ class Tx:
 
     def _fetch(self, key: str) -> Entry | None:
         if key not in self._read:
-            self._read[key] = self._store.get(key)
+            self._read[key] = self._get_entry(key)
         return self._read[key]
 
     def _fetch_list(self, prefix: str, *, recursive: bool) -> dict[str, Entry]:
         asked = (prefix, recursive)
         if asked not in self._listed:
-            self._listed[asked] = self._store.list(prefix, recursive=recursive)
+            self._listed[asked] = self._list_entries(prefix, recursive=recursive)
         return {entry.key: entry for entry in self._listed[asked]}
 
     def _pending(self, op: Op) -> Entry | None:
         if isinstance(op, Delete):
             return None
         return Entry(op.key, op.value, None, 0, 0, op.session.id if op.session is not None else None)
-
-
-def transact(store: Transacted, fn: Callable[[Tx], T], guard: str | None, attempts: int) -> T:
-    """The loop behind ``Store.transact``; see there."""
-    if attempts < 1:
-        msg = f"attempts must be at least 1, not {attempts}"
-        raise ValueError(msg)
-    backoff = Backoff(0.01, 0.5, jitter=1.0)
-    for attempt in range(1, attempts + 1):
-        tx = Tx(store, guard)
-        result = fn(tx)
-        checks, ops = tx.plan()
-        if not ops:
-            return result
-        try:
-            store.commit(checks, ops)
-        except Conflict as error:
-            if attempt == attempts:
-                msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
-                raise Conflict(msg, error.failed) from error
-            store.clock.wait(threading.Event(), backoff.next_s())
-        else:
-            return result
-    raise AssertionError

@@ -17,6 +17,8 @@ from latchwork.store.steps import Bell, driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from latchwork.backends.base import BackendWatch
     from latchwork.clock import Clock
     from latchwork.store.dispatch import Dispatcher, Lane
@@ -72,8 +74,14 @@ class Feed:
         self._backend: BackendWatch | None = None
         self._on_close: Callable[[Feed], None] = lambda _feed: None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
-        """Own the backend's watch; ``on_close`` is told once when this feed is closed."""
+        """Own the backend's watch; call ``on_close`` once when this feed is closed."""
         self._on_close = on_close
         self._backend = watch
         if self._closed:
@@ -170,12 +178,6 @@ class Watch(Feed):
         except Closed:
             raise StopIteration from None
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def beside(self) -> tuple[str, ...] | None:
         """Of a leaf that has gone: the names beside it, all of one state without it, unsorted; None if not read."""
@@ -197,7 +199,7 @@ class Watch(Feed):
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
         """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.
 
-        A batch whose call raises is logged and not repeated. ``on_error`` is told once if the watch ends for good.
+        A batch whose call raises is logged and not repeated. ``on_error`` is called once if the watch ends for good.
 
         Raises:
             ValueError: the watch has a subscriber already.

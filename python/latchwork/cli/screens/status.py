@@ -17,8 +17,8 @@ from rich.text import Text
 
 from latchwork.backends.url import parse_url
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
-from latchwork.cli.outcome import NoCluster, attempted, reported
+from latchwork.cli.options import Json, Url, command, wanted_url
+from latchwork.cli.outcome import NoCluster, attempted
 from latchwork.cli.text import printable
 from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
 from latchwork.jobs.outside import utc_text
@@ -27,18 +27,11 @@ from latchwork.store import Store
 _FEW = 8
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork status --url sqlite:///jobs.db",
-            "latchwork status --url etcd://127.0.0.1:2379/app --all",
-            "latchwork status --json | jq .manager",
-        )
-    )(status)
-
-
-@reported
+@command(
+    "latchwork status --url sqlite:///jobs.db",
+    "latchwork status --url etcd://127.0.0.1:2379/app --all",
+    "latchwork status --json | jq .manager",
+)
 def status(
     *,
     url: Url = None,
@@ -46,7 +39,6 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
     everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Show a job cluster: who leads, who lives, which items run where, which locks are held.
 

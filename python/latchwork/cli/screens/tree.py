@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
-from latchwork.cli.outcome import UsageError, quiet_logs, reported
+from latchwork.cli.options import Json, Url, command, missing_file, wanted_url
+from latchwork.cli.outcome import UsageError, quiet_logs
 from latchwork.cli.text import printable
 from latchwork.store import Store, connect
 from latchwork.types import Entry
@@ -28,18 +28,11 @@ _SECRET = re.compile(r"(?i)pass(word|wd|phrase)?|secret|token|credential|api[-_.
 _MASK = "***"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork tree --url zk://127.0.0.1:2181/app",
-            "latchwork tree workers --url etcd://127.0.0.1:2379/app --values",
-            "latchwork tree --json | jq 'map(.bytes) | add'",
-        )
-    )(tree)
-
-
-@reported
+@command(
+    "latchwork tree --url zk://127.0.0.1:2181/app",
+    "latchwork tree workers --url etcd://127.0.0.1:2379/app --values",
+    "latchwork tree --json | jq 'map(.bytes) | add'",
+)
 def tree(
     prefix: Annotated[str, typer.Argument(help="Show only what is below this key; the whole root without it.")] = "",
     *,
@@ -48,7 +41,6 @@ def tree(
     values: Annotated[
         bool, typer.Option("--values", help="Show values that are text, secrets masked, up to 200 characters.")
     ] = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Show every key under the root: its size, and the session it is bound to.
 
