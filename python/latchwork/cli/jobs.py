@@ -41,20 +41,13 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
         return
     table = Table()
-    for name in ("job", "runs", "because", "items", "locked", "running", "set"):
+    columns = ("job", "runs", "because", "items", "locked", "running", "set")
+    for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
         own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = (
-            row["job"],
-            "yes" if row["enabled"] else "no",
-            row["because"],
-            row["items"],
-            row["locked"],
-            row["running"],
-            own,
-        )
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
+        cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
+        table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
     Console(highlight=False).print(table)
 
 

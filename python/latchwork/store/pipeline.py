@@ -25,7 +25,11 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
     def send(self: Pipeline, /, *args: P.args, **options: P.kwargs) -> Future[T]:
         with self._lock:
             while self._count >= self._most:
-                self._wait()
+                self._waiting += 1
+                try:
+                    self._fewer.wait()
+                finally:
+                    self._waiting -= 1
             self._count += 1
         try:
             future: Future[T] = getattr(self._calls, name)(*args, **options)
@@ -85,14 +89,6 @@ class Pipeline:
     delete = _in_flight(Calls.delete)
     delete_tree = _in_flight(Calls.delete_tree)
     commit = _in_flight(Calls.commit)
-
-    def _wait(self) -> None:
-        """With the lock held, until one more has ended."""
-        self._waiting += 1
-        try:
-            self._fewer.wait()
-        finally:
-            self._waiting -= 1
 
     def _leave(self, future: Future[Any] | None) -> None:
         self._in_flight.discard(future)

@@ -174,11 +174,7 @@ class Session:
         return cancel
 
     def _tell_end(self, enders: list[Callable[[], None]]) -> None:
-        for ender in enders:
-            try:
-                ender()
-            except Exception:  # a defect of one must not keep the session from ending
-                _log.exception("session %s: what was to wake at its end raised; please report this", self.id)
+        _call_each(enders, "session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
         return self.lost.is_set() or self._renewer.is_over
@@ -226,13 +222,14 @@ class Session:
     def _call(self, listeners: list[Callable[[], None]]) -> None:
         if listeners:
             name = f"latchwork-session-lost-{self.id[:8]}"
-            threading.Thread(target=_call_each, args=(self.id, listeners), name=name, daemon=True).start()
+            args = (listeners, "an on_lost listener of session %s raised", self.id)
+            threading.Thread(target=as_callback()(_call_each), args=args, name=name, daemon=True).start()
 
 
-def _call_each(session_id: str, listeners: list[Callable[[], None]]) -> None:
-    with as_callback():
-        for listener in listeners:
-            try:
-                listener()
-            except Exception:
-                _log.exception("an on_lost listener of session %s raised", session_id)
+def _call_each(listeners: list[Callable[[], None]], problem: str, session_id: str) -> None:
+    """Call all of them; one that raises stops no other, and does not keep the session from ending."""
+    for listener in listeners:
+        try:
+            listener()
+        except Exception:
+            _log.exception(problem, session_id)

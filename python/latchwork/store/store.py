@@ -305,7 +305,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, self._scope.below(validate_key(prefix)), self._limit)
+        return _Namespace(self._core, Scope(self._scope.absolute(validate_key(prefix))), self._limit)
 
     def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
         """The same interface for work under an ownership: no call waits longer than that lasts.

@@ -74,8 +74,6 @@ class Simulation(Turns):
         self._allow_leftovers = allow_leftovers
         self._stack = ExitStack()
 
-    # Life
-
     def __enter__(self) -> Simulation:
         if threading.Thread.start is not real_start:
             raise SimulationError("a simulation is running already in this process; end it before the next one begins")
@@ -170,8 +168,7 @@ class Simulation(Turns):
     def _drain(self) -> list[str]:
         """Let the others finish; the names of those that do not."""
         until = self._now + _GRACE_S
-        idle = SimLock(self)
-        idle.is_locked = True
+        idle = SimLock(self, is_locked=True)
         while self._now < until:
             others = [task for task in self._tasks if task is not self._root and not task.is_killed]
             if not any(task.next_at() is not None for task in others):
@@ -182,7 +179,7 @@ class Simulation(Turns):
     def _unwind(self) -> None:
         self._ending = True
         threads = []
-        while others := [task for task in self._tasks if task is not self._root]:  # last words may start more
+        while others := [task for task in self._tasks if task is not self._root]:  # one that ends may start more
             task = others[0]
             task.unwinds = True
             self._current = task

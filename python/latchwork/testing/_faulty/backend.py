@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, completed, drive, failed, then
+from latchwork.backends.futures import Steps, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
@@ -64,37 +64,31 @@ class FaultyBackend(Backend):
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """See ``Backend.get``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("get", (key,), lambda: completed(replica.get_many([key])[0]))
-        return self._read("get", (key,), lambda: self._inner.get(key, stale_ok=stale_ok))
+        return self._read("get", (key,), lambda: self._source(stale_ok=stale_ok).get(key, stale_ok=stale_ok))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:
         """See ``Backend.get_many``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("get_many", tuple(keys), lambda: completed(replica.get_many(keys)))
-        return self._read("get_many", tuple(keys), lambda: self._inner.get_many(keys, stale_ok=stale_ok))
+        return self._read(
+            "get_many", tuple(keys), lambda: self._source(stale_ok=stale_ok).get_many(keys, stale_ok=stale_ok)
+        )
 
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[builtins.list[Entry]]:
         """See ``Backend.list``."""
-
-        def send() -> Future[builtins.list[Entry]]:
-            replica = self._lagging() if stale_ok else None
-            if replica is not None:
-                found = replica.list(prefix, recursive=recursive, limit=limit, start_after=start_after)
-                return completed(found)
-            return self._inner.list(
+        return self._read(
+            "list",
+            (prefix,),
+            lambda: self._source(stale_ok=stale_ok).list(
                 prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
-            )
-
-        return self._read("list", (prefix,), send)
+            ),
+        )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:
         """See ``Backend.children``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("children", (prefix,), lambda: completed(replica.children(prefix)))
-        return self._read("children", (prefix,), lambda: self._inner.children(prefix, stale_ok=stale_ok))
+        return self._read(
+            "children", (prefix,), lambda: self._source(stale_ok=stale_ok).children(prefix, stale_ok=stale_ok)
+        )
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """See ``Backend.commit``."""
@@ -224,8 +218,9 @@ class FaultyBackend(Backend):
 
     # Having it happen
 
-    def _lagging(self) -> StaleReplica | None:
-        return self._replica if self._replica is not None and self._replica.is_ready else None
+    def _source(self, *, stale_ok: bool) -> Backend | StaleReplica:
+        """What answers a read that gets through."""
+        return self._replica if stale_ok and self._replica is not None and self._replica.is_ready else self._inner
 
     def _timer_for_use(self) -> Timer:
         with self._lock:

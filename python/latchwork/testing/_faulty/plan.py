@@ -38,15 +38,7 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 _KINDS: tuple[str, ...] = get_args(FaultKind)
-_FOR_CALLS: tuple[FaultKind, ...] = (
-    "fail",
-    "cut_before",
-    "cut_after",
-    "land_late",
-    "drop",
-    "slow_request",
-    "slow_answer",
-)
+_FOR_CALLS: tuple[FaultKind, ...] = get_args(FaultKind)[:-2]  # without expire_session and cut_watch
 
 
 @dataclass(frozen=True, slots=True)

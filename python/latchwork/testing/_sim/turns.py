@@ -77,9 +77,7 @@ class Turns:
 
     def sleep(self, seconds: float) -> None:
         """Let everybody else run for so long in virtual time. What ``time.sleep`` does inside a simulation."""
-        never = SimLock(self)
-        never.is_locked = True
-        never.acquire(timeout=max(0.0, seconds))
+        SimLock(self, is_locked=True).acquire(timeout=max(0.0, seconds))
 
     # For the stand-ins
 
@@ -102,14 +100,13 @@ class Turns:
         """A new thread, which waits for its first turn."""
         task = Task(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
-        task.done = SimLock(self)
-        task.done.is_locked = True
+        task.done = SimLock(self, is_locked=True)
         task.wakes_at = self._current.wakes_at
         self._tasks.insert(0, task)
         return task
 
     def carry(self, task: Task, run: Callable[[], None]) -> None:
-        """The whole life of a simulated thread, on its own real thread."""
+        """All that a simulated thread does, from its first turn on, in its own real thread."""
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
