@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.cli.changes import Unset, chosen, described, short
 from latchwork.cli.cluster import open_store
-from latchwork.cli.flags import flags, to_set
+from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.jobs import Control, Schedule, Settings, inspect

@@ -6,9 +6,8 @@ import json
 
 import typer
 
-from latchwork.cli.changes import Unset, chosen, described
 from latchwork.cli.cluster import open_store
-from latchwork.cli.flags import flags, to_set
+from latchwork.cli.flags import Unset, chosen, described, flags, to_set
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.jobs import Control
 from latchwork.jobs.options import NodeRows, rows

@@ -5,13 +5,12 @@ Everything a call can be refused for without asking the server is refused here, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import mapped
-from latchwork.errors import Closed, Conflict, KeyExists
-from latchwork.store.forks import Home
+from latchwork.errors import Conflict, KeyExists
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
@@ -31,34 +30,20 @@ Names = list[str]
 _MANY = 2**31 - 1
 
 
-class Gate:
-    """Refuses calls on a closed store and in a forked child. Safe to share."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
-        self.closed = False
-
-    def check(self) -> None:
-        """Let a call pass.
-
-        Raises:
-            Closed: the store was closed.
-            ForkedProcess: this process is a fork of the one that opened it.
-        """
-        if self.closed:
-            msg = f"the store {self._url} was closed; connect again"
-            raise Closed(msg)
-        self.home.check()
-
-
 class Calls:
-    """One future per call. Safe to share between threads. With a limit calls are refused once it is over."""
+    """One future per call. Safe to share between threads.
 
-    def __init__(self, backend: Backend, scope: Scope, gate: Gate, limit: Limit | None = None) -> None:
+    Args:
+        backend: what answers.
+        scope: of the store or the namespace.
+        check: raises where the store may not be used any more.
+        limit: calls are refused once it is over; None for none.
+    """
+
+    def __init__(self, backend: Backend, scope: Scope, check: Callable[[], None], limit: Limit | None = None) -> None:
         self._unlimited = backend
         self._scope = scope
-        self._gate = gate
+        self._check = check
         self._limit = limit
 
     @property
@@ -74,7 +59,7 @@ class Calls:
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
-        self._gate.check()
+        self._check()
         absolute = [self._scope.absolute(validate_key(key)) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
@@ -132,7 +117,7 @@ class Calls:
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
         """All or nothing."""
-        self._gate.check()
+        self._check()
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
         simple = list(parts)
@@ -145,7 +130,7 @@ class Calls:
 
     def _write(self, op: Op) -> Future[Committed]:
         """One operation, no checks: the short way, same rules."""
-        self._gate.check()
+        self._check()
         sent = self._scope.op(op)
         if not isinstance(sent, Delete):
             check_value(sent.key, sent.value)
@@ -177,11 +162,11 @@ class Calls:
         return ours
 
     def _key(self, key: str) -> str:
-        self._gate.check()
+        self._check()
         return self._scope.absolute(validate_key(key))
 
     def _prefix(self, prefix: str) -> str:
-        self._gate.check()
+        self._check()
         return self._scope.absolute(validate_prefix(prefix))
 
     def _usable(self, session: object) -> None:
@@ -198,7 +183,7 @@ def _was_there(done: Committed) -> bool:
 
 
 def _exists(error: BaseException, key: str) -> BaseException:
-    """Of a creation: the backend's conflict is that the key exists; any other error as it is."""
+    """``KeyExists`` for the conflict of a single creation; any other error as it is."""
     if not isinstance(error, Conflict):
         return error
     ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")

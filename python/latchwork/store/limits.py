@@ -51,13 +51,9 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     if len(sessions) > 1:
         msg = f"two sessions in one transaction ({', '.join(sorted(sessions))}); use one transaction for each"
         raise ValueError(msg)
-    _check_counts(len(checks), len(ops), size, capability)
-
-
-def _check_counts(checks: int, ops: int, size: int, capability: Capability) -> None:
     for count, limit, what in (
-        (checks, capability.max_txn_checks, "checks"),
-        (ops, capability.max_txn_ops, "operations"),
+        (len(checks), capability.max_txn_checks, "checks"),
+        (len(ops), capability.max_txn_ops, "operations"),
         (size, capability.max_txn_bytes, "bytes"),
     ):
         if count > limit:

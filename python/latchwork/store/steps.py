@@ -17,7 +17,7 @@ from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from latchwork.backends.futures import Outcome, resolve, then
+from latchwork.backends.futures import Outcome, resolve
 
 if TYPE_CHECKING:
     from latchwork.clock import Clock
@@ -110,13 +110,13 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
 
 
 class Ask(Step[T]):
-    """A call that is answered by the server: ``await ask(store.get, key)``."""
+    """A call that is answered by the server: ``await ask(store.get, key)``. The backend keeps its time."""
 
     __slots__ = ("_args", "_call", "_options")
 
-    def __init__(self, call: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
         super().__init__()
-        self._call = call
+        self._call: Callable[..., T] = call
         self._args = args
         self._options = options
 
@@ -125,14 +125,12 @@ class Ask(Step[T]):
         return self._call(*self._args, **self._options)
 
     def begin(self) -> Future[T]:
-        """Make the call as one of many in flight. The backend keeps its time."""
+        """Make the call as one of many in flight."""
         begin: Callable[..., Future[T]] = self._call.__self__.begin  # type: ignore[attr-defined]
         return begin(self._call.__name__, *self._args, **self._options)
 
 
-def ask(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Ask[T]:
-    """The step of a call of a store: its method, and the arguments."""
-    return Ask(call, args, options)
+ask = Ask
 
 
 async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -272,7 +270,7 @@ def _when(listen: Listen) -> Future[bool]:
     return future
 
 
-class Background(Step[None]):
+class Background(Until):
     """A protocol that is driven in a thread of its own; awaited, it is waited for.
 
     Attributes:
@@ -282,9 +280,9 @@ class Background(Step[None]):
     __slots__ = ("_ended", "thread")
 
     def __init__(self, steps: Steps[object], name: str) -> None:
-        super().__init__()
         self._ended = Signal()
         self.thread = threading.Thread(target=self._run, args=(steps,), name=name, daemon=True)
+        super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
         self.thread.start()
 
     @property
@@ -292,13 +290,10 @@ class Background(Step[None]):
         """True in its own thread, which must not wait for itself."""
         return self.thread is threading.current_thread()
 
-    def block(self) -> None:
-        """Wait in this thread until it has ended."""
+    def block(self) -> bool:
+        """Wait in this thread until the other has really ended."""
         self.thread.join()
-
-    def begin(self) -> Future[None]:
-        """Wait without blocking."""
-        return then(_when(self._ended.call_when_set), lambda _ended: None)
+        return True
 
     def _run(self, steps: Steps[object]) -> None:
         try:

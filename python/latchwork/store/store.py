@@ -44,7 +44,7 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.gate) if limit is None else self._calls_in_flight()
+        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -260,7 +260,7 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Calls for who does not wait for each answer in its own thread."""
-        return Calls(self._core.backend, self._scope, self._core.gate, self._limit)
+        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
@@ -286,7 +286,7 @@ class Store:
     @property
     def session(self) -> Session:
         """The primary session, opened on first use, and anew on the next use after it was lost."""
-        self._core.gate.check()
+        self._core.check()
         return self._core.primary()
 
     def primary_session(self) -> Session:
