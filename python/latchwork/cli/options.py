@@ -7,12 +7,10 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import Parameter
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from latchwork.backends.url import find_spec, parse_url
 from latchwork.cli.outcome import UsageError, reported, set_debugging
 from latchwork.store import URL_VARIABLE
 
@@ -60,13 +58,6 @@ def wanted_url(url: str | None) -> str:
     if not url:
         raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
     return url
-
-
-def missing_file(url: str) -> str | None:
-    """The store's file when the URL names one that does not exist: looking at it must not create it."""
-    parsed = parse_url(url)
-    in_file = find_spec(parsed.scheme).location == "file"
-    return parsed.path if in_file and parsed.path and not Path(parsed.path).exists() else None
 
 
 def examples(*lines: str) -> str:

@@ -33,12 +33,7 @@ def show(*, url: Url = None, as_json: Json = False) -> None:
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
 @flags(rows(NodeRows), to_set, before="unset")
-def set_cluster(
-    *,
-    unset: Unset = None,
-    url: Url = None,
-    **given: float | None,
-) -> None:
+def set_cluster(*, unset: Unset = None, url: Url = None, **given: float | None) -> None:
     """Change options of the manager, and of nodes, in the whole cluster, at once.
 
     What is set here beats the nodes' code, also after their restart, until --unset.

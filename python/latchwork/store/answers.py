@@ -9,12 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
 
 T = TypeVar("T")
 
@@ -42,8 +40,7 @@ class Limit:
         """
         left_s = self.remaining_s()
         if left_s <= 0:
-            msg = "the ownership that this store is used under is over: nothing was asked; stop the work"
-            raise self.error(msg)
+            raise self.error("the ownership that this store is used under is over: nothing was asked; stop the work")
         return left_s
 
 

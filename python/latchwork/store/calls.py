@@ -5,23 +5,17 @@ Everything a call can be refused for without asking the server is refused here, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+from latchwork.backends.base import Backend
 from latchwork.backends.futures import mapped
 from latchwork.errors import Conflict, KeyExists
+from latchwork.store.answers import Limit
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from latchwork.backends.base import Backend
-    from latchwork.store.answers import Limit
-
 
 Entries = list[Entry]
 Names = list[str]
@@ -76,8 +70,7 @@ class Calls:
         """The entries below the prefix."""
         absolute = self._prefix(prefix)
         if limit is not None and limit < 0:
-            msg = f"limit must be 0 or more, not {limit}"
-            raise ValueError(msg)
+            raise ValueError(f"limit must be 0 or more, not {limit}")
         limit = None if limit is None or limit > _MANY else limit
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)

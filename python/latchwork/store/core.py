@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
-from latchwork.backends.base import with_defaults
+from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import MAX_DURATION_S
+from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
-    from latchwork.store.watch import Feed
+from latchwork.store.watch import Feed
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +48,7 @@ class Core:
             ForkedProcess: this process is a fork of the one that opened it.
         """
         if self._closed:
-            msg = f"the store {self.url} was closed; connect again"
-            raise Closed(msg)
+            raise Closed(f"the store {self.url} was closed; connect again")
         self._home.check()
 
     def primary(self) -> Session:
@@ -67,8 +62,7 @@ class Core:
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own."""
         if not 0 < ttl_s <= MAX_DURATION_S:
-            msg = f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}"
-            raise ValueError(msg)
+            raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
         self.check()
         opened: list[Session] = []
         gone = threading.Event()

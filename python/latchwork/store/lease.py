@@ -9,12 +9,9 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import call_at_once, failed
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 #: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
 MAX_IN_FLIGHT = 4

@@ -18,8 +18,7 @@ def check_value(key: str, value: bytes) -> None:
     """
     given: object = value  # callers without a type checker pass anything
     if not isinstance(given, bytes):
-        msg = f"the value of key {key!r} must be bytes, not {type(given).__name__}; encode it first"
-        raise TypeError(msg)
+        raise TypeError(f"the value of key {key!r} must be bytes, not {type(given).__name__}; encode it first")
     size = len(value) + len(key)
     if size > MAX_VALUE_BYTES:
         msg = f"the value of key {key!r} has {size:,} bytes with its key, the limit is {MAX_VALUE_BYTES:,}; split it"
@@ -39,8 +38,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     size = 0
     for op in ops:
         if op.key in keys:
-            msg = f"key {op.key!r} is written twice in one transaction; write it once"
-            raise ValueError(msg)
+            raise ValueError(f"key {op.key!r} is written twice in one transaction; write it once")
         keys.add(op.key)
         size += len(op.key)
         if not isinstance(op, Delete):

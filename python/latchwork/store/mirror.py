@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
+from latchwork.store.dispatch import Dispatcher, Lane
+from latchwork.store.keys import Scope
 from latchwork.store.steps import driven
 from latchwork.store.watch import Batch, Feed, Inbox
 from latchwork.types import Change, Entry
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher, Lane
-    from latchwork.store.keys import Scope
 
 
 class Mirror(Feed, Mapping[str, Entry]):

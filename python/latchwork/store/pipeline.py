@@ -59,8 +59,7 @@ class Pipeline:
 
     def __init__(self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
         if max_in_flight < 1:
-            msg = f"max_in_flight must be at least 1, not {max_in_flight}"
-            raise ValueError(msg)
+            raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._calls = calls
         self._outlet = outlet
         self._most = max_in_flight

@@ -11,18 +11,16 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from latchwork.backends.base import BackendSession
+from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import BackendSession
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +134,7 @@ class Session:
         self._home.check()
         with self._lock:
             if self._closed:
-                msg = f"session {self.id} was closed; open another with store.open_session()"
-                raise Closed(msg)
+                raise Closed(f"session {self.id} was closed; open another with store.open_session()")
             if self._is_over():
                 msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
                 raise SessionLost(msg)

@@ -15,12 +15,10 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, resolve
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")

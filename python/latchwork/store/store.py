@@ -9,24 +9,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from latchwork.backends.base import Capability
+from latchwork.clock import Clock
 from latchwork.errors import Conflict, LockLost, OwnershipLost, Unavailable
 from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
+from latchwork.store.core import Core
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
+from latchwork.store.session import Session
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Capability
-    from latchwork.clock import Clock
-    from latchwork.store.core import Core
-    from latchwork.store.session import Session
 
 T = TypeVar("T")
 
@@ -196,8 +194,7 @@ class Store:
             OutcomeUnknown: as for any write; it is not tried again.
         """
         if attempts < 1:
-            msg = f"attempts must be at least 1, not {attempts}"
-            raise ValueError(msg)
+            raise ValueError(f"attempts must be at least 1, not {attempts}")
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         for attempt in range(1, attempts + 1):
             tx = Tx(self.get, self.list, guard)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import KeyExists
+from latchwork.store.calls import Entries
 from latchwork.store.keys import validate_key, validate_prefix
+from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store.calls import Entries
-    from latchwork.store.session import Session
 
 ChecksAndOps = tuple[list[Check], list[Op]]
 
@@ -81,8 +78,7 @@ class Tx:
             KeyExists: it is there already.
         """
         if self.get(key) is not None:
-            msg = f"key {key!r} exists already; read it, or use put to overwrite"
-            raise KeyExists(msg)
+            raise KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
         if isinstance(self._written.get(key), Delete):
             self.put(key, value, session=session)
         else:

@@ -10,19 +10,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.backends.base import Broken, Delta, WatchEvent
+from latchwork.backends.base import BackendWatch, Broken, Delta, WatchEvent
+from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.feed import Tracker
+from latchwork.store.keys import Scope
 from latchwork.store.steps import Bell, driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from latchwork.backends.base import BackendWatch
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher, Lane
-    from latchwork.store.keys import Scope
 
 _log = logging.getLogger(__name__)
 
@@ -131,8 +129,7 @@ class Feed:
             ValueError: the time is no number.
         """
         if timeout_s is not None and math.isnan(timeout_s):
-            msg = f"timeout_s must be None or a number of seconds, not {timeout_s!r}"
-            raise ValueError(msg)
+            raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             with self._changed:
@@ -142,16 +139,14 @@ class Feed:
                 rings = self._changed.rings
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
-                msg = f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s"
-                raise WaitTimeout(msg)
+                raise WaitTimeout(f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s")
             await self._changed.rung(rings, self._clock, left)
 
     def _refuse_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._closed:
-            msg = f"the watch of {self.prefix!r} was closed"
-            raise Closed(msg)
+            raise Closed(f"the watch of {self.prefix!r} was closed")
 
 
 class Watch(Feed):
@@ -206,8 +201,7 @@ class Watch(Feed):
         """
         with self._changed:
             if self._lane is not None:
-                msg = f"the watch of {self.prefix!r} has a subscriber already; open another watch"
-                raise ValueError(msg)
+                raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
             self._lane = self._dispatcher.lane(lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}")
         self._lane.signal()
 

@@ -16,10 +16,7 @@ import time
 import weakref
 from concurrent.futures import thread as pools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 __all__ = ["VirtualClock"]
 

@@ -25,15 +25,7 @@ from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
 from latchwork.testing._sim.order import Order
 from latchwork.testing._sim.stand_ins import installed
-from latchwork.testing._sim.tasks import (
-    Deadlock,
-    SimulationError,
-    ThreadFailed,
-    ThreadsLeft,
-    TooLong,
-    Turn,
-    hide,
-)
+from latchwork.testing._sim.tasks import Deadlock, SimulationError, ThreadFailed, ThreadsLeft, TooLong, Turn, hide
 from latchwork.testing._sim.turns import Turns
 
 __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "ThreadsLeft", "TooLong", "Turn"]

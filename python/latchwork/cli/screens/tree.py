@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from latchwork.cli.options import Json, Url, command, missing_file, wanted_url
-from latchwork.cli.outcome import UsageError, quiet_logs
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Json, Url, command
 from latchwork.cli.text import printable
-from latchwork.store import Store, connect
+from latchwork.store import Store
 from latchwork.types import Entry
 
 _PAGE = 1000
@@ -47,11 +47,7 @@ def tree(
     Values stay hidden unless --values is given. Members of JSON objects and keys whose names look like a password, a
     secret or a token are masked even then. Tokens tell the order of writes: the greatest was written last.
     """
-    quiet_logs()
-    where = wanted_url(url)
-    if file := missing_file(where):
-        raise UsageError(f"store file {file} does not exist; correct the URL")
-    with connect(where) as store:
+    with open_store(url, of_cluster=False) as store:
         if as_json:
             _print_json(_entries(store, prefix), values=values)
             return
@@ -124,16 +120,15 @@ def _entries(store: Store, prefix: str) -> Iterator[Entry]:
 
 
 def _print_json(entries: Iterator[Entry], *, values: bool) -> None:
-    rows = []
-    for entry in entries:
-        row: dict[str, object] = {
+    rows: list[dict[str, object]] = [
+        {
             "key": entry.key,
             "bytes": len(entry.value),
             "owner": entry.owner,
             "token": entry.token,
             "created": entry.created,
+            **({"value": shown(entry)} if values else {}),
         }
-        if values:
-            row["value"] = shown(entry)
-        rows.append(row)
+        for entry in entries
+    ]
     typer.echo(json.dumps(rows, indent=2))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Steps, drive, failed, then
@@ -19,11 +19,24 @@ from latchwork.testing._faulty.replica import StaleReplica
 from latchwork.testing._faulty.watch import FaultyWatch
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Put, SessionAlive, SimpleCheck
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Decide = Callable[[str, tuple[str, ...]], Fault | None]
 
 _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}
+
+
+def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
+    """The method of a faulty backend that reads; its first argument is a key, a prefix, or several keys."""
+    name = read.__name__
+
+    @wraps(read)
+    def call(self: FaultyBackend, /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        keys = (args[0],) if isinstance(args[0], str) else tuple(cast("Sequence[str]", args[0]))
+        return self._read(name, keys, lambda: self._ask(name, *args, **options))
+
+    return call
 
 
 class FaultyBackend(Backend):
@@ -62,33 +75,10 @@ class FaultyBackend(Backend):
 
     # What the store calls
 
-    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """See ``Backend.get``."""
-        return self._read("get", (key,), lambda: self._source(stale_ok=stale_ok).get(key, stale_ok=stale_ok))
-
-    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:
-        """See ``Backend.get_many``."""
-        return self._read(
-            "get_many", tuple(keys), lambda: self._source(stale_ok=stale_ok).get_many(keys, stale_ok=stale_ok)
-        )
-
-    def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
-    ) -> Future[builtins.list[Entry]]:
-        """See ``Backend.list``."""
-        return self._read(
-            "list",
-            (prefix,),
-            lambda: self._source(stale_ok=stale_ok).list(
-                prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
-            ),
-        )
-
-    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:
-        """See ``Backend.children``."""
-        return self._read(
-            "children", (prefix,), lambda: self._source(stale_ok=stale_ok).children(prefix, stale_ok=stale_ok)
-        )
+    get = _reading(Backend.get)
+    get_many = _reading(Backend.get_many)
+    list = _reading(Backend.list)
+    children = _reading(Backend.children)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """See ``Backend.commit``."""
@@ -218,9 +208,11 @@ class FaultyBackend(Backend):
 
     # Having it happen
 
-    def _source(self, *, stale_ok: bool) -> Backend | StaleReplica:
-        """What answers a read that gets through."""
-        return self._replica if stale_ok and self._replica is not None and self._replica.is_ready else self._inner
+    def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
+        """Have a read answered that gets through."""
+        lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
+        answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
+        return answer
 
     def _timer_for_use(self) -> Timer:
         with self._lock:
