@@ -119,7 +119,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Operation: delete; of an absent key nothing happens."""
+    """Operation: delete; does nothing to an absent key."""
 
     key: str
 

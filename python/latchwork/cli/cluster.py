@@ -14,14 +14,10 @@ from latchwork.store import Store, connect
 def open_store(url: str | None, *, of_cluster: bool = True) -> Store:
     """Open the store of a command's URL, keeping the library's log off the terminal.
 
-    Args:
-        url: as it was given.
-        of_cluster: whether the command is about a job cluster.
-
     Raises:
         UsageError: there is no URL.
-        NoCluster: it names a file that does not exist, and a command must not create it; ``UsageError`` without a
-            cluster.
+        NoCluster: it names a file that does not exist, and a command must not create it; ``UsageError`` for a command
+            that is not about a cluster.
     """
     quiet_logs()
     where = wanted_url(url)

@@ -182,7 +182,7 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
 
 
 def _schedule(*given: dict[str, Any]) -> Schedule | None:
-    """The one that was given: the one whose first value is."""
+    """The schedule whose first value was given; None without one."""
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")

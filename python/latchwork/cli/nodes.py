@@ -70,7 +70,7 @@ def _wait(control: Control, node: str, wait_s: float | None, done: str) -> None:
 
 
 def _checked(store: Store, node: str) -> Control:
-    """For a node that lives or of which something was said; a typing error must not go unnoticed."""
+    """The control of a cluster that knows this node: a mistyped id must not go unnoticed."""
     state = state_of(store)
     if node not in state.nodes and node not in state.marks:
         raise UnknownNode(

@@ -84,7 +84,8 @@ def run(
     stderr.
     """
     where = wanted_url(url)
-    _log_to_stderr()
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
+    logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
     with ended_by_sigterm(OK):  # before the node runs and after it has closed nothing is to be handed over
         jobs = load_jobs(target)
         observers = [] if probe_port is None else metrics_if_installed()
@@ -135,8 +136,3 @@ def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) ->
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
-    logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)

@@ -45,13 +45,9 @@ class Limit:
 
 
 class Answers:
-    """Waits for the futures of one store. Safe to share between threads.
+    """Waits for the futures of one store, whose backend ends its calls within a timeout. Safe to share between threads.
 
-    Args:
-        url: for messages, without any password.
-        clock: by which it waits.
-        call_timeout_s: backends end their calls within this time.
-        limit: the ownership under which the calls are made; None for none.
+    The URL is for messages, and has no password. With a limit the calls are made under an ownership.
     """
 
     def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: Limit | None = None) -> None:
@@ -66,7 +62,7 @@ class Answers:
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def under(self, limit: Limit) -> Answers:
-        """The same, for calls that are made under an ownership."""
+        """The same for calls that are made under an ownership."""
         return Answers(self._url, self._clock, self._call_timeout_s, limit)
 
     def read(self, future: Future[T], what: str) -> T:

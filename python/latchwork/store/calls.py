@@ -27,11 +27,7 @@ _MANY = 2**31 - 1
 class Calls:
     """One future per call. Safe to share between threads.
 
-    Args:
-        backend: what answers.
-        scope: of the store or the namespace.
-        check: raises where the store may not be used any more.
-        limit: calls are refused once it is over; None for none.
+    Calls are refused once the limit is over, and when ``check`` raises: it says whether the store may still be used.
     """
 
     def __init__(self, backend: Backend, scope: Scope, check: Callable[[], None], limit: Limit | None = None) -> None:
@@ -42,7 +38,7 @@ class Calls:
 
     @property
     def _backend(self) -> Backend:
-        """For a call that begins now."""
+        """The backend for a call that begins now."""
         return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
@@ -122,7 +118,7 @@ class Calls:
         return mapped(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
-        """One operation, no checks: the short way, same rules."""
+        """Commit one operation without checks: refuses what ``commit`` refuses, with less work."""
         self._check()
         sent = self._scope.op(op)
         if not isinstance(sent, Delete):
@@ -142,7 +138,7 @@ class Calls:
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op]
     ) -> BaseException:
-        """The backend's conflict in the words and objects of the caller; any other error as it is."""
+        """A conflict of the backend's, with the caller's keys and objects; any other error as it is."""
         if not isinstance(error, Conflict):
             return error
         by_key = dict(zip([op.key for op in sent], ops, strict=True))

@@ -1,4 +1,4 @@
-"""What a call may carry, refused before any I/O. Nothing here touches the network."""
+"""The limits of a call, checked before any I/O. Nothing here touches the network."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class Pipeline:
 
     Callbacks added to its futures run one after another, in the order in which the calls end, in a thread of the store
     for callbacks: also that of a future which has ended, and on every backend. They may call the store; a slow one
-    delays the callbacks of this pipeline and nothing else. Not to be waited for there: locks and other primitives,
-    which refuse it (``LatchworkError``), and other callbacks of this pipeline. After ``Store.close`` a callback may run
+    delays the callbacks of this pipeline and nothing else. They must not wait for locks and other primitives, which
+    refuse it (``LatchworkError``), nor for other callbacks of this pipeline. After ``Store.close`` a callback may run
     in the thread that adds it. That a callback has run is not promised when ``flush`` or ``result`` returns.
     """
 

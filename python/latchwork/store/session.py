@@ -101,7 +101,7 @@ class Session:
         Listeners of one session are called in the order of their registration; one that raises stops no other.
 
         Returns:
-            What takes the listener back; harmless at any time.
+            A function that removes the listener; it may be called at any time.
         """
         with self._lock:
             if not self.lost.is_set():
@@ -115,7 +115,7 @@ class Session:
         For what has to wake: it must not block, call the store, or raise.
 
         Returns:
-            What takes the listener back; harmless at any time.
+            A function that removes the listener; it may be called at any time.
         """
         with self._lock:
             if not (self._closed or self.lost.is_set()):
@@ -161,7 +161,7 @@ class Session:
         self._wake.set()
 
     def _listen(self, to: dict[int, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
-        """Register, with the lock held."""
+        """Register a listener; called with the mutex held."""
         number = next(self._numbers)
         to[number] = fn
 
@@ -207,7 +207,7 @@ class Session:
         self._end()
 
     def _end(self) -> None:
-        """Close it actively, so that nothing asked of it lands later; errors mean that the server is out of reach."""
+        """End it on the server, so that no write of it lands later; errors mean that the server is out of reach."""
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, FutureTimeoutError) as error:

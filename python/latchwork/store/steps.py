@@ -54,7 +54,7 @@ class Step(ABC, Generic[T]):
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
 
     def late(self) -> T:
-        """What a wait gives, or raises, whose time is over. Not called for a step without a time."""
+        """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
         raise AssertionError
 
 

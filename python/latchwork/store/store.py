@@ -61,7 +61,7 @@ class Store:
 
     @property
     def clock(self) -> Clock:
-        """The clock by which its sessions live."""
+        """The clock that its sessions and waits use."""
         return self._core.clock
 
     @property
@@ -76,7 +76,7 @@ class Store:
         return self._answers.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
-        """One answer per key, in order; each linearizable, unless ``stale_ok``, together no snapshot.
+        """One answer per key, in order. Each is linearizable, unless ``stale_ok``; together they are no snapshot.
 
         With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
         """
@@ -228,10 +228,10 @@ class Store:
 
         Args:
             prefix: a key, or "" for the root.
-            leaf: it is a session-bound key, and only its life matters: costs less where the server allows. Its changes
+            leaf: it is a session-bound key, and only its end matters: costs less where the server allows. Its changes
                 and its end are reported; what is created or bound anew under its name need not be. The first state
                 may be an older one.
-            beside: with ``leaf``, have the names beside it read as soon as it is gone, where that is quicker than to
+            beside: with ``leaf``, read the names of its siblings as soon as it is gone, where that is quicker than to
                 ask for them then; see ``Watch.beside``.
         """
         absolute = self._scope.absolute(validate_prefix(prefix))
@@ -256,7 +256,7 @@ class Store:
         return self._ready(mirror) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:
-        """Calls for who does not wait for each answer in its own thread."""
+        """Calls for a caller that does not wait for each answer in its own thread."""
         return Calls(self._core.backend, self._scope, self._core.check, self._limit)
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:

@@ -51,7 +51,10 @@ class Tx:
         if self._guard is None:
             msg = f"tx.list({prefix!r}) needs transact(..., guard=key): without it an added key would go unnoticed"
             raise ValueError(msg)
-        found = self._fetch_list(prefix, recursive=recursive)
+        asked = (prefix, recursive)
+        if asked not in self._listed:
+            self._listed[asked] = self._list_entries(prefix, recursive=recursive)
+        found = {entry.key: entry for entry in self._listed[asked]}
         below = f"{validate_prefix(prefix)}/" if prefix else ""
         for op in self._written.values():
             if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
@@ -85,7 +88,7 @@ class Tx:
             self._written[key] = Create(key, value, session)
 
     def delete(self, key: str) -> None:
-        """Delete at the commit; of an absent key nothing happens."""
+        """Delete at the commit; does nothing to an absent key."""
         if isinstance(self._written.get(validate_key(key)), Create):
             del self._written[key]  # it was absent, and its absence stays checked
         else:
@@ -119,12 +122,6 @@ class Tx:
         if key not in self._read:
             self._read[key] = self._get_entry(key)
         return self._read[key]
-
-    def _fetch_list(self, prefix: str, *, recursive: bool) -> dict[str, Entry]:
-        asked = (prefix, recursive)
-        if asked not in self._listed:
-            self._listed[asked] = self._list_entries(prefix, recursive=recursive)
-        return {entry.key: entry for entry in self._listed[asked]}
 
     def _pending(self, op: Op) -> Entry | None:
         if isinstance(op, Delete):

@@ -29,7 +29,7 @@ Batch = tuple[Change, ...]
 
 
 class Inbox:
-    """Merged changes on their way to one reader. Not safe by itself: its owner holds a lock."""
+    """Merged changes on their way to one reader. Not safe by itself: its owner holds a mutex."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Change] = {}
@@ -115,19 +115,13 @@ class Feed:
         self._on_close(self)
 
     def _deliver(self, changes: list[Change]) -> None:
-        """Hand the changes to readers; called with the lock held."""
+        """Hand the changes to readers; called with the mutex held."""
 
     def _after(self, changes: list[Change]) -> None:
-        """Signal listeners; called without the lock."""
+        """Signal listeners; called without the mutex."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
-        """Wait until the condition is true, then take what was waited for; both are called with the mutex held.
-
-        Raises:
-            WaitTimeout: it did not come true in time.
-            Closed: the feed was closed, or the error that ended the watch.
-            ValueError: the time is no number.
-        """
+        """Wait until the condition is true, then take what was waited for; both are called with the mutex held."""
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
@@ -175,7 +169,7 @@ class Watch(Feed):
 
     @property
     def beside(self) -> tuple[str, ...] | None:
-        """Of a leaf that has gone: the names beside it, all of one state without it, unsorted; None if not read."""
+        """The names of a deleted leaf's siblings, all of one state without it, unsorted; None if they were not read."""
         return self._beside
 
     @driven

@@ -142,19 +142,6 @@ class Simulation(Turns):
         """
         self._observers.append(fn)
 
-    @contextmanager
-    def one_step(self) -> Iterator[None]:
-        """Nobody else gets a turn inside, unless the thread really has to wait."""
-        task = self.me()
-        if task is None:
-            yield
-            return
-        task.pinned += 1
-        try:
-            yield
-        finally:
-            task.pinned -= 1
-
     # The end
 
     def _drain(self) -> list[str]:
@@ -187,11 +174,18 @@ class Simulation(Turns):
                 join_for_good(thread)
 
     def _make_one_step(self, owner: type, name: str) -> None:
+        """Have no other thread get a turn inside this method, unless its thread really has to wait."""
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
-            with self.one_step():
+            task = self.me()
+            if task is None:
                 return original(*args, **options)
+            task.pinned += 1
+            try:
+                return original(*args, **options)
+            finally:
+                task.pinned -= 1
 
         setattr(owner, name, stand_in)
         self._stack.callback(setattr, owner, name, original)

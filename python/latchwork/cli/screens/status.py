@@ -20,7 +20,7 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted
 from latchwork.cli.text import printable
-from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
+from latchwork.jobs import Activity, ClusterState, NodeView, inspect
 from latchwork.jobs.outside import utc_text
 from latchwork.store import Store
 
@@ -143,16 +143,15 @@ def to_json(state: ClusterState) -> dict[str, object]:
 
 def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     """What is shown, from top to bottom."""
-    found: list[RenderableType] = []
     waiting = ", ".join(state.candidates[1:])
-    found.append(Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")))
-    found.append(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
+    found: list[RenderableType] = [
+        Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")),
+        _nodes(state) if state.nodes else Text("no living nodes", style="yellow"),
+    ]
     for job in state.jobs():
-        found.append(
-            Text(
-                f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {_active(job)}", style="bold"
-            )
-        )
+        active = f"{job.active_items} running" if job.is_running else "none running for longer than a second"
+        line = f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {active}"
+        found.append(Text(line, style="bold"))
         by_node: dict[str, list[str]] = {}
         for item, node in job.assigned.items():
             by_node.setdefault(node, []).append(item)
@@ -173,10 +172,6 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
     found.append(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
     return found
-
-
-def _active(job: JobState) -> str:
-    return f"{job.active_items} running" if job.is_running else "none running for longer than a second"
 
 
 def _run(each: Activity, most: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The backend under a ``FaultyStore``: passes calls on, or has happen to them what the plan says. See ``faults``."""
+"""The backend under a ``FaultyStore``: passes calls on, or lets the faults of the plan hit them. See ``faults``."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class FaultyBackend(Backend):
             watch.break_off(silent_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
-        """End one session, or all, as the server would; here nobody is told."""
+        """End one session, or all, as the server would; the sessions are not notified."""
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
@@ -206,10 +206,10 @@ class FaultyBackend(Backend):
         """Do something after a delay, unless closed before."""
         self._timer_for_use().call_later(delay_s, call)
 
-    # Having it happen
+    # Faults
 
     def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
-        """Have a read answered that gets through."""
+        """Make a read that gets through."""
         lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
         answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
         return answer
@@ -263,7 +263,7 @@ class FaultyBackend(Backend):
             return drive(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
-                self.later(fault.delay_s, lambda: _swallow(send()))
+                self.later(fault.delay_s, lambda: send().add_done_callback(lambda _answer: None))
             return failed(_cut(what, writes=writes))
         if kind == "drop":
             return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
@@ -287,7 +287,7 @@ class FaultyBackend(Backend):
         raise error
 
     def _after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
-        """What ``call`` gives, after a delay."""
+        """Make the call after a delay."""
 
         def steps() -> Steps[T]:
             yield self._timer_for_use().after(delay_s)
@@ -327,8 +327,3 @@ def _cut(what: str, *, writes: bool) -> Exception:
     if writes:
         return OutcomeUnknown(f"{what}: the connection broke; it may have been applied, or may be yet")
     return Unavailable(f"{what}: the connection broke; try again")
-
-
-def _swallow(future: Future[Any]) -> None:
-    """Take note of an answer that nobody waits for."""
-    future.add_done_callback(lambda ended: ended.exception())

@@ -73,7 +73,7 @@ class Fault:
             ``OutcomeUnknown``, a read ``Unavailable``.
         op: which operation, with ``*`` for any; see ``OPERATIONS``. Watches have the operation ``event``.
         key: a pattern that one of the call's keys must match: ``leader/*``.
-        nth: the first so-manieth matching call that it hits, from 1 on.
+        nth: the number of the first matching call that it hits, from 1 on.
         times: how many matching calls it hits from there on; None for all.
         delay_s: seconds on the store's clock, where the kind has a delay.
     """

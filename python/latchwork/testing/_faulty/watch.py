@@ -23,7 +23,7 @@ class Opener(Protocol):
 
 
 class FaultyWatch:
-    """A watch that can fall silent, break off and be late; tells in order, one event at a time."""
+    """A watch that can fall silent, break off and be late; delivers events in order, one at a time."""
 
     def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
@@ -106,7 +106,7 @@ class FaultyWatch:
         self._pump()
 
     def _pump(self) -> None:
-        """Tell what waits, unless somebody is at it."""
+        """Deliver the queued events, unless another thread does."""
         while True:
             with self._state:
                 if self._teller is not None or self._held or self._closed or not self._queue:

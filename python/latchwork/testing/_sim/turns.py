@@ -126,9 +126,7 @@ class Turns:
 
     def point(self, task: Task) -> None:
         """The schedule may give the turn to another here."""
-        if self._observing:
-            return
-        if task.unwinds:
+        if self._observing or task.unwinds:
             return
         self._order.points += 1
         if task.held or task.pinned:
@@ -138,7 +136,9 @@ class Turns:
             interrupt()
         choice = self._order.preempts()
         if choice is not None:
-            self._yield(task, choice)
+            ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
+            if ready:
+                self._switch(task, ready[self._order.follow(choice, len(ready))])
 
     def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
         """Wait until a lock is free; False when the time is over."""
@@ -150,7 +150,7 @@ class Turns:
         # However short a wait, time goes on: a sliver left of a lease must not be waited for again and again.
         task.deadline = None if timeout < 0 else self._now + (max(timeout, _LEAST_WAIT_S) if timeout else 0.0)
         try:
-            self._give_turn(task)
+            self._switch(task, self._next())
             return not lock.is_locked
         finally:
             task.lock = None
@@ -172,18 +172,10 @@ class Turns:
 
     # Taking turns
 
-    def _yield(self, task: Task, choice: int) -> None:
-        ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
-        if ready:
-            self._switch(task, ready[self._order.follow(choice, len(ready))])
-
     def _leave_if_stopped(self) -> None:
         task = self.me()
         if task is not None and not task.can_run(self._now) and not (task.held or task.pinned):
-            self._give_turn(task)
-
-    def _give_turn(self, task: Task) -> None:
-        self._switch(task, self._next())
+            self._switch(task, self._next())
 
     def _hand_over(self, task: Task) -> None:
         """A thread has ended: somebody else goes on."""
