@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
@@ -34,7 +34,7 @@ def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Con
     @wraps(read)
     def call(self: FaultyBackend, /, *args: P.args, **options: P.kwargs) -> Future[T]:
         keys = (args[0],) if isinstance(args[0], str) else tuple(cast("Sequence[str]", args[0]))
-        return self._read(name, keys, lambda: self._ask(name, *args, **options))
+        return self._call(name, keys, lambda: self._ask(name, *args, **options))
 
     return call
 
@@ -86,25 +86,22 @@ class FaultyBackend(Backend):
         name = _NAMES[type(ops[0])] if len(ops) == 1 and not checks else "commit"
         used = {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}
         every = (*[op.key for op in ops], *keys)
-        call = self._write if ops else self._read
-        return call(name, every, lambda: self._unless_ended(used, lambda: self._inner.commit(checks, ops)))
+        send = partial(self._unless_ended, used, lambda: self._inner.commit(checks, ops))
+        return self._call(name, every, send, writes=bool(ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """See ``Backend.create_sequential``."""
         used = {session.id} if session is not None else set()
-        return self._write(
-            "create",
-            (key,),
-            lambda: self._unless_ended(used, lambda: self._inner.create_sequential(key, value, session)),
-        )
+        send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
+        return self._call("create", (key,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """See ``Backend.delete_tree``."""
-        return self._write("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix))
+        return self._call("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix), writes=True)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """See ``Backend.open_session``. A session that nobody heard of runs out by itself."""
-        opening = self._read("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
+        opening = self._call("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
     def watch(
@@ -174,14 +171,14 @@ class FaultyBackend(Backend):
 
     def renew(self, session: BackendSession) -> Future[float]:
         """Pass a renewal on."""
-        return self._read("renew", (session.id,), session.renew)
+        return self._call("renew", (session.id,), session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
         """Pass the end of a session on. Whatever happens to that, nothing asked of it lands from here on."""
         with self._lock:
             self._ended.add(session.id)
             self._sessions.pop(session.id, None)
-        return self._read("close_session", (session.id,), session.close)
+        return self._call("close_session", (session.id,), session.close)
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
         """A watch of the backend inside; None once this one is closed, or cut off."""
@@ -202,7 +199,7 @@ class FaultyBackend(Backend):
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
 
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Do something after a delay, unless closed before."""
         self._timer_for_use().call_later(delay_s, call)
 
@@ -235,13 +232,9 @@ class FaultyBackend(Backend):
             return failed(SessionLost(f"session {over[0]} has ended; stop what it protected and use a new session"))
         return send()
 
-    def _read(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]]) -> Future[T]:
-        return self._call(op, keys, send, writes=False)
-
-    def _write(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]]) -> Future[T]:
-        return self._call(op, keys, send, writes=True)
-
-    def _call(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]], *, writes: bool) -> Future[T]:
+    def _call(
+        self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]], *, writes: bool = False
+    ) -> Future[T]:
         if self._closed:
             return failed(Closed("the store was closed; connect again"))
         fault = self._decide(op, keys)
@@ -263,7 +256,7 @@ class FaultyBackend(Backend):
             return drive(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
-                self.later(fault.delay_s, lambda: send().add_done_callback(lambda _answer: None))
+                self.later(fault.delay_s, send)  # nobody waits for the answer
             return failed(_cut(what, writes=writes))
         if kind == "drop":
             return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
