@@ -12,7 +12,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.protocol import Doubt
-from latchwork.store.steps import Bell, Rung
+from latchwork.store.steps import Bell, Step
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
 IDLE_TTLS = 2.0
@@ -59,7 +59,7 @@ class Holdings:
         if self._is_closed:
             raise Closed("the lock keeper was closed; make another one")
 
-    def rung(self, rings: int, timeout_s: float) -> Rung:
+    def rung(self, rings: int, timeout_s: float) -> Step[bool]:
         """The step of waiting until an owner was made, or failed to be, or this was closed."""
         return self._changed.rung(rings, self._clock, timeout_s)
 
