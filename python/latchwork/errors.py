@@ -6,10 +6,7 @@ A message says what happened, to which key, and what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 
 class LatchworkError(Exception):

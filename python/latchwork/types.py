@@ -6,7 +6,7 @@ but the keys inside a ``Fence`` are relative to the root of the URL, so that a f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -119,7 +119,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Operation: delete; of an absent key nothing happens."""
+    """Operation: delete; does nothing to an absent key."""
 
     key: str
 
@@ -148,12 +148,3 @@ class Change:
 
     key: str
     entry: Entry | None = field(default=None)
-
-
-def flatten(checks: Iterable[Check]) -> list[SimpleCheck]:
-    """The checks with every fence replaced by its parts, in order, duplicates removed."""
-    seen: dict[SimpleCheck, None] = {}
-    for check in checks:
-        for part in check.checks if isinstance(check, Fence) else (check,):
-            seen.setdefault(part)
-    return list(seen)

@@ -13,7 +13,7 @@ from itertools import count
 
 from latchwork.jobs import Threads
 from latchwork.jobs.job.reconcile import Running, reconcile
-from latchwork.jobs.manager.quiet_time import QuietTime
+from latchwork.jobs.manager.chores import QuietTime
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, in_order, rebalance
 from latchwork.jobs.manager.strategies import Strategies
 

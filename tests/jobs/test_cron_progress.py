@@ -13,12 +13,11 @@ import pytest
 import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads
+from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettings, Threads
 from latchwork.jobs.cron.cells import FIRED
 from latchwork.jobs.cron.fire_times import FireTimes
-from latchwork.jobs.cron.progress import CronProgress, read_cells, sweep_cells
+from latchwork.jobs.cron.progress import CronProgress, Hold, read_cells, sweep_cells
 from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.worker.item_locks import ItemHold
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
 from latchwork.primitives import LockKeeper
 from latchwork.schedules.fires import Fired, Jitter, rule_of
@@ -44,7 +43,7 @@ class Node:
 
     def holds(self, *items):
         locks = {item: self.keeper.acquire(f"report/{item}", timeout_s=10.0) for item in items}
-        return {item: ItemHold(lock.fence.token, lock.owner.id) for item, lock in locks.items()}
+        return {item: Hold(lock.fence.token, lock.owner.id) for item, lock in locks.items()}
 
     def release(self, *items):
         self.keeper.release([f"report/{item}" for item in items])
@@ -225,8 +224,10 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
             if when == "written":
                 live.stop()
 
+    job = Job("report", work_pool=["a"], run=called.append, schedule=each)
     setup = RunSetup(
-        job=Job("report", work_pool=["a"], run=called.append, schedule=each),
+        job=job,
+        options=lambda: JobSettings().over(job),
         new_context=lambda items, at=None: JobContext(items, fire_time_s=at),
         counters=Counters(),
         may_run=lambda: not begun or when == "written",

@@ -15,8 +15,7 @@ import pytest
 from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
 from latchwork.jobs import Job, JobManager, inspect
 from latchwork.jobs.manager.leadership import Leadership
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.strategies import Strategies
+from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import keys, packed_store
 from latchwork.jobs.stored.known_pools import KnownPools

@@ -8,8 +8,8 @@ import platform
 import pytest
 
 import latchwork
-from latchwork.jobs.manager import memory as memory_module
-from latchwork.jobs.manager.memory import give_back
+from latchwork.jobs.manager import manager as manager_module
+from latchwork.jobs.manager.manager import give_back
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.packed_store import ChunkNames, replace
@@ -133,5 +133,5 @@ def test_memory_that_lies_free_between_what_stays_is_given_back():
 
 
 def test_no_memory_is_given_back_where_the_c_library_knows_no_way(monkeypatch):
-    monkeypatch.setattr(memory_module, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(manager_module, "_malloc_trim", lambda: None)
     assert not give_back()

@@ -11,8 +11,7 @@ from latchwork import Conflict, Exists
 from latchwork.jobs import Control, Observer
 from latchwork.jobs.manager.chores import Chores
 from latchwork.jobs.manager.leadership import Leadership
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.strategies import Strategies
+from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import audit as audits
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.jobs import Cron, FixedDelay, Job
+from latchwork.jobs import Cron, FixedDelay, Job, JobSettings
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
 from latchwork.schedules.fires import Step
@@ -20,8 +20,10 @@ def start():
     runs = []
 
     def make(run, *, due_in_s=0.0, may_run=lambda: True, schedule=FixedDelay(0.02), fire_times=None):  # noqa: B008 - frozen
+        job = Job("report", work_pool=["a"], run=run, schedule=schedule)
         setup = RunSetup(
-            job=Job("report", work_pool=["a"], run=run, schedule=schedule),
+            job=job,
+            options=lambda: JobSettings().over(job),
             new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
             counters=Counters(),
             may_run=may_run,

@@ -101,7 +101,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
 
     def run(context):
         worker = cluster.nodes[0]._worker
-        found["inside"] = worker.is_run_thread()
+        found["inside"] = any(run.is_current_thread for run in worker._runs())
         before = time.monotonic()
         found["stuck"] = Worker.close(worker, 5.0)
         found["took_s"] = time.monotonic() - before
@@ -109,7 +109,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
         closed.set()
 
     node = cluster.node(store, "n1", per_item(run, ["a"]))
-    assert not node._worker.is_run_thread()
+    assert not any(run.is_current_thread for run in node._worker._runs())
     assert closed.wait(10)
     assert found["inside"]
     assert found["told"]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.jobs import Cron, FixedDelay, Job, Threads
+from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.guard import RunGuard
 from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
@@ -82,8 +82,10 @@ def test_stop_listeners_that_found_no_thread_are_called_at_the_next_stop(eventua
 
 
 def make_run(work, remaining_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
+    job = Job("report", work_pool=["a"], run=work, schedule=schedule)
     setup = RunSetup(
-        job=Job("report", work_pool=["a"], run=work, schedule=schedule),
+        job=job,
+        options=lambda: JobSettings().over(job),
         new_context=lambda items: JobContext(items, job_id="report"),
         counters=Counters(),
         may_run=lambda: True,

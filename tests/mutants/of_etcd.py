@@ -192,7 +192,7 @@ DEFECTS = (
     Defect(
         "etcd sessions",
         "a lease whose answer was lost is taken for another's",
-        "backends/etcd/leases.py",
+        "backends/etcd/writing/slots.py",
         "if error.__cause__ is None or not rpc_errors.says(error.__cause__, _OURS_ALREADY):\n",
         "if error.__cause__ is None or rpc_errors.says(error.__cause__, _OURS_ALREADY):\n",
         of("backends/etcd/edges", "a_session_opens_although_the_answer_to_its_lease_was_lost", on="etcd35"),

@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Manager",
         "a burst of changes that does not end is never acted on",
-        "jobs/manager/quiet_time.py",
+        "jobs/manager/chores.py",
         "        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)\n",
         "        quiet = self._last + self._quiet_s\n",
         of("jobs/rebalance", "a_burst_that_does_not_end_is_acted_on_after_the_longest_wait"),
@@ -67,8 +67,8 @@ DEFECTS = (
         "Manager",
         "a decision that was not written is believed to be",
         "jobs/manager/planner.py",
-        '        """What was decided may not have been written: begin anew."""\n        self._parts = {}\n',
-        '        """What was decided may not have been written: begin anew."""\n',
+        '        """The last decision may not have been written: begin anew."""\n        self._parts = {}\n',
+        '        """The last decision may not have been written: begin anew."""\n',
         of("jobs/planner", "what_was_not_written_is_forgotten"),
     ),
     Defect(

@@ -66,7 +66,7 @@ DEFECTS = (
     Defect(
         "PersistentLock",
         "a lease counts from the answer to the creation of its owner",
-        "primitives/persistent/thread.py",
+        "primitives/persistent/keeper.py",
         "            await self._table.create_owner(owner.id, self._record)\n            created = True\n",
         "            await self._table.create_owner(owner.id, self._record)\n            created = True\n"
         "            owner._lease.confirmed(self._clock.now(), self._clock.now())\n",

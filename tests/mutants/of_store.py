@@ -69,8 +69,8 @@ DEFECTS = (
         "Store",
         "a write without an answer is told as not applied",
         "store/answers.py",
-        "            raise OutcomeUnknown(msg) from error\n",
-        "            raise Unavailable(msg) from error\n",
+        '            return OutcomeUnknown(f"{told}; it may have been applied")\n',
+        '            return Unavailable(f"{told}; it may have been applied")\n',
         of("store/answers", "a_write_without_an_answer_is_unknown_and_a_read_is_unavailable"),
     ),
     Defect(
@@ -178,8 +178,8 @@ DEFECTS = (
         "Mirror",
         "a listener does not begin with the state",
         "store/mirror.py",
-        "            listener.inbox.add(state, ready=self._tracker.ready)\n",
-        "            listener.inbox.add([], ready=self._tracker.ready)\n            del state\n",
+        "            inbox.add(state, ready=self._tracker.ready)\n",
+        "            inbox.add([], ready=self._tracker.ready)\n            del state\n",
         of("conformance/watches", "a_mirror_listener_starts_with_the_state_and_can_be_removed", on="memory"),
     ),
     Defect(
@@ -193,9 +193,9 @@ DEFECTS = (
     Defect(
         "Transaction",
         "a commit of unknown outcome is made again",
-        "store/transaction.py",
-        "        except Conflict as error:\n            if attempt == attempts:\n",
-        "        except Exception as error:\n            if attempt == attempts:\n",
+        "store/store.py",
+        "            except Conflict as error:\n                if attempt == attempts:\n",
+        "            except Exception as error:\n                if attempt == attempts:\n",
         of("store/transaction", "only_a_refused_commit_is_tried_again", on="error0"),
     ),
     Defect(

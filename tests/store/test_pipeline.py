@@ -20,7 +20,7 @@ class Calls:
     def __init__(self):
         self.futures = []
 
-    def get(self, key, *, stale_ok):
+    def get(self, key, *, stale_ok=False):
         del stale_ok
         if key == "refused":
             raise ValueError(key)
@@ -94,7 +94,7 @@ def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, outlet):
 
 def test_futures_of_another_kind_have_their_callbacks_run_by_the_outlet_too(outlet):
     class Foreign(Calls):
-        def get(self, key, *, stale_ok):
+        def get(self, key, *, stale_ok=False):
             del key, stale_ok
             self.futures.append(Future())
             return self.futures[-1]

@@ -6,7 +6,6 @@ import pytest
 
 import latchwork
 from latchwork.errors import Conflict, OutcomeUnknown, Unavailable
-from latchwork.store.transaction import transact
 
 
 @pytest.fixture
@@ -28,11 +27,11 @@ def refusing(monkeypatch):
 @pytest.mark.parametrize("error", [OutcomeUnknown("it may have been applied"), Unavailable("it was not applied")])
 def test_only_a_refused_commit_is_tried_again(refusing, error):
     refusing.errors = [Conflict("others were faster", [])]
-    transact(refusing, lambda tx: tx.put("k", b"1"), None, 5)
+    refusing.transact(lambda tx: tx.put("k", b"1"), attempts=5)
     assert refusing.commits == 2
     refusing.errors = [error]
     with pytest.raises(type(error)):
-        transact(refusing, lambda tx: tx.put("k", b"2"), None, 5)
+        refusing.transact(lambda tx: tx.put("k", b"2"), attempts=5)
     assert refusing.commits == 3
     assert refusing.get("k").value == b"1"
 
@@ -47,14 +46,14 @@ def test_what_was_read_is_checked_and_what_another_wrote_meanwhile_is_not_lost(r
             refusing.put("n", b"10")
         tx.put("n", b"%d" % (int(seen[-1]) + 1))
 
-    transact(refusing, add_one, None, 5)
+    refusing.transact(add_one, attempts=5)
     assert seen == [b"1", b"10"]
     assert refusing.get("n").value == b"11"
 
 
 def test_a_guard_that_is_only_read_is_written_all_the_same(refusing):
     before = refusing.put("guard", b"about")
-    transact(refusing, lambda tx: tx.put("other", b""), "guard", 1)
+    refusing.transact(lambda tx: tx.put("other", b""), guard="guard", attempts=1)
     after = refusing.get("guard")
     assert after.value == b"about"
     assert after.version != before.version

@@ -1,9 +1,9 @@
-"""Which worker runs which work item: strategies over jobs, items and workers. No I/O at all."""
+"""Strategies that decide which worker runs which work item. No I/O at all."""
 
 from latchwork._core import Assignment, Board, Delta, ItemSet, Moves, RendezvousHasher
 from latchwork.assignment.budget import Budgeted, limit_moves
 from latchwork.assignment.explain import Explanation, Reason, explain, explain_replicas
-from latchwork.assignment.model import JobProblem, Move, Plan, Problem, Strategy
+from latchwork.assignment.model import JobProblem, Move, Plan, Problem, Strategy, Traits, traits_of
 from latchwork.assignment.plan import check_plan, plan_from_owners
 from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
 from latchwork.assignment.strategies import (
@@ -15,7 +15,6 @@ from latchwork.assignment.strategies import (
     described_strategy,
     strategy_by_name,
 )
-from latchwork.assignment.traits import Traits, traits_of
 
 __all__ = [
     "Assignment",

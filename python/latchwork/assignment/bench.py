@@ -1,4 +1,4 @@
-"""Assignment timed beside its peers: a door to ``latchwork.apps.assign_bench``; nothing of ours imports it here."""
+"""Times assignment and its peers: a door to ``latchwork.apps.assign_bench``; nothing of ours imports it here."""
 
 from latchwork.apps.assign_bench.bench import run
 

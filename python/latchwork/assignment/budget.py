@@ -1,7 +1,7 @@
 """A movement budget: a strategy's plan, a few moves at a time.
 
-Only an item that leaves a worker which could keep it costs: it is taken from somebody who is at work on it. Items whose
-worker is gone, or that are new, are always placed.
+A move costs only if the item leaves a worker that could keep it, and may be at work on it. Items that are new, or whose
+worker is gone, are always placed.
 
 The best n moves are those of the strategy's plan after which the least is left to do: the sum, over all jobs and
 workers, of the squares of the items that a worker has still to give and of those it has still to get is least; of such
@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from latchwork import _core
-from latchwork.assignment.model import Move, Plan, Problem, Strategy
+from latchwork.assignment.model import Move, Plan, Problem, Strategy, Traits, traits_of
 from latchwork.assignment.plan import plan_from_owners
-from latchwork.assignment.traits import Traits, traits_of
 
 
 class Budgeted:
@@ -40,7 +39,7 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """What the strategy below is called."""
+        """The name of the strategy below."""
         return self.strategy.name
 
     @property

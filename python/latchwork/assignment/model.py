@@ -1,4 +1,4 @@
-"""What is to be placed, and the answer: frozen records.
+"""Problems and plans: frozen records.
 
 A `Problem` is jobs with their items, the workers able to run each, and who had the items before. A `Plan` is who gets
 them now, and how that differs. Nothing here decides anything.
@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+Mode = Literal["fast", "compat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,6 @@ class JobProblem:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
         if len(set(self.items)) != len(self.items):
             raise ValueError(f"job {self.job!r}: work item {_repeated(self.items)!r} is given twice; give it once")
         for worker, weight in self.workers.items():
@@ -63,7 +64,6 @@ class Problem:
     placed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
         ids = [job.job for job in self.jobs]
         if len(set(ids)) != len(ids):
             raise ValueError(f"job {_repeated(ids)!r} is given twice; merge its items into one")
@@ -91,7 +91,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who gets what.
+    """The owners of all items.
 
     Args:
         owners: job to item to worker, jobs and items in name order, every job of the problem; items that nobody can run
@@ -127,12 +127,40 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What the strategy is called in settings and messages."""
+        """The name of the strategy in settings and messages."""
         ...
 
     def assign(self, problem: Problem) -> Plan:
         """Place every item that some worker can run on a worker that can run it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The properties of a strategy that a planner may rely on. The defaults hold for every strategy.
+
+    Args:
+        by_job: it places each job by itself, whoever had its items.
+        looks_at_placed: its plan may depend on `Problem.placed`.
+        board: the name of the `Board` that places as it does; None for none.
+        max_moves: the budget of that board; None for none.
+        hashing: the mode of the `RendezvousHasher` that gives each item of a job the owner that it does; None for none.
+    """
+
+    by_job: bool = False
+    looks_at_placed: bool = True
+    board: str | None = None
+    max_moves: int | None = None
+    hashing: Mode | None = None
+
+
+_NOTHING = Traits()
+
+
+def traits_of(strategy: Strategy) -> Traits:
+    """The `traits` of a strategy whose own class has them. A subclass inherits none: it may place otherwise."""
+    found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
+    return found if isinstance(found, Traits) else _NOTHING
 
 
 def _repeated(values: Iterable[str]) -> str:

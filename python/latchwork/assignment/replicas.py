@@ -40,7 +40,6 @@ class ReplicaProblem:
     previous: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
         JobProblem(self.job, self.items, self.workers)
         if not 1 <= self.replicas < 2**32:
             raise ValueError(f"job {self.job!r}: {self.replicas} replicas were asked for; ask for at least one")
@@ -55,7 +54,7 @@ class ReplicaProblem:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """Who runs the replicas of each item.
+    """The workers that run the replicas of each item.
 
     Args:
         owners: item to workers, both in name order; every item of the problem.

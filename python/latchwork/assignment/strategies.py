@@ -13,18 +13,45 @@ results do not depend on the order of jobs, items or workers.
 from __future__ import annotations
 
 from latchwork import _core
-from latchwork.assignment.model import Plan, Problem, Strategy
+from latchwork.assignment.model import Mode, Plan, Problem, Strategy, Traits
 from latchwork.assignment.plan import plan_from_owners
-from latchwork.assignment.traits import Mode, Traits
 
 MODES: tuple[Mode, ...] = ("fast", "compat")
 
 
-class Rendezvous:
+class _Placing:
+    """The base of the four: Rust places the items, by the name of the strategy."""
+
+    name: str
+    _mode: Mode = "fast"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def assign(self, problem: Problem) -> Plan:
+        """Place every item that some worker can run, as the class says."""
+        jobs = [(job.job, job.items, dict(job.workers), dict(job.previous)) for job in problem.jobs]
+        placed = _core.place(self.name, jobs, self._mode)
+        return plan_from_owners(problem, {job.job: owners for job, owners in zip(problem.jobs, placed, strict=True)})
+
+
+class _Hashing(_Placing):
+    """The base of the two that place items by hashed scores."""
+
+    def __init__(self, mode: Mode = "fast") -> None:
+        if mode not in MODES:
+            raise ValueError(f"unknown hashing mode {mode!r}; use 'fast' or 'compat'")
+        self.mode = self._mode = mode
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(mode={self.mode!r})"
+
+
+class Rendezvous(_Hashing):
     """Every item to the worker that scores highest for the key `job:item`.
 
     Loads are even only statistically. A worker that joins takes only what it wins, one that leaves gives up only what
-    it had.
+    it had. O(items * workers).
 
     Args:
         mode: "fast", or "compat" for the scores of `mmh3.hash64`; see `RendezvousHasher`.
@@ -34,26 +61,17 @@ class Rendezvous:
 
     name = "rendezvous"
 
-    def __init__(self, mode: Mode = "fast") -> None:
-        self.mode = _checked_mode(mode)
-
-    def __repr__(self) -> str:
-        return f"Rendezvous(mode={self.mode!r})"
-
     @property
     def traits(self) -> Traits:
         """A `RendezvousHasher` of the same mode has the same owners."""
         return Traits(by_job=True, looks_at_placed=False, hashing=self.mode)
 
-    def assign(self, problem: Problem) -> Plan:
-        """Place every item by its key alone. O(items * workers)."""
-        return _place(self.name, problem, self.mode)
 
-
-class EvenlyRendezvous:
+class EvenlyRendezvous(_Hashing):
     """Items in name order take the highest-scoring worker that is not full.
 
     Even per job, and computable without the previous owners; but one worker more or less moves more items than it must.
+    O(items * workers).
 
     Args:
         mode: "fast" or "compat"; see `RendezvousHasher`.
@@ -64,19 +82,9 @@ class EvenlyRendezvous:
     name = "evenly-rendezvous"
     traits = Traits(by_job=True, looks_at_placed=False)
 
-    def __init__(self, mode: Mode = "fast") -> None:
-        self.mode = _checked_mode(mode)
 
-    def __repr__(self) -> str:
-        return f"EvenlyRendezvous(mode={self.mode!r})"
-
-    def assign(self, problem: Problem) -> Plan:
-        """Place items by score as long as the worker has room. O(items * workers)."""
-        return _place(self.name, problem, self.mode)
-
-
-class EvenlySpread:
-    """Even per job, with the fewest moves that allows.
+class EvenlySpread(_Placing):
+    """Even per job, with the fewest moves that allows. O(items + jobs * workers).
 
     Workers are even in each job; over several jobs one worker may have more than another: `Balanced` mends that.
     """
@@ -84,15 +92,8 @@ class EvenlySpread:
     name = "evenly-spread"
     traits = Traits(looks_at_placed=False, board=name)
 
-    def __repr__(self) -> str:
-        return "EvenlySpread()"
 
-    def assign(self, problem: Problem) -> Plan:
-        """Place items so that each job is even and as many as possible stay. O(items + jobs * workers)."""
-        return _place(self.name, problem)
-
-
-class Balanced:
+class Balanced(_Placing):
     """Even per job, then the least sum of squared worker loads over all jobs, then the fewest moves: exactly.
 
     With weights, a worker's squared load counts inversely to its weight, which is the largest it has in any job.
@@ -103,13 +104,6 @@ class Balanced:
 
     name = "balanced"
     traits = Traits(looks_at_placed=False, board=name)
-
-    def __repr__(self) -> str:
-        return "Balanced()"
-
-    def assign(self, problem: Problem) -> Plan:
-        """Place items so that jobs are even, then workers are, then as many as possible stay."""
-        return _place(self.name, problem)
 
 
 _BY_NAME: dict[str, type[Rendezvous | EvenlyRendezvous | EvenlySpread | Balanced]] = {
@@ -148,15 +142,3 @@ def described_strategy(word: str) -> Strategy | None:
     if kind in {Rendezvous, EvenlyRendezvous} and mode in MODES:
         return kind(mode)
     return None if kind is None or mode else kind()
-
-
-def _checked_mode(mode: Mode) -> Mode:
-    if mode not in MODES:
-        raise ValueError(f"unknown hashing mode {mode!r}; use 'fast' or 'compat'")
-    return mode
-
-
-def _place(strategy: str, problem: Problem, mode: Mode = "fast") -> Plan:
-    jobs = [(job.job, job.items, dict(job.workers), dict(job.previous)) for job in problem.jobs]
-    placed = _core.place(strategy, jobs, mode)
-    return plan_from_owners(problem, {job.job: owners for job, owners in zip(problem.jobs, placed, strict=True)})

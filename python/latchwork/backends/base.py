@@ -112,21 +112,11 @@ class BackendWatch(Protocol):
 
 
 class BackendSession(Protocol):
-    """A session on the server. The store's session thread drives it; it renews nothing by itself.
-
-    Attributes:
-        id: unique for ever, never reused; what ``Entry.owner`` and ``SessionAlive`` name.
-        ttl_s: as granted.
-        opened_at: local clock time when the request that opened it was sent.
-        token: a store token of the opening.
-        renew_every_s: how often ``renew`` should be called.
-        confirm_gap_s: a renewal counts only when another confirmed one was sent at least so much later; 0 when each
-            counts by itself.
-    """
+    """A session on the server. The store's session thread drives it; it renews nothing by itself."""
 
     @property
     def id(self) -> str:
-        """Unique for ever."""
+        """Unique for ever, never reused; what ``Entry.owner`` and ``SessionAlive`` name."""
         ...
 
     @property
@@ -146,12 +136,12 @@ class BackendSession(Protocol):
 
     @property
     def renew_every_s(self) -> float:
-        """Seconds between renewals."""
+        """Seconds between calls of ``renew``."""
         ...
 
     @property
     def confirm_gap_s(self) -> float:
-        """Seconds by which a later confirmed renewal must follow; 0 for none."""
+        """A renewal counts only when another confirmed one was sent at least so much later; 0: each counts."""
         ...
 
     def renew(self) -> Future[float]:

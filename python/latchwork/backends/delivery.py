@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from latchwork.backends.base import Sink, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.base import Sink, WatchEvent
 
 _log = logging.getLogger(__name__)
 
@@ -21,10 +18,7 @@ _CLOSE_TIMEOUT_S = 10.0
 class DeliveringWatch:
     """As ``BackendWatch``. Any thread may close it; its owner sees to it that one thread at a time delivers.
 
-    Args:
-        prefix: what it watches.
-        sink: takes the events.
-        drop: called once with the watch when it is closed, so that its owner forgets it.
+    ``drop`` is called once with the watch when it is closed, so that its owner forgets it.
     """
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[Any], None]) -> None:

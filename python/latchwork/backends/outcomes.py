@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded
-from latchwork.types import SessionAlive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.types import Op, SimpleCheck
+from latchwork.types import Op, SessionAlive, SimpleCheck
 
 #: A message names so many keys at most; servers do not say which of them they refused.
 _NAMED = 5
@@ -42,15 +37,10 @@ def _and_more(named: str, count: int) -> str:
 
 
 def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
-    """What to tell of a tree that was deleted by halves, and then not.
+    """The error of a tree deletion that stopped after a part of the keys.
 
-    Of the family that the error is of, unless that says that nothing was done.
-
-    Args:
-        what: the call, as the error's message begins.
-        deleted: keys that are gone.
-        found: keys that were there.
-        error: of the transaction that failed.
+    It has the type of the transaction's error, unless that type says that nothing was done. ``what`` names the call,
+    as the error's message begins.
     """
     reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for that transaction
     told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"

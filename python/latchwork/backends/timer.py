@@ -6,16 +6,12 @@ import heapq
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import reject, resolve
+from latchwork.clock import Clock
 from latchwork.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -26,14 +22,14 @@ class Timer:
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._waiting: set[Future[None]] = set()
         self._numbers = itertools.count()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Run a function after a delay, unless the timer is closed before."""
         with self._changed:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
@@ -75,7 +71,7 @@ class Timer:
             except Exception:
                 _log.exception("a delayed step failed; please report this")
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         with self._changed:
             while not self._closed:
                 wait_s = self._due[0][0] - self._clock.now() if self._due else None

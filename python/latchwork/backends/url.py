@@ -16,9 +16,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import quote, unquote
 
+from latchwork.backends.base import Backend
 from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,
@@ -30,11 +31,8 @@ from latchwork.backends.schemes import (
     one_of,
     readable_file,
 )
+from latchwork.clock import Clock
 from latchwork.errors import BackendNotInstalled, InvalidURL
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
 
 # What a package that adds a scheme imports from here.
 __all__ = [

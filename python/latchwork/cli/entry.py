@@ -11,7 +11,7 @@ _LIBRARIES = ("rich", "typer")
 def main() -> None:
     """Run the command line on this process's arguments, and exit; without the extra, name it and exit with 1.
 
-    Only libraries that are not there are told so: what fails while it is imported is an error like any other.
+    Only missing libraries are named: one that fails while it is imported is an error like any other.
     """
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,17 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.cli.changes import Unset, chosen, described, short
 from latchwork.cli.cluster import open_store
-from latchwork.cli.flags import flags, to_set
-from latchwork.cli.options import Debug, Json, Url, examples
-from latchwork.cli.outcome import NoCluster, UsageError, reported
+from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
+from latchwork.cli.options import Json, Url, command, group
+from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.jobs import Control, Schedule, Settings, inspect
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
-
-_HELP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
-jobs_app = typer.Typer(help="Switch jobs off and on, and change their options, while the cluster runs.", **_HELP)
 
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
@@ -31,30 +26,8 @@ _PACES = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command group."""
-    on_jobs: dict[str, tuple[Callable[..., None], list[str]]] = {
-        "list": (list_jobs, ["latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json"]),
-        "disable": (disable, ["latchwork jobs disable report", "latchwork jobs disable --all"]),
-        "enable": (enable, ["latchwork jobs enable report", "latchwork jobs enable --all"]),
-        "default": (default, ["latchwork jobs default off", "latchwork jobs default unset"]),
-        "set": (
-            set_job,
-            [
-                "latchwork jobs set report --fixed-delay-s 5 --threads 4",
-                "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
-                "latchwork jobs set report -u threads -u schedule",
-            ],
-        ),
-        "reset": (reset, ["latchwork jobs reset report"]),
-    }
-    for name, (command, lines) in on_jobs.items():
-        jobs_app.command(name, epilog=examples(*lines))(command)
-    app.add_typer(jobs_app, name="jobs")
-
-
-@reported
-def list_jobs(*, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+@command("latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json")
+def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
     """List every job the cluster knows or has settings for: whether it may run, why, and what is set for it."""
     with open_store(url) as store:
         settings = Control(store).settings()
@@ -67,30 +40,22 @@ def list_jobs(*, url: Url = None, as_json: Json = False, debug: Debug = False) -
         typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
         return
     table = Table()
-    for name in ("job", "runs", "because", "items", "locked", "running", "set"):
+    columns = ("job", "runs", "because", "items", "locked", "running", "set")
+    for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
         own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = (
-            row["job"],
-            "yes" if row["enabled"] else "no",
-            row["because"],
-            row["items"],
-            row["locked"],
-            row["running"],
-            own,
-        )
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
+        cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
+        table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
     Console(highlight=False).print(table)
 
 
-@reported
+@command("latchwork jobs disable report", "latchwork jobs disable --all")
 def disable(
     jobs: JobIds = None,
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="Every job, whatever its own switch says.")] = False,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Stop jobs on all nodes: live runs are told to stop within about a second, and no new ones start.
 
@@ -99,24 +64,22 @@ def disable(
     _switch(jobs, url, all_jobs=all_jobs, on=False)
 
 
-@reported
+@command("latchwork jobs enable report", "latchwork jobs enable --all")
 def enable(
     jobs: JobIds = None,
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="End `disable --all`; single switches stay.")] = False,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Let jobs run again. While all jobs are disabled a job's own switch is kept, but does not count."""
     _switch(jobs, url, all_jobs=all_jobs, on=True)
 
 
-@reported
+@command("latchwork jobs default off", "latchwork jobs default unset")
 def default(
     state: Annotated[str, typer.Argument(metavar="on|off|unset", help="For jobs without a switch of their own.")],
     *,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Say whether jobs without a switch of their own run; without a default they do."""
     values = {"on": True, "off": False, "unset": None}
@@ -127,7 +90,11 @@ def default(
     typer.echo(f"default: {state}")
 
 
-@reported
+@command(
+    "latchwork jobs set report --fixed-delay-s 5 --threads 4",
+    "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
+    "latchwork jobs set report -u threads -u schedule",
+)
 @flags(_PACES, to_set, before="cron")
 @flags(rows(JobRows), to_set, before="unset")
 def set_job(
@@ -155,7 +122,6 @@ def set_job(
     ] = "once",
     unset: Unset = None,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
     **given: float | None,
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short.
@@ -170,8 +136,8 @@ def set_job(
         typer.echo(f"{job}: {described(stored.encode(control.settings().job(job)))}")
 
 
-@reported
-def reset(job: JobId, *, url: Url = None, debug: Debug = False) -> None:  # noqa: ARG001
+@command("latchwork jobs reset report")
+def reset(job: JobId, *, url: Url = None) -> None:
     """Forget all that was set for a job, its switch included."""
     with open_store(url) as store:
         Control(store).reset(job)
@@ -216,9 +182,20 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
 
 
 def _schedule(*given: dict[str, Any]) -> Schedule | None:
-    """The one that was given: the one whose first value is."""
+    """The schedule whose first value was given; None without one."""
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
     schedule: Schedule | None = stored.check("schedule", found[0]) if found else None
     return schedule
+
+
+jobs_app = group(
+    "Switch jobs off and on, and change their options, while the cluster runs.",
+    list=list_jobs,
+    disable=disable,
+    enable=enable,
+    default=default,
+    set=set_job,
+    reset=reset,
+)

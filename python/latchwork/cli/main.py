@@ -10,7 +10,7 @@ import typer
 import latchwork
 from latchwork.cli import jobs, nodes, run, settings
 from latchwork.cli.apps import bench, demo
-from latchwork.cli.options import Debug, examples
+from latchwork.cli.options import Debug, add, examples
 from latchwork.cli.screens import status, tree, why
 
 app = typer.Typer(
@@ -48,15 +48,20 @@ def root(
     """
 
 
-bench.register(app)
-demo.register(app)
-jobs.register(app)
-nodes.register(app)
-run.register(app)
-settings.register(app)
-status.register(app)
-tree.register(app)
-why.register(app)
+add(
+    app,
+    demo=demo.demo,
+    drain=nodes.drain,
+    restart=nodes.restart,
+    run=run.run,
+    status=status.status,
+    tree=tree.tree,
+    why=why.why,
+    locks=why.locks,
+)
+app.add_typer(bench.bench_app, name="bench")
+app.add_typer(jobs.jobs_app, name="jobs")
+app.add_typer(settings.settings_app, name="settings")
 
 
 def main() -> None:

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Debug, Url, examples
-from latchwork.cli.outcome import NoCluster, reported
-from latchwork.jobs import Control, UnknownNode, inspect
+from latchwork.cli.cluster import open_store, state_of
+from latchwork.cli.options import Url, command
+from latchwork.jobs import Control, UnknownNode
 from latchwork.store import Store
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.")]
@@ -17,17 +16,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(
-        epilog=examples("latchwork drain n1 --url etcd://127.0.0.1:2379/app", "latchwork drain n1 --undo"),
-    )(drain)
-    app.command(
-        epilog=examples("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel"),
-    )(restart)
-
-
-@reported
+@command("latchwork drain n1 --url etcd://127.0.0.1:2379/app", "latchwork drain n1 --undo")
 def drain(
     node: Node,
     *,
@@ -35,7 +24,6 @@ def drain(
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Move a node's items to the others, and wait until nothing of them runs there any more; then stop it if you like.
 
@@ -50,7 +38,7 @@ def drain(
         _wait(control, node, None if no_wait else wait_s, "is drained")
 
 
-@reported
+@command("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel")
 def restart(
     node: Node,
     *,
@@ -59,7 +47,6 @@ def restart(
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Announce a restart of a node: its items move out now, and back when it is back; nothing else moves.
 
@@ -83,10 +70,8 @@ def _wait(control: Control, node: str, wait_s: float | None, done: str) -> None:
 
 
 def _checked(store: Store, node: str) -> Control:
-    """For a node that lives or of which something was said; a typing error must not go unnoticed."""
-    state = inspect(store)
-    if state is None:
-        raise NoCluster(f"no cluster under {store.url}; start a node with latchwork run")
+    """The control of a cluster that knows this node: a mistyped id must not go unnoticed."""
+    state = state_of(store)
     if node not in state.nodes and node not in state.marks:
         raise UnknownNode(
             f"node {node!r} does not live in this cluster; living are: {', '.join(state.nodes) or 'none'}"

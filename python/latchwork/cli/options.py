@@ -1,17 +1,20 @@
-"""Options that several commands share, and what is said about them in one place."""
+"""What makes a function a command, and the options that several commands share."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from latchwork.backends.url import find_spec, parse_url
-from latchwork.cli.outcome import UsageError, set_debugging
+from latchwork.cli.outcome import UsageError, reported, set_debugging
 from latchwork.store import URL_VARIABLE
+
+F = TypeVar("F", bound=Callable[..., None])
 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
@@ -57,13 +60,33 @@ def wanted_url(url: str | None) -> str:
     return url
 
 
-def missing_file(url: str) -> str | None:
-    """The store's file when the URL names one that does not exist: looking at it must not create it."""
-    parsed = parse_url(url)
-    in_file = find_spec(parsed.scheme).location == "file"
-    return parsed.path if in_file and parsed.path and not Path(parsed.path).exists() else None
-
-
 def examples(*lines: str) -> str:
     """The epilog of a command: commands to try, each on its own line, not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def command(*lines: str) -> Callable[[F], F]:
+    """Make a function a command that has `--debug`, these examples in its help, and ends as ``reported`` says."""
+
+    def make(function: F) -> F:
+        made = reported(function)
+        own = inspect.signature(function, eval_str=True)
+        debug = Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+        made.__signature__ = own.replace(parameters=[*own.parameters.values(), debug])  # type: ignore[attr-defined]
+        made.epilog = examples(*lines)  # type: ignore[attr-defined]
+        return made
+
+    return make
+
+
+def add(app: typer.Typer, **commands: Any) -> None:
+    """Give an app what ``command`` made, by name, in this order."""
+    for name, each in commands.items():
+        app.command(name, epilog=each.epilog)(each)
+
+
+def group(about: str, **commands: Any) -> typer.Typer:
+    """A group of what ``command`` made, by name, in this order."""
+    app = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    add(app, **commands)
+    return app

@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 import typer
@@ -56,6 +59,7 @@ def reported(command: F) -> F:
     @functools.wraps(command)
     def run(*args: object, **kwargs: object) -> None:
         try:
+            kwargs.pop("debug", None)  # its callback has done all there is to do
             command(*args, **kwargs)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)  # noqa: T201 - this is the command line
@@ -70,6 +74,20 @@ def reported(command: F) -> F:
             raise typer.Exit(exit_code(error)) from None
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def ended_by_sigterm(code: int) -> Iterator[None]:
+    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code."""
+
+    def leave(_signal: int, _frame: FrameType | None) -> None:
+        raise Terminated(code)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def report(error: Exception) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from latchwork.cli.flags import flags, to_start
-from latchwork.cli.options import Debug, Url, examples, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, OK, Terminated, UsageError, debugging, reported
+from latchwork.cli.options import Url, command, wanted_url
+from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, ended_by_sigterm
 from latchwork.cli.probe import metrics_if_installed, serving
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
@@ -23,21 +21,14 @@ from latchwork.jobs.options import NodeOptions, rows
 from latchwork.store import Store, connect
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
-            "latchwork run jobs:report --node-id n1 --probe-port 9100",
-            "latchwork run jobs:all_jobs --url etcd://127.0.0.1:2379/app --node-id n2 --strategy evenly-spread",
-            "latchwork run jobs:all_jobs --node-id n3 --weight 2 --label gpu=yes --label zone=b",
-            "latchwork run jobs:all_jobs --node-id n4 --strategy report=mypackage.placing:ByZone --strategy balanced",
-            "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
-        )
-    )(run)
-
-
-@reported
+@command(
+    "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
+    "latchwork run jobs:report --node-id n1 --probe-port 9100",
+    "latchwork run jobs:all_jobs --url etcd://127.0.0.1:2379/app --node-id n2 --strategy evenly-spread",
+    "latchwork run jobs:all_jobs --node-id n3 --weight 2 --label gpu=yes --label zone=b",
+    "latchwork run jobs:all_jobs --node-id n4 --strategy report=mypackage.placing:ByZone --strategy balanced",
+    "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
+)
 @flags([row for row in rows(NodeOptions) if row.flag], to_start, before="probe_port")
 def run(
     target: Annotated[
@@ -84,7 +75,6 @@ def run(
         ),
     ] = None,
     probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve them on.")] = "127.0.0.1",
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
     **given: float | None,
 ) -> None:
     """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0.
@@ -94,9 +84,9 @@ def run(
     stderr.
     """
     where = wanted_url(url)
-    _log_to_stderr()
-    previous = signal.signal(signal.SIGTERM, _leave)
-    try:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
+    logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
+    with ended_by_sigterm(OK):  # before the node runs and after it has closed nothing is to be handed over
         jobs = load_jobs(target)
         observers = [] if probe_port is None else metrics_if_installed()
         with connect(where) as store:
@@ -111,8 +101,6 @@ def run(
             )
             with serving(node, probe_host, probe_port):
                 node.run_forever()
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
@@ -148,13 +136,3 @@ def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) ->
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM before the node runs, or after it has closed: nothing is to be handed over."""
-    raise Terminated(OK)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
-    logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)

@@ -126,7 +126,7 @@ def _article(name: str) -> str:
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised and where, in the user's words."""
+    """What was raised, and where in the user's code."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"has a syntax error: {text}"

@@ -60,7 +60,7 @@ class _Families:
 
 
 class _Now(Collector):
-    """What is read from the nodes when it is asked for."""
+    """The gauges, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,17 +94,10 @@ class _Now(Collector):
             "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
             "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
         }
-        families = {
-            name: GaugeMetricFamily(f"latchwork_{name}", text, labels=["node", "job"])
-            for name, (text, _) in by_job.items()
-        }
-        manager = GaugeMetricFamily("latchwork_is_manager", "1 on the node that manages the cluster.", labels=["node"])
-        healthy = GaugeMetricFamily("latchwork_healthy", "1 while the node is healthy.", labels=["node"])
-        margin = GaugeMetricFamily(
-            "latchwork_lock_margin_seconds",
-            "Time for which the locks surely last; absent without locks.",
-            labels=["node"],
-        )
+        families = {name: _gauge(name, text, "job") for name, (text, _) in by_job.items()}
+        manager = _gauge("is_manager", "1 on the node that manages the cluster.")
+        healthy = _gauge("healthy", "1 while the node is healthy.")
+        margin = _gauge("lock_margin_seconds", "Time for which the locks surely last; absent without locks.")
         for node_id, node in nodes.items():
             stats, health = node.stats(), node.health()
             manager.add_metric([node_id], stats.is_manager)
@@ -114,12 +107,14 @@ class _Now(Collector):
             for job, each in stats.jobs.items():
                 for name, (_, value) in by_job.items():
                     families[name].add_metric([node_id, job], value(each))
-        sizes = GaugeMetricFamily(
-            "latchwork_pool_items", "Items in the work pool as last read.", labels=["node", "job"]
-        )
+        sizes = _gauge("pool_items", "Items in the work pool as last read.", "job")
         for key, items in pools.items():
             sizes.add_metric(list(key), items)
         yield from (*families.values(), manager, healthy, margin, sizes)
+
+
+def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"latchwork_{name}", what, labels=["node", *labels])
 
 
 _known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
@@ -149,11 +144,11 @@ class PrometheusMetrics(Observer):
         self._families.now.remove(node)
 
     def started(self, node_id: str, seconds: float) -> None:
-        """How long it took to join."""
+        """Record how long it took to join."""
         self._families.init.labels(node_id).observe(seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """How long it took to leave."""
+        """Record how long it took to leave."""
         self._families.close.labels(node_id).observe(seconds)
 
     @contextmanager
@@ -179,7 +174,7 @@ class PrometheusMetrics(Observer):
         families.moves.labels(info.node).inc(info.moves)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Its size, or its failure."""
+        """Record its size, or its failure."""
         self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
         if info.items is None:
             self._families.pool_failures.labels(info.node, info.job).inc()

@@ -21,8 +21,7 @@ from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item
-from latchwork.primitives.queue.priority import PriorityQueue
-from latchwork.primitives.queue.queue import Queue
+from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.waiting.work import Work
 
 __all__ = [

@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from latchwork.errors import (
     Conflict,
@@ -28,22 +27,18 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue, read_body, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
-from latchwork.store.steps import ask, called, driven, steps_of
-from latchwork.types import Absent, At, Create, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.session import Session
+from latchwork.store.steps import ask, called, driven
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Create, Entry, Put
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +47,7 @@ _RECORD_S = 60.0
 _MOST_WHY = 10_000
 
 
-class Once:
+class Once(Closes):
     """``Once(store, "migrate-7").run(migrate)``: in all processes, ``migrate`` runs once, and all get what it returned.
 
     Exactly one outcome is recorded, result or failure, and it stays until ``reset``. The function itself may run again
@@ -76,8 +71,6 @@ class Once:
         self._what = f"once {name!r}"
         self._store = store
         self._most = max_starts
-        self._label = label
-        self._identity = Identity()
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
         self._running = threading.local()
@@ -86,12 +79,6 @@ class Once:
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r}>"
-
-    def __enter__(self) -> Once:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
@@ -129,12 +116,13 @@ class Once:
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
             if patience.is_over:
-                raise WaitTimeout(f"{self._what} is still run by {await self._runner()}; wait longer, or ask them")
+                runner = await self._queue.first_in_words()
+                raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
 
     async def _have_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
     ) -> Entry | None:
-        """The outcome, here or of others; None when time is over, or it was reset as soon as it was there."""
+        """The outcome, ours or another's; None when time is over, or it was reset at once."""
         entry = await waiter.keep_trying(self._outcome, patience)
         if entry is not None:
             return entry
@@ -185,7 +173,7 @@ class Once:
         return entry
 
     async def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
-        """Our place once nobody is before us; None when there is an outcome first, or no more time."""
+        """Our ticket once nobody is ahead of us; None when there is an outcome first, or no more time."""
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
@@ -200,16 +188,10 @@ class Once:
                     return None  # we could not even queue, and need not any more
                 raise
 
-    async def _runner(self) -> str:
-        try:
-            return str(await steps_of(self.runner)() or "nobody now, though it was")
-        except LatchworkError:
-            return "others"
-
     # Running
 
     async def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
-        """Being the first in the queue, and seeing no outcome, make one."""
+        """As the first in the queue, seeing no outcome, make one."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(place), patience)
@@ -240,7 +222,7 @@ class Once:
         return await self._record(place, self._body({"ok": True}, value))
 
     async def _after_stop(self, place: Place) -> Entry | None:
-        """Wait until the session was renewed or has ended: None to run it again, or what others have recorded."""
+        """Wait until the session was renewed or has ended; None to run it again, or what others have recorded."""
         session, patience = place.session, Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
@@ -280,7 +262,7 @@ class Once:
         return value
 
     async def _count_start(self, place: Place) -> int:
-        """Count this start once; which one it is."""
+        """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             before = read_body(entry.value) if entry is not None else {}
@@ -299,7 +281,7 @@ class Once:
                 return starts + 1
 
     async def _record(self, place: Place, body: bytes) -> Entry:
-        """Record the outcome, if there is none yet; what is recorded."""
+        """Record the outcome, if there is none yet; returns the one that is recorded."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             try:
@@ -313,10 +295,8 @@ class Once:
                 done = await ask(self._store.commit, [place.fence], [Create(self._outcome_key, body)])
                 return done.entries[0]
             except Conflict as error:
-                there = (
-                    await self._outcome()
-                )  # ours, if an answer was lost; or of who ran it when we had lost our session
-                if there is not None:
+                there = await self._outcome()
+                if there is not None:  # ours, if an answer was lost; or that of another, who ran it after our session
                     return there
                 await self._refuse_lost(place, error)
 
@@ -331,8 +311,7 @@ class Once:
         return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
 
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
-        about = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid}
-        return json.dumps({**head, **about}).encode() + b"\n" + value
+        return json.dumps({**head, **self._queue.about}).encode() + b"\n" + value
 
 
 class _ToldToStop(Exception):

@@ -36,7 +36,7 @@ class Fired:
         return replace(self, running=None)
 
     def under(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
-        """The same under the schedule that is in force: of that one, fire times from before it was are none.
+        """The progress under the schedule in force, whose fire times from before it came into force are not owed.
 
         Args:
             rule: the schedule in force.
@@ -49,12 +49,12 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """How much later than at its fire times a share starts: always by the same, so none is overtaken by the next.
+    """How much later than its fire times a share starts: always the same, so that no start overtakes another.
 
     Attributes:
-        delay_s: by how much this share does.
-        most_s: by how much any share of the job may: what is late is counted from there, so that a start which only
-            waits is on time, also when it waited in another share before.
+        delay_s: seconds by which this share starts later.
+        most_s: the most by which any share of the job may; lateness counts from there, so that a start which only waits
+            is on time, also when it waited in another share before.
     """
 
     delay_s: float = 0.0
@@ -62,7 +62,7 @@ class Jitter:
 
     @classmethod
     def of(cls, most_s: float, share: str) -> Jitter:
-        """That of a share, found by its name: the same on every node."""
+        """The jitter of a share, computed from its name: the same on every node."""
         return cls(most_s * crc32(share.encode()) / 2**32, most_s)
 
 
@@ -87,7 +87,7 @@ class Step:
 
 
 def next_step(cron: Cron, progress: Mapping[str, Fired], now_s: float, jitter: Jitter = NO_JITTER) -> Step:
-    """The earliest fire time that any of the items owes, or waits for; not for no items."""
+    """The earliest fire time that any of the items owes, or waits for; there must be an item."""
     groups: dict[Fired, list[str]] = {}
     for item, fired in progress.items():
         groups.setdefault(fired, []).append(item)
@@ -118,5 +118,5 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
 
 
 def rule_of(cron: Cron) -> str:
-    """What decides which fire times are owed, as a text: progress that was counted with another one is another's."""
+    """The settings that decide which fire times are owed, as text: progress counted with others does not count."""
     return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"

@@ -145,8 +145,7 @@ class Cron:
             msg = f"Cron expression {self.expression!r} cannot be used ({reason}); see `man 5 crontab`"
             raise ValueError(msg) from error
         if self.misfire not in {"once", "all", "skip"}:
-            msg = f"Cron got misfire={self.misfire!r}; give one of once, all, skip"
-            raise ValueError(msg)
+            raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
         _check_seconds("Cron", "on_time_s", self.on_time_s, least=0.0)
         _check_seconds("Cron", "max_lateness_s", self.max_lateness_s, least=0.0)
 
@@ -225,5 +224,4 @@ class Due:
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
     if not is_number(value, least):
-        msg = f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}"
-        raise ValueError(msg)
+        raise ValueError(f"{what} got {name}={value!r}; give a finite number of seconds, at least {least:g}")

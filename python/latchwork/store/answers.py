@@ -9,12 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from latchwork.errors import OutcomeUnknown, OwnershipLost, Unavailable
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
+from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 
 T = TypeVar("T")
 
@@ -42,19 +40,14 @@ class Limit:
         """
         left_s = self.remaining_s()
         if left_s <= 0:
-            msg = "the ownership that this store is used under is over: nothing was asked; stop the work"
-            raise self.error(msg)
+            raise self.error("the ownership that this store is used under is over: nothing was asked; stop the work")
         return left_s
 
 
 class Answers:
-    """Waits for the futures of one store. Safe to share between threads.
+    """Waits for the futures of one store, whose backend ends its calls within a timeout. Safe to share between threads.
 
-    Args:
-        url: for messages, without any password.
-        clock: by which it waits.
-        call_timeout_s: backends end their calls within this time.
-        limit: the ownership under which the calls are made; None for none.
+    The URL is for messages, and has no password. With a limit the calls are made under an ownership.
     """
 
     def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: Limit | None = None) -> None:
@@ -69,7 +62,7 @@ class Answers:
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def under(self, limit: Limit) -> Answers:
-        """The same, for calls that are made under an ownership."""
+        """The same for calls that are made under an ownership."""
         return Answers(self._url, self._clock, self._call_timeout_s, limit)
 
     def read(self, future: Future[T], what: str) -> T:
@@ -79,11 +72,7 @@ class Answers:
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            if self._is_over():
-                msg = f"{what}: no answer from {self._url} while the ownership lasted that it was asked under"
-                raise self._lost(f"{msg}; stop the work") from error
-            msg = f"{what}: no answer from {self._url} within {self._call_timeout_s:.3g} s; try again"
-            raise Unavailable(msg) from error
+            raise self._late(what, writes=False) from error
 
     def write(self, future: Future[T], what: str) -> T:
         """Wait for a call that writes."""
@@ -92,11 +81,7 @@ class Answers:
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            when = f"within {self._call_timeout_s:.3g} s"
-            if self._is_over():
-                when = "while the ownership lasted that it was asked under"
-            msg = f"{what}: no answer from {self._url} {when}; it may have been applied"
-            raise OutcomeUnknown(msg) from error
+            raise self._late(what, writes=True) from error
 
     def _result(self, future: Future[T]) -> T:
         longest_s = self._call_timeout_s + _GRACE_S
@@ -111,9 +96,13 @@ class Answers:
                 if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
                     raise
 
-    def _is_over(self) -> bool:
-        return self._limit is not None and self._limit.remaining_s() <= 0
-
-    def _lost(self, message: str) -> OwnershipLost:
-        assert self._limit is not None
-        return self._limit.error(message)
+    def _late(self, what: str, *, writes: bool) -> LatchworkError:
+        """The error of a call that was not answered in time."""
+        over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
+        when = f"within {self._call_timeout_s:.3g} s"
+        if over is not None:
+            when = "while the ownership lasted that it was asked under"
+        told = f"{what}: no answer from {self._url} {when}"
+        if writes:
+            return OutcomeUnknown(f"{told}; it may have been applied")
+        return Unavailable(f"{told}; try again") if over is None else over.error(f"{told}; stop the work")

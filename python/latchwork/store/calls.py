@@ -5,24 +5,17 @@ Everything a call can be refused for without asking the server is refused here, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+from latchwork.backends.base import Backend
 from latchwork.backends.futures import mapped
-from latchwork.errors import Closed, Conflict, KeyExists
-from latchwork.store.forks import Home
+from latchwork.errors import Conflict, KeyExists
+from latchwork.store.answers import Limit
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from latchwork.backends.base import Backend
-    from latchwork.store.answers import Limit
-
 
 Entries = list[Entry]
 Names = list[str]
@@ -31,39 +24,21 @@ Names = list[str]
 _MANY = 2**31 - 1
 
 
-class Gate:
-    """Refuses calls on a closed store and in a forked child. Safe to share."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
-        self.closed = False
-
-    def check(self) -> None:
-        """Let a call pass.
-
-        Raises:
-            Closed: the store was closed.
-            ForkedProcess: this process is a fork of the one that opened it.
-        """
-        if self.closed:
-            msg = f"the store {self._url} was closed; connect again"
-            raise Closed(msg)
-        self.home.check()
-
-
 class Calls:
-    """One future per call. Safe to share between threads. With a limit calls are refused once it is over."""
+    """One future per call. Safe to share between threads.
 
-    def __init__(self, backend: Backend, scope: Scope, gate: Gate, limit: Limit | None = None) -> None:
+    Calls are refused once the limit is over, and when ``check`` raises: it says whether the store may still be used.
+    """
+
+    def __init__(self, backend: Backend, scope: Scope, check: Callable[[], None], limit: Limit | None = None) -> None:
         self._unlimited = backend
         self._scope = scope
-        self._gate = gate
+        self._check = check
         self._limit = limit
 
     @property
     def _backend(self) -> Backend:
-        """For a call that begins now."""
+        """The backend for a call that begins now."""
         return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
@@ -74,7 +49,7 @@ class Calls:
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
-        self._gate.check()
+        self._check()
         absolute = [self._scope.absolute(validate_key(key)) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
@@ -91,8 +66,7 @@ class Calls:
         """The entries below the prefix."""
         absolute = self._prefix(prefix)
         if limit is not None and limit < 0:
-            msg = f"limit must be 0 or more, not {limit}"
-            raise ValueError(msg)
+            raise ValueError(f"limit must be 0 or more, not {limit}")
         limit = None if limit is None or limit > _MANY else limit
         after = None if start_after is None else self._scope.absolute(validate_key(start_after))
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
@@ -132,7 +106,7 @@ class Calls:
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
         """All or nothing."""
-        self._gate.check()
+        self._check()
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
         simple = list(parts)
@@ -144,8 +118,8 @@ class Calls:
         return mapped(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
-        """One operation, no checks: the short way, same rules."""
-        self._gate.check()
+        """Commit one operation without checks: refuses what ``commit`` refuses, with less work."""
+        self._check()
         sent = self._scope.op(op)
         if not isinstance(sent, Delete):
             check_value(sent.key, sent.value)
@@ -164,7 +138,7 @@ class Calls:
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op]
     ) -> BaseException:
-        """The backend's conflict in the words and objects of the caller; any other error as it is."""
+        """A conflict of the backend's, with the caller's keys and objects; any other error as it is."""
         if not isinstance(error, Conflict):
             return error
         by_key = dict(zip([op.key for op in sent], ops, strict=True))
@@ -177,11 +151,11 @@ class Calls:
         return ours
 
     def _key(self, key: str) -> str:
-        self._gate.check()
+        self._check()
         return self._scope.absolute(validate_key(key))
 
     def _prefix(self, prefix: str) -> str:
-        self._gate.check()
+        self._check()
         return self._scope.absolute(validate_prefix(prefix))
 
     def _usable(self, session: object) -> None:
@@ -198,7 +172,7 @@ def _was_there(done: Committed) -> bool:
 
 
 def _exists(error: BaseException, key: str) -> BaseException:
-    """Of a creation: the backend's conflict is that the key exists; any other error as it is."""
+    """``KeyExists`` for the conflict of a single creation; any other error as it is."""
     if not isinstance(error, Conflict):
         return error
     ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")

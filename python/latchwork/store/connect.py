@@ -18,7 +18,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: 
 
     Args:
         url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment's ``LATCHWORK_URL``.
-        clock: the clock by which sessions live; None for the machine's.
+        clock: the clock that sessions and waits use; None for the machine's.
         overrides: options of the URL by name, which win over those in it (``session_ttl_s=5``, ``root="app"``).
     Returns:
         A store, connected.
@@ -35,9 +35,8 @@ def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: 
         raise InvalidURL(msg)
     parsed = parse_url(url, overrides)
     used = clock if clock is not None else SYSTEM_CLOCK
-    backend = open_backend(parsed, used)
     core = Core(
-        backend,
+        open_backend(parsed, used),
         used,
         parsed.redacted(),
         session_ttl_s=parsed.session_ttl_s,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
-from latchwork.backends.base import with_defaults
+from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import MAX_DURATION_S
+from latchwork.clock import Clock
+from latchwork.errors import Closed
 from latchwork.store.answers import Answers
-from latchwork.store.calls import Gate
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.forks import Home
 from latchwork.store.session import Session
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
-    from latchwork.store.watch import Feed
+from latchwork.store.watch import Feed
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +31,25 @@ class Core:
         self.session_ttl_s = session_ttl_s
         self.call_timeout_s = call_timeout_s
         self.answers = Answers(url, clock, call_timeout_s)
-        self.gate = Gate(url)
+        self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
+        self._closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._primary: Session | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
         self._feeds: dict[Feed, None] = {}
+
+    def check(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            Closed: the store was closed.
+            ForkedProcess: this process is a fork of the one that opened it.
+        """
+        if self._closed:
+            raise Closed(f"the store {self.url} was closed; connect again")
+        self._home.check()
 
     def primary(self) -> Session:
         """The primary session; a new one when the last was lost or closed."""
@@ -53,9 +62,8 @@ class Core:
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own."""
         if not 0 < ttl_s <= MAX_DURATION_S:
-            msg = f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}"
-            raise ValueError(msg)
-        self.gate.check()
+            raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
+        self.check()
         opened: list[Session] = []
         gone = threading.Event()
 
@@ -73,16 +81,16 @@ class Core:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
         with self._lock:
             self._sessions[session] = None
-        if self.gate.closed:
+        if self._closed:
             session.close()
-            self.gate.check()
+            self.check()
         return session
 
     def add_feed(
         self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False, beats: bool = False
     ) -> None:
         """Start a watch of the absolute prefix and own it until it is closed."""
-        self.gate.check()
+        self.check()
         with self._lock:
             self._feeds[feed] = None
         watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside, beats=beats)
@@ -91,11 +99,11 @@ class Core:
     def close(self) -> None:
         """End sessions, watches and the backend, in that order."""
         with self._lock:
-            if self.gate.closed:
+            if self._closed:
                 return
-            self.gate.closed = True
+            self._closed = True
             sessions, feeds = list(self._sessions), list(self._feeds)
-        if self.gate.home.is_foreign:  # the parent's connections are not ours to close
+        if self._home.is_foreign:  # the parent's connections are not ours to close
             return
         for session in sessions:
             session.close()

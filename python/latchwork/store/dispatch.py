@@ -1,8 +1,8 @@
 """Where user callbacks run: in order per lane or outlet, on bounded named pools, never on a client library's thread.
 
-A lane is one listener's place in the pool. It is told "look again" and runs its drain function in the pool, one at a
-time; signals that come while it runs are merged into one more run. An outlet is for calls each of which counts, like
-the callbacks of a future: none is merged, and none is left out when the store is closed.
+A lane serves one listener. A signal makes it run its drain function in the pool, one run at a time; signals that come
+during a run are merged into one more run. An outlet makes calls each of which counts, such as the callbacks of a
+future: none is merged, and none is left out when the store is closed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Dispatcher:
 class Outlet:
     """Makes the calls it is given, one at a time in their order, marked as callbacks. Safe to share.
 
-    In a pool thread; once the pool is closed, in the thread that gives it the call: whoever counts on being called, as
-    an event loop does that awaits a future, is called all the same.
+    It makes them in a pool thread, and once the pool is closed, in the thread that gives it the call: an event loop
+    that awaits a future has to be called in any case.
     """
 
     __slots__ = ("_calls", "_lock", "_pool", "_running")
@@ -121,7 +121,7 @@ class Outlet:
 
 
 class Lane:
-    """One listener's turn in the pool. Safe to share."""
+    """Runs the drain function of one listener in the pool. Safe to share."""
 
     def __init__(self, pool: ThreadPoolExecutor, drain: Callable[[], None], label: str) -> None:
         self._pool = pool

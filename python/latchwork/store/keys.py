@@ -54,10 +54,6 @@ class Scope:
 
     prefix: str = ""
 
-    def below(self, prefix: str) -> Scope:
-        """The scope of a namespace inside this one."""
-        return Scope(self.absolute(prefix))
-
     def absolute(self, key: str) -> str:
         """The key below the root; "" becomes the namespace itself."""
         if not self.prefix:

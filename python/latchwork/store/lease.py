@@ -1,4 +1,4 @@
-"""Until when something is ours by our own clock, and when that is renewed: of sessions, and of the owners of locks.
+"""Leases of sessions and of lock owners: how long they last by our own clock, and when they are renewed.
 
 ``Lease`` decides and is pure: no I/O, no threads, no clock of its own. ``Renewer`` sends what it decides.
 """
@@ -9,25 +9,22 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import call_at_once, failed
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 #: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
 MAX_IN_FLIGHT = 4
 
 
 class Lease:
-    """When to renew, and when it is over: for good, a confirmation that comes later is too late. Pure.
+    """When to renew a lease, and whether it is over: a confirmation that comes after its end is too late. Pure.
 
     A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
     much later (see the design note on ZooKeeper sessions).
 
     Args:
-        opened_at: when what made it was sent, on the local clock.
+        opened_at: local clock time at which the request that created it was sent.
         ttl_s: how long it lasts without a renewal.
         confirm_gap_s: the gap.
         renew_s: seconds from the send of a renewal that was confirmed to the next; None for a third of the TTL.
@@ -108,14 +105,14 @@ class Lease:
 
 
 class Renewer:
-    """Keeps one lease: whose it is calls ``step`` in a thread of its own. Safe to share between threads.
+    """Keeps one lease: its owner calls ``step`` in a thread. Safe to share between threads.
 
     Args:
-        lease: nobody else's.
-        clock: by which it is kept.
+        lease: used by nobody else.
+        clock: the local clock.
         send: sends a renewal: the future of the local time of its send. Must not block.
-        answered: called with the error of each renewal that has ended, None if it has none, and whether renewing works
-            again since; in the thread of a client library that ends it: an answer comes when it comes.
+        answered: called for each renewal that has ended, with its error or None, and whether renewing works again
+            since; in the thread of the client library that ends it.
 
     Attributes:
         is_failing: True since a renewal failed, or too many were under way, until one is confirmed.

@@ -1,4 +1,4 @@
-"""What a call may carry, refused before any I/O. Nothing here touches the network."""
+"""The limits of a call, checked before any I/O. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def check_value(key: str, value: bytes) -> None:
     """
     given: object = value  # callers without a type checker pass anything
     if not isinstance(given, bytes):
-        msg = f"the value of key {key!r} must be bytes, not {type(given).__name__}; encode it first"
-        raise TypeError(msg)
+        raise TypeError(f"the value of key {key!r} must be bytes, not {type(given).__name__}; encode it first")
     size = len(value) + len(key)
     if size > MAX_VALUE_BYTES:
         msg = f"the value of key {key!r} has {size:,} bytes with its key, the limit is {MAX_VALUE_BYTES:,}; split it"
@@ -39,8 +38,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     size = 0
     for op in ops:
         if op.key in keys:
-            msg = f"key {op.key!r} is written twice in one transaction; write it once"
-            raise ValueError(msg)
+            raise ValueError(f"key {op.key!r} is written twice in one transaction; write it once")
         keys.add(op.key)
         size += len(op.key)
         if not isinstance(op, Delete):
@@ -51,13 +49,9 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     if len(sessions) > 1:
         msg = f"two sessions in one transaction ({', '.join(sorted(sessions))}); use one transaction for each"
         raise ValueError(msg)
-    _check_counts(len(checks), len(ops), size, capability)
-
-
-def _check_counts(checks: int, ops: int, size: int, capability: Capability) -> None:
     for count, limit, what in (
-        (checks, capability.max_txn_checks, "checks"),
-        (ops, capability.max_txn_ops, "operations"),
+        (len(checks), capability.max_txn_checks, "checks"),
+        (len(ops), capability.max_txn_ops, "operations"),
         (size, capability.max_txn_bytes, "bytes"),
     ):
         if count > limit:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
+from latchwork.store.dispatch import Dispatcher, Lane
+from latchwork.store.keys import Scope
 from latchwork.store.steps import driven
 from latchwork.store.watch import Batch, Feed, Inbox
 from latchwork.types import Change, Entry
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher, Lane
-    from latchwork.store.keys import Scope
 
 
 class Mirror(Feed, Mapping[str, Entry]):
@@ -27,7 +24,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     ) -> None:
         super().__init__(prefix, scope, clock, keep_values=keep_values)
         self._dispatcher = dispatcher
-        self._listeners: list[_Listener] = []
+        self._listeners: dict[Lane, Inbox] = {}  # never changed, but replaced: it is read without the mutex
         self._version = 0
         self._announced = False
 
@@ -44,12 +41,6 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._scope.absolute(key) in self._tracker.known
-
-    def __enter__(self) -> Mirror:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     __hash__ = object.__hash__
 
@@ -99,57 +90,41 @@ class Mirror(Feed, Mapping[str, Entry]):
         Returns:
             A function that ends it.
         """
-        listener = _Listener(self, fn)
-        listener.lane = self._dispatcher.lane(listener.drain, f"the mirror of {self.prefix!r}")
+        inbox = Inbox()
+
+        def drain() -> None:
+            with self._changed:
+                batch = inbox.take() if inbox.filled else None
+            if batch is not None:
+                fn(batch)
+
+        lane = self._dispatcher.lane(drain, f"the mirror of {self.prefix!r}")
         with self._changed:
             state = [self._scope.change(Change(key, entry)) for key, entry in self._tracker.known.items()]
-            listener.inbox.add(state, ready=self._tracker.ready)
-            self._listeners.append(listener)
-        listener.lane.signal()
-        return lambda: self._remove(listener)
+            inbox.add(state, ready=self._tracker.ready)
+            self._listeners = {**self._listeners, lane: inbox}
+        lane.signal()
+        return lambda: self._remove(lane)
 
     def close(self) -> None:
         """Stop; the mapping keeps its last state. Twice is fine."""
         super().close()
-        for listener in list(self._listeners):
-            self._remove(listener)
+        for lane in self._listeners:
+            self._remove(lane)
 
     def _deliver(self, changes: list[Change]) -> None:
         if changes or not self._announced:
             self._announced = self._tracker.ready
             self._version += 1
-        for listener in self._listeners:
-            listener.inbox.add(changes, ready=self._tracker.ready)
+        for inbox in self._listeners.values():
+            inbox.add(changes, ready=self._tracker.ready)
 
     def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
-        for listener in list(self._listeners):
-            if listener.inbox.filled and listener.lane is not None:
-                listener.lane.signal()
+        for lane, inbox in self._listeners.items():
+            if inbox.filled:
+                lane.signal()
 
-    def _remove(self, listener: _Listener) -> None:
+    def _remove(self, lane: Lane) -> None:
         with self._changed:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-        if listener.lane is not None:
-            listener.lane.close()
-
-    def take(self, inbox: Inbox) -> Batch | None:
-        """What waits in a listener's inbox, or None."""
-        with self._changed:
-            return inbox.take() if inbox.filled else None
-
-
-class _Listener:
-    """One subscriber of a mirror: its inbox and its lane."""
-
-    def __init__(self, mirror: Mirror, fn: Callable[[Batch], None]) -> None:
-        self._mirror = mirror
-        self._fn = fn
-        self.inbox = Inbox()
-        self.lane: Lane | None = None
-
-    def drain(self) -> None:
-        """Deliver one batch; a batch whose call raises is logged and not repeated."""
-        batch = self._mirror.take(self.inbox)
-        if batch is not None:
-            self._fn(batch)
+            self._listeners = {each: inbox for each, inbox in self._listeners.items() if each is not lane}
+        lane.close()

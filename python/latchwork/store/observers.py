@@ -1,4 +1,4 @@
-"""Observers of a system: all of them are told what happens, and none of them can disturb it.
+"""Observers of a system: each is called when something happens, and none can disturb the system.
 
 An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
 logged, once for each of its methods.
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Observers(Generic[T]):
-    """Tells all observers of one system. Safe to share between threads.
+    """Calls all observers of one system. Safe to share between threads.
 
     Args:
-        observers: whom to tell, in this order.
+        observers: called in this order.
         kind: the class of all of them; None checks nothing.
         error: raised for an object of another class.
     """

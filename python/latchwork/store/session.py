@@ -11,18 +11,16 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from latchwork.backends.base import BackendSession
+from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import BackendSession
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +101,7 @@ class Session:
         Listeners of one session are called in the order of their registration; one that raises stops no other.
 
         Returns:
-            What takes the listener back; harmless at any time.
+            A function that removes the listener; it may be called at any time.
         """
         with self._lock:
             if not self.lost.is_set():
@@ -117,7 +115,7 @@ class Session:
         For what has to wake: it must not block, call the store, or raise.
 
         Returns:
-            What takes the listener back; harmless at any time.
+            A function that removes the listener; it may be called at any time.
         """
         with self._lock:
             if not (self._closed or self.lost.is_set()):
@@ -136,8 +134,7 @@ class Session:
         self._home.check()
         with self._lock:
             if self._closed:
-                msg = f"session {self.id} was closed; open another with store.open_session()"
-                raise Closed(msg)
+                raise Closed(f"session {self.id} was closed; open another with store.open_session()")
             if self._is_over():
                 msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
                 raise SessionLost(msg)
@@ -164,7 +161,7 @@ class Session:
         self._wake.set()
 
     def _listen(self, to: dict[int, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
-        """Register, with the lock held."""
+        """Register a listener; called with the mutex held."""
         number = next(self._numbers)
         to[number] = fn
 
@@ -174,11 +171,7 @@ class Session:
         return cancel
 
     def _tell_end(self, enders: list[Callable[[], None]]) -> None:
-        for ender in enders:
-            try:
-                ender()
-            except Exception:  # a defect of one must not keep the session from ending
-                _log.exception("session %s: what was to wake at its end raised; please report this", self.id)
+        _call_each(enders, "session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
         return self.lost.is_set() or self._renewer.is_over
@@ -214,7 +207,7 @@ class Session:
         self._end()
 
     def _end(self) -> None:
-        """Close it actively, so that nothing asked of it lands later; errors mean that the server is out of reach."""
+        """End it on the server, so that no write of it lands later; errors mean that the server is out of reach."""
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, FutureTimeoutError) as error:
@@ -226,13 +219,14 @@ class Session:
     def _call(self, listeners: list[Callable[[], None]]) -> None:
         if listeners:
             name = f"latchwork-session-lost-{self.id[:8]}"
-            threading.Thread(target=_call_each, args=(self.id, listeners), name=name, daemon=True).start()
+            args = (listeners, "an on_lost listener of session %s raised", self.id)
+            threading.Thread(target=as_callback()(_call_each), args=args, name=name, daemon=True).start()
 
 
-def _call_each(session_id: str, listeners: list[Callable[[], None]]) -> None:
-    with as_callback():
-        for listener in listeners:
-            try:
-                listener()
-            except Exception:
-                _log.exception("an on_lost listener of session %s raised", session_id)
+def _call_each(listeners: list[Callable[[], None]], problem: str, session_id: str) -> None:
+    """Call all of them; one that raises stops no other, and does not keep the session from ending."""
+    for listener in listeners:
+        try:
+            listener()
+        except Exception:
+            _log.exception(problem, session_id)

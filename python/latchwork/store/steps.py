@@ -15,16 +15,16 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from latchwork.backends.futures import Outcome, resolve, then
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
+from latchwork.backends.futures import Outcome, resolve
+from latchwork.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Has a quick call made once something is so, and returns what takes it back.
+Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 
@@ -53,9 +53,9 @@ class Step(ABC, Generic[T]):
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
 
-    @abstractmethod
     def late(self) -> T:
-        """What a wait gives, or raises, whose time is over."""
+        """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
+        raise AssertionError
 
 
 def run(steps: Steps[T]) -> T:
@@ -108,13 +108,13 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
 
 
 class Ask(Step[T]):
-    """A call that is answered by the server: ``await ask(store.get, key)``."""
+    """A call that is answered by the server: ``await ask(store.get, key)``. The backend keeps its time."""
 
     __slots__ = ("_args", "_call", "_options")
 
-    def __init__(self, call: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
         super().__init__()
-        self._call = call
+        self._call: Callable[..., T] = call
         self._args = args
         self._options = options
 
@@ -123,18 +123,12 @@ class Ask(Step[T]):
         return self._call(*self._args, **self._options)
 
     def begin(self) -> Future[T]:
-        """Make the call as one of many in flight. The backend keeps its time."""
+        """Make the call as one of many in flight."""
         begin: Callable[..., Future[T]] = self._call.__self__.begin  # type: ignore[attr-defined]
         return begin(self._call.__name__, *self._args, **self._options)
 
-    def late(self) -> T:
-        """Not asked for: an answer has no time limit of its own here."""
-        raise AssertionError
 
-
-def ask(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Ask[T]:
-    """The step of a call of a store: its method, and the arguments."""
-    return Ask(call, args, options)
+ask = Ask
 
 
 async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -148,7 +142,7 @@ class Signal(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: dict[object, Callable[[], None]] = {}
+        self._calls: dict[object, Callable[[], object]] = {}
 
     def set(self) -> None:
         """Set it; wake threads, and make the calls that wait for it."""
@@ -160,36 +154,55 @@ class Signal(threading.Event):
                 return
             call()
 
-    def call_when_set(self, call: Callable[[], None]) -> Callable[[], None]:
+    def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
         """Make a quick call once it is set, in the thread that sets it; now if it is. Returns what takes it back."""
         number = object()
         self._calls[number] = call
         if self.is_set() and self._calls.pop(number, None) is not None:
             call()
-        return partial(_forget, self._calls, number)
+        return partial(self._calls.pop, number, None)
 
 
-class Pause(Step[bool]):
-    """Until a signal is set or the time is over; True if it is set."""
+class Until(Step[bool]):
+    """Until something is so or the time is over; True if it is so.
 
-    __slots__ = ("_clock", "_signal")
+    Args:
+        timeout_s: seconds; None for ever.
+        block: waits in the calling thread for so long.
+        listen: has a call made once it is so; returns what takes that back.
+        is_so: whether it is so now.
+    """
 
-    def __init__(self, clock: Clock, signal: Signal, timeout_s: float | None) -> None:
+    __slots__ = ("_is_so", "_listen", "_wait")
+
+    def __init__(
+        self, timeout_s: float | None, block: Callable[[], bool], listen: Listen, is_so: Callable[[], bool]
+    ) -> None:
         super().__init__(timeout_s)
-        self._clock = clock
-        self._signal = signal
+        self._wait = block
+        self._listen = listen
+        self._is_so = is_so
 
     def block(self) -> bool:
         """Wait in this thread."""
-        return self._clock.wait(self._signal, self.timeout_s)
+        return self._wait()
 
     def begin(self) -> Future[bool]:
         """Wait without blocking."""
-        return _when(self._signal.call_when_set)
+        return _when(self._listen)
 
     def late(self) -> bool:
-        """Whether it is set."""
-        return self._signal.is_set()
+        """Whether it is so."""
+        return self._is_so()
+
+
+class Pause(Until):
+    """Until a signal is set or the time is over; True if it is set."""
+
+    __slots__ = ()
+
+    def __init__(self, clock: Clock, signal: Signal, timeout_s: float | None) -> None:
+        super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
 class Bell:
@@ -201,8 +214,8 @@ class Bell:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._calls: dict[object, Callable[[], None]] = {}
-        self._due: list[Callable[[], None]] = []
+        self._calls: dict[object, Callable[[], object]] = {}
+        self._due: list[Callable[[], object]] = []
         self.rings = 0
 
     def __enter__(self) -> None:
@@ -221,12 +234,12 @@ class Bell:
         self._due += self._calls.values()
         self._calls.clear()
 
-    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Rung:
+    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
         """The step of waiting until it has been rung more than so many times; False when the time is over."""
-        return Rung(self, rings, clock, timeout_s)
+        listen = partial(self._call_when_rung, rings)
+        return Until(timeout_s, partial(self._wait, rings, clock, timeout_s), listen, lambda: self.rings != rings)
 
-    def wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
-        """Wait in this thread until it has been rung more than so many times; False when the time is over."""
+    def _wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
         until = None if timeout_s is None else clock.now() + timeout_s
         with self._condition:
             while self.rings == rings:
@@ -236,8 +249,7 @@ class Bell:
                 clock.wait_condition(self._condition, left_s)
         return True
 
-    def call_when_rung(self, rings: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Make a quick call once it has been rung more than so many times. Returns what takes it back."""
+    def _call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
         number = object()
         with self._condition:
             waits = self.rings == rings
@@ -245,50 +257,18 @@ class Bell:
                 self._calls[number] = call
         if not waits:
             call()
-        return partial(_forget, self._calls, number)
+        return partial(self._calls.pop, number, None)
 
 
-class Rung(Step[bool]):
-    """Until a bell is rung; see ``Bell.rung``."""
-
-    __slots__ = ("_bell", "_clock", "_rings")
-
-    def __init__(self, bell: Bell, rings: int, clock: Clock, timeout_s: float | None) -> None:
-        super().__init__(timeout_s)
-        self._bell = bell
-        self._rings = rings
-        self._clock = clock
-
-    def block(self) -> bool:
-        """Wait in this thread."""
-        return self._bell.wait(self._rings, self._clock, self.timeout_s)
-
-    def begin(self) -> Future[bool]:
-        """Wait without blocking."""
-        return _when(partial(self._bell.call_when_rung, self._rings))
-
-    def late(self) -> bool:
-        """Whether it has been rung."""
-        return self._bell.rings != self._rings
-
-
-def _forget(calls: dict[object, Callable[[], None]], number: object) -> None:
-    calls.pop(number, None)
-
-
-def _when(listen: Callable[[Callable[[], None]], Callable[[], None]]) -> Future[bool]:
-    """A future that ends with True when the call is made that is given to ``listen``; it is taken back at the end."""
+def _when(listen: Listen) -> Future[bool]:
+    """A future that ends with True when the call is made that is given to ``listen``; its end takes the call back."""
     future: Outcome[bool] = Outcome()
-    take_back = listen(lambda: _end(future))
+    take_back = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: take_back())
     return future
 
 
-def _end(future: Future[bool]) -> None:
-    resolve(future, True)
-
-
-class Background(Step[None]):
+class Background(Until):
     """A protocol that is driven in a thread of its own; awaited, it is waited for.
 
     Attributes:
@@ -298,9 +278,9 @@ class Background(Step[None]):
     __slots__ = ("_ended", "thread")
 
     def __init__(self, steps: Steps[object], name: str) -> None:
-        super().__init__()
         self._ended = Signal()
         self.thread = threading.Thread(target=self._run, args=(steps,), name=name, daemon=True)
+        super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
         self.thread.start()
 
     @property
@@ -308,17 +288,10 @@ class Background(Step[None]):
         """True in its own thread, which must not wait for itself."""
         return self.thread is threading.current_thread()
 
-    def block(self) -> None:
-        """Wait in this thread until it has ended."""
+    def block(self) -> bool:
+        """Wait in this thread until the other has really ended."""
         self.thread.join()
-
-    def begin(self) -> Future[None]:
-        """Wait without blocking."""
-        return then(_when(self._ended.call_when_set), lambda _ended: None)
-
-    def late(self) -> None:
-        """Not asked for: it is waited for without a time limit."""
-        raise AssertionError
+        return True
 
     def _run(self, steps: Steps[object]) -> None:
         try:

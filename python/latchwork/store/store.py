@@ -6,25 +6,25 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from latchwork.errors import LockLost, OwnershipLost, Unavailable
+from latchwork.backends.base import Capability
+from latchwork.clock import Clock
+from latchwork.errors import Conflict, LockLost, OwnershipLost, Unavailable
 from latchwork.store.answers import Limit
+from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
+from latchwork.store.core import Core
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
-from latchwork.store.transaction import Tx, transact
+from latchwork.store.session import Session
+from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Capability
-    from latchwork.clock import Clock
-    from latchwork.store.core import Core
-    from latchwork.store.session import Session
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.gate) if limit is None else self._calls_in_flight()
+        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -61,7 +61,7 @@ class Store:
 
     @property
     def clock(self) -> Clock:
-        """The clock by which its sessions live."""
+        """The clock that its sessions and waits use."""
         return self._core.clock
 
     @property
@@ -76,7 +76,7 @@ class Store:
         return self._answers.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
-        """One answer per key, in order; each linearizable, unless ``stale_ok``, together no snapshot.
+        """One answer per key, in order. Each is linearizable, unless ``stale_ok``; together they are no snapshot.
 
         With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
         """
@@ -193,7 +193,25 @@ class Store:
             Conflict: refused that many times.
             OutcomeUnknown: as for any write; it is not tried again.
         """
-        return transact(self, fn, guard, attempts)
+        if attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {attempts}")
+        backoff = Backoff(0.01, 0.5, jitter=1.0)
+        for attempt in range(1, attempts + 1):
+            tx = Tx(self.get, self.list, guard)
+            result = fn(tx)
+            checks, ops = tx.plan()
+            if not ops:
+                return result
+            try:
+                self.commit(checks, ops)
+            except Conflict as error:
+                if attempt == attempts:
+                    msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
+                    raise Conflict(msg, error.failed) from error
+                self.clock.wait(threading.Event(), backoff.next_s())
+            else:
+                return result
+        raise AssertionError
 
     def fence(self, token: int, *checks: Check) -> Fence:
         """A fence of these checks, valid in every namespace of this URL."""
@@ -210,10 +228,10 @@ class Store:
 
         Args:
             prefix: a key, or "" for the root.
-            leaf: it is a session-bound key, and only its life matters: costs less where the server allows. Its changes
+            leaf: it is a session-bound key, and only its end matters: costs less where the server allows. Its changes
                 and its end are reported; what is created or bound anew under its name need not be. The first state
                 may be an older one.
-            beside: with ``leaf``, have the names beside it read as soon as it is gone, where that is quicker than to
+            beside: with ``leaf``, read the names of its siblings as soon as it is gone, where that is quicker than to
                 ask for them then; see ``Watch.beside``.
         """
         absolute = self._scope.absolute(validate_prefix(prefix))
@@ -238,8 +256,8 @@ class Store:
         return self._ready(mirror) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:
-        """Calls for who does not wait for each answer in its own thread."""
-        return Calls(self._core.backend, self._scope, self._core.gate, self._limit)
+        """Calls for a caller that does not wait for each answer in its own thread."""
+        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
@@ -265,7 +283,7 @@ class Store:
     @property
     def session(self) -> Session:
         """The primary session, opened on first use, and anew on the next use after it was lost."""
-        self._core.gate.check()
+        self._core.check()
         return self._core.primary()
 
     def primary_session(self) -> Session:
@@ -284,7 +302,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, self._scope.below(validate_key(prefix)), self._limit)
+        return _Namespace(self._core, Scope(self._scope.absolute(validate_key(prefix))), self._limit)
 
     def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
         """The same interface for work under an ownership: no call waits longer than that lasts.

@@ -1,48 +1,17 @@
-"""Read, decide, write, in one transaction that is tried again when somebody else was faster.
-
-The recorder ``Tx`` is pure but for its reads; ``transact`` is the loop around it.
-"""
+"""What one try of a transaction reads and writes; ``Store.transact`` is the loop around it."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from latchwork.errors import Conflict, KeyExists
-from latchwork.store.backoff import Backoff
+from latchwork.errors import KeyExists
+from latchwork.store.calls import Entries
 from latchwork.store.keys import validate_key, validate_prefix
-from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Op, Put
+from latchwork.store.session import Session
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.calls import Entries
-    from latchwork.store.session import Session
-
-T = TypeVar("T")
 ChecksAndOps = tuple[list[Check], list[Op]]
-
-
-class Transacted(Protocol):
-    """What a transaction needs of its store; see ``Store``."""
-
-    @property
-    def clock(self) -> Clock:
-        """By which it backs off."""
-        ...
-
-    def get(self, key: str) -> Entry | None:
-        """Read a key."""
-        ...
-
-    def list(self, prefix: str, *, recursive: bool) -> Entries:
-        """Read the keys below a prefix."""
-        ...
-
-    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
-        """Write, if all that was read is as it was."""
-        ...
 
 
 class Tx:
@@ -52,8 +21,11 @@ class Tx:
     seen by later reads; such entries have the version None and the token 0.
     """
 
-    def __init__(self, store: Transacted, guard: str | None = None) -> None:
-        self._store = store
+    def __init__(
+        self, get: Callable[[str], Entry | None], list_keys: Callable[..., Entries], guard: str | None = None
+    ) -> None:
+        self._get_entry = get
+        self._list_entries = list_keys
         self._guard = guard
         self._read: dict[str, Entry | None] = {}
         self._listed: dict[tuple[str, bool], Entries] = {}
@@ -79,7 +51,10 @@ class Tx:
         if self._guard is None:
             msg = f"tx.list({prefix!r}) needs transact(..., guard=key): without it an added key would go unnoticed"
             raise ValueError(msg)
-        found = self._fetch_list(prefix, recursive=recursive)
+        asked = (prefix, recursive)
+        if asked not in self._listed:
+            self._listed[asked] = self._list_entries(prefix, recursive=recursive)
+        found = {entry.key: entry for entry in self._listed[asked]}
         below = f"{validate_prefix(prefix)}/" if prefix else ""
         for op in self._written.values():
             if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
@@ -106,15 +81,14 @@ class Tx:
             KeyExists: it is there already.
         """
         if self.get(key) is not None:
-            msg = f"key {key!r} exists already; read it, or use put to overwrite"
-            raise KeyExists(msg)
+            raise KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
         if isinstance(self._written.get(key), Delete):
             self.put(key, value, session=session)
         else:
             self._written[key] = Create(key, value, session)
 
     def delete(self, key: str) -> None:
-        """Delete at the commit; of an absent key nothing happens."""
+        """Delete at the commit; does nothing to an absent key."""
         if isinstance(self._written.get(validate_key(key)), Create):
             del self._written[key]  # it was absent, and its absence stays checked
         else:
@@ -146,40 +120,10 @@ class Tx:
 
     def _fetch(self, key: str) -> Entry | None:
         if key not in self._read:
-            self._read[key] = self._store.get(key)
+            self._read[key] = self._get_entry(key)
         return self._read[key]
-
-    def _fetch_list(self, prefix: str, *, recursive: bool) -> dict[str, Entry]:
-        asked = (prefix, recursive)
-        if asked not in self._listed:
-            self._listed[asked] = self._store.list(prefix, recursive=recursive)
-        return {entry.key: entry for entry in self._listed[asked]}
 
     def _pending(self, op: Op) -> Entry | None:
         if isinstance(op, Delete):
             return None
         return Entry(op.key, op.value, None, 0, 0, op.session.id if op.session is not None else None)
-
-
-def transact(store: Transacted, fn: Callable[[Tx], T], guard: str | None, attempts: int) -> T:
-    """The loop behind ``Store.transact``; see there."""
-    if attempts < 1:
-        msg = f"attempts must be at least 1, not {attempts}"
-        raise ValueError(msg)
-    backoff = Backoff(0.01, 0.5, jitter=1.0)
-    for attempt in range(1, attempts + 1):
-        tx = Tx(store, guard)
-        result = fn(tx)
-        checks, ops = tx.plan()
-        if not ops:
-            return result
-        try:
-            store.commit(checks, ops)
-        except Conflict as error:
-            if attempt == attempts:
-                msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
-                raise Conflict(msg, error.failed) from error
-            store.clock.wait(threading.Event(), backoff.next_s())
-        else:
-            return result
-    raise AssertionError

@@ -10,17 +10,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.backends.base import Broken, Delta, WatchEvent
+from latchwork.backends.base import BackendWatch, Broken, Delta, WatchEvent
+from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.feed import Tracker
+from latchwork.store.keys import Scope
 from latchwork.store.steps import Bell, driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:
-    from latchwork.backends.base import BackendWatch
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher, Lane
-    from latchwork.store.keys import Scope
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Batch = tuple[Change, ...]
 
 
 class Inbox:
-    """Merged changes on their way to one reader. Not safe by itself: its owner holds a lock."""
+    """Merged changes on their way to one reader. Not safe by itself: its owner holds a mutex."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Change] = {}
@@ -72,8 +72,14 @@ class Feed:
         self._backend: BackendWatch | None = None
         self._on_close: Callable[[Feed], None] = lambda _feed: None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
-        """Own the backend's watch; ``on_close`` is told once when this feed is closed."""
+        """Own the backend's watch; call ``on_close`` once when this feed is closed."""
         self._on_close = on_close
         self._backend = watch
         if self._closed:
@@ -109,22 +115,15 @@ class Feed:
         self._on_close(self)
 
     def _deliver(self, changes: list[Change]) -> None:
-        """Hand the changes to readers; called with the lock held."""
+        """Hand the changes to readers; called with the mutex held."""
 
     def _after(self, changes: list[Change]) -> None:
-        """Signal listeners; called without the lock."""
+        """Signal listeners; called without the mutex."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
-        """Wait until the condition is true, then take what was waited for; both are called with the mutex held.
-
-        Raises:
-            WaitTimeout: it did not come true in time.
-            Closed: the feed was closed, or the error that ended the watch.
-            ValueError: the time is no number.
-        """
+        """Wait until the condition is true, then take what was waited for; both are called with the mutex held."""
         if timeout_s is not None and math.isnan(timeout_s):
-            msg = f"timeout_s must be None or a number of seconds, not {timeout_s!r}"
-            raise ValueError(msg)
+            raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             with self._changed:
@@ -134,16 +133,14 @@ class Feed:
                 rings = self._changed.rings
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
-                msg = f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s"
-                raise WaitTimeout(msg)
+                raise WaitTimeout(f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s")
             await self._changed.rung(rings, self._clock, left)
 
     def _refuse_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._closed:
-            msg = f"the watch of {self.prefix!r} was closed"
-            raise Closed(msg)
+            raise Closed(f"the watch of {self.prefix!r} was closed")
 
 
 class Watch(Feed):
@@ -170,15 +167,9 @@ class Watch(Feed):
         except Closed:
             raise StopIteration from None
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def beside(self) -> tuple[str, ...] | None:
-        """Of a leaf that has gone: the names beside it, all of one state without it, unsorted; None if not read."""
+        """The names of a deleted leaf's siblings, all of one state without it, unsorted; None if they were not read."""
         return self._beside
 
     @driven
@@ -197,15 +188,14 @@ class Watch(Feed):
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
         """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.
 
-        A batch whose call raises is logged and not repeated. ``on_error`` is told once if the watch ends for good.
+        A batch whose call raises is logged and not repeated. ``on_error`` is called once if the watch ends for good.
 
         Raises:
             ValueError: the watch has a subscriber already.
         """
         with self._changed:
             if self._lane is not None:
-                msg = f"the watch of {self.prefix!r} has a subscriber already; open another watch"
-                raise ValueError(msg)
+                raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
             self._lane = self._dispatcher.lane(lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}")
         self._lane.signal()
 

@@ -16,12 +16,7 @@ import time
 import weakref
 from concurrent.futures import thread as pools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["VirtualClock"]
+from types import FrameType
 
 _START_S = 1000.0
 _PREFIX = "latchwork"
@@ -82,7 +77,7 @@ class VirtualClock:
         return None if deadline is None else max(0.0, deadline - self._now)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, deadline by deadline; who wakes up comes to rest before the next.
+        """Let time pass, deadline by deadline; threads that wake come to rest before the next.
 
         Raises:
             ValueError: the time is negative: this clock never goes back.
@@ -167,7 +162,7 @@ class VirtualClock:
         return all(_rests(frames.get(each.ident or 0)) for each in followed)
 
     def _is_woken(self, sleeper: _Sleeper) -> bool:
-        """Whether its wait is over, though its thread may not have got round to going on. The lock is held."""
+        """Whether its wait is over, though its thread may not have gone on yet. The lock is held."""
         if sleeper.deadline is not None and sleeper.deadline <= self._now:
             return True
         here = sum(each.condition is sleeper.condition for each in self._sleepers)

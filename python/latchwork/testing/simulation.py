@@ -25,15 +25,7 @@ from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
 from latchwork.testing._sim.order import Order
 from latchwork.testing._sim.stand_ins import installed
-from latchwork.testing._sim.tasks import (
-    Deadlock,
-    SimulationError,
-    ThreadFailed,
-    ThreadsLeft,
-    TooLong,
-    Turn,
-    hide,
-)
+from latchwork.testing._sim.tasks import Deadlock, SimulationError, ThreadFailed, ThreadsLeft, TooLong, Turn, hide
 from latchwork.testing._sim.turns import Turns
 
 __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "ThreadsLeft", "TooLong", "Turn"]
@@ -73,8 +65,6 @@ class Simulation(Turns):
         super().__init__(seed, Order(seed, preempt_rate, decisions), max_turns=max_turns, max_time_s=max_time_s)
         self._allow_leftovers = allow_leftovers
         self._stack = ExitStack()
-
-    # Life
 
     def __enter__(self) -> Simulation:
         if threading.Thread.start is not real_start:
@@ -152,26 +142,12 @@ class Simulation(Turns):
         """
         self._observers.append(fn)
 
-    @contextmanager
-    def one_step(self) -> Iterator[None]:
-        """Nobody else gets a turn inside, unless the thread really has to wait."""
-        task = self.me()
-        if task is None:
-            yield
-            return
-        task.pinned += 1
-        try:
-            yield
-        finally:
-            task.pinned -= 1
-
     # The end
 
     def _drain(self) -> list[str]:
         """Let the others finish; the names of those that do not."""
         until = self._now + _GRACE_S
-        idle = SimLock(self)
-        idle.is_locked = True
+        idle = SimLock(self, is_locked=True)
         while self._now < until:
             others = [task for task in self._tasks if task is not self._root and not task.is_killed]
             if not any(task.next_at() is not None for task in others):
@@ -182,7 +158,7 @@ class Simulation(Turns):
     def _unwind(self) -> None:
         self._ending = True
         threads = []
-        while others := [task for task in self._tasks if task is not self._root]:  # last words may start more
+        while others := [task for task in self._tasks if task is not self._root]:  # one that ends may start more
             task = others[0]
             task.unwinds = True
             self._current = task
@@ -198,11 +174,18 @@ class Simulation(Turns):
                 join_for_good(thread)
 
     def _make_one_step(self, owner: type, name: str) -> None:
+        """Have no other thread get a turn inside this method, unless its thread really has to wait."""
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
-            with self.one_step():
+            task = self.me()
+            if task is None:
                 return original(*args, **options)
+            task.pinned += 1
+            try:
+                return original(*args, **options)
+            finally:
+                task.pinned -= 1
 
         setattr(owner, name, stand_in)
         self._stack.callback(setattr, owner, name, original)

@@ -1,12 +1,15 @@
 """Raises an interrupt at a given line of latchwork, in the thread that makes a call.
 
 Lines are counted as they are executed, by a trace of this thread alone. What a second Ctrl-C does while the first is
-being dealt with is not tried.
+being dealt with is not tried. A trace also sees the line of a `with` when its block has ended, just before `__exit__`
+is called; no interpreter looks for signals there, so nothing is raised there.
 """
 
 from __future__ import annotations
 
+import dis
 import sys
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -61,7 +64,7 @@ class Interrupter:
         return self._line if ours and self._left > 0 else None
 
     def _line(self, frame: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
-        if event == "line":
+        if event == "line" and not _leaves_a_with(frame.f_code, frame.f_lasti):
             self._left -= 1
             if self._left == 0:
                 code = frame.f_code
@@ -69,3 +72,14 @@ class Interrupter:
                 self.where = f"{file}:{frame.f_lineno} in {code.co_name}"
                 raise Interrupt
         return self._line
+
+
+@cache
+def _leaves_a_with(code: CodeType, offset: int) -> bool:
+    """Whether `__exit__` is about to be called at the end of a block, with None three times."""
+    at = [each for each in dis.get_instructions(code) if offset <= each.offset < offset + 10]
+    if at[0].opname in {"SWAP", "ROT_TWO"}:  # keeps what is returned
+        del at[0]
+    names = [each.opname for each in at[:3]]
+    nones = names in (["LOAD_CONST"] * 3, ["LOAD_CONST", "DUP_TOP", "DUP_TOP"])
+    return nones and all(each.argval is None for each in at[:3])

@@ -163,9 +163,8 @@ def _queue() -> list[Play]:
 
     def done(_ours: object, _mine: Store, other: Store, name: str) -> None:
         queue = p.Queue(other, name)
-        with suppress(LatchworkError):  # finished by the one that was interrupted
-            with queue.take(0.3):
-                pass
+        with suppress(LatchworkError), queue.take(0.3):  # or it is finished already
+            pass
         assert not other.list(name, recursive=True), "an item or a claim that nobody can have"
 
     def put(queue: p.Queue, *_: object) -> None:
@@ -195,8 +194,7 @@ def _store() -> list[Play]:
             pass
 
     def session(_: None, mine: Store, _name: str) -> None:
-        with mine.open_session(ttl_s=5.0):
-            pass
+        mine.open_session(ttl_s=5.0).close()
 
     def pipeline(_: None, mine: Store, name: str) -> None:
         with mine.pipeline() as line:

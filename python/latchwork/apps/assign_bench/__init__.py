@@ -1,4 +1,4 @@
-"""Time assignment beside what else Python has; what ``latchwork bench assign`` runs.
+"""Times assignment and its peers in Python; ``latchwork bench assign`` runs it.
 
 Peers that are not installed are left out.
 """

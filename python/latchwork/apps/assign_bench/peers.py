@@ -1,4 +1,4 @@
-"""What rendezvous hashing is compared with in benchmarks: the same scheme in numpy and Python, and two rings.
+"""The peers of rendezvous hashing in benchmarks: the same scheme in numpy and Python, and two rings.
 
 None of these packages is needed; those that are not installed are left out. Nothing here is needed to place items.
 """

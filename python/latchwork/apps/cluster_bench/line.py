@@ -35,7 +35,7 @@ class Line:
         self._mutex = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Tell the bench; a bench that is gone is told nothing."""
+        """Tell the bench, unless it is gone."""
         with self._mutex:
             try:
                 self._connection.send(message)

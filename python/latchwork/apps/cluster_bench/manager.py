@@ -1,4 +1,4 @@
-"""The process with the manager: the real one, and what is wanted to know of it."""
+"""The process with the real manager, which reports to the bench what it does."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class _Bench:
             self.figures.added.append(self._spread(began, len(item), 0.0, more_bytes=written))
 
     def _take_over(self) -> None:
-        """Another manager follows, in the same process; it finds everything as it should be, and says so."""
+        """Let another manager of the same process take over; it finds everything as it should be, and says so."""
         self._tell("a new manager reads everything")
         self._processes.tell(_MANAGER, "resign")
         self._rebalanced.clear()

@@ -1,4 +1,4 @@
-"""What is asked for, what the processes tell each other, what was measured, and what it is held to. Pure."""
+"""The options of the bench, its messages between processes, its figures and their goals. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BenchOptions:
         return [f"w{number:05d}" for number in range(self.workers)]
 
     def crews(self) -> list[list[str]]:
-        """The workers of each process: dealt out in turn, so that those who die are spread."""
+        """The workers of each process: dealt out round robin, so that those that die are spread."""
         ids = self.worker_ids()
         return [ids[first :: self.processes] for first in range(min(self.processes, self.workers))]
 
@@ -62,7 +62,7 @@ class BenchOptions:
         return self.worker_ids()[self.deaths :][: self.lock_owners]
 
     def strategy_by_job(self) -> dict[str, str]:
-        """Who decides where the items of each job go; ``*`` is for all jobs that are not named."""
+        """The strategy of each job; ``*`` is for all jobs that are not named."""
         named = [(job, self.strategies[n % len(self.strategies)]) for n, job in enumerate(self.job_ids())]
         return {"*": self.strategies[0], **{job: name for job, name in named if name != self.strategies[0]}}
 
@@ -127,7 +127,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the workers of one process have, all together.
+    """The items that the workers of one process have together.
 
     Attributes:
         at: when the last share was decoded.
@@ -164,7 +164,7 @@ class Rebalanced:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How much memory the manager's process has, and had before it led."""
+    """The memory of the manager's process, now and before it led."""
 
     before_bytes: int
     now_bytes: int
@@ -210,7 +210,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was written while nothing happened.
+    """The writes while nothing happened.
 
     Attributes:
         seconds: for so long.
@@ -231,7 +231,7 @@ class Idle:
 
 @dataclass(slots=True)
 class Figures:
-    """All that was measured; what is None was not come to."""
+    """All that was measured; None is a step that did not happen."""
 
     options: BenchOptions
     backend: str
@@ -270,7 +270,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One figure and what it is held to, at full size; smaller clusters should do better."""
+    """One figure and its goal, at full size; smaller clusters should do better."""
 
     what: str
     found: float

@@ -71,7 +71,7 @@ class Crew:
             self._look(share)
 
     def lock(self) -> int:
-        """Have some workers take the locks of all their items, each under an owner of its own; how many locks."""
+        """Have some workers take the locks of all their items, each under an owner of its own; return how many."""
         mine = [worker for worker in self._workers if worker in self._lockers]
         with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
             return sum(pool.map(self._lock_all, mine))
@@ -93,7 +93,7 @@ class Crew:
         self._changed.set()
 
     def wait(self, timeout_s: float) -> Holdings | None:
-        """What all of them have once that has changed; None when it did not in this time."""
+        """The items of all of them once they have changed; None when they did not in this time."""
         if not self._changed.wait(timeout_s):
             return None
         self._changed.clear()
@@ -135,7 +135,7 @@ class Crew:
 
 
 class _Share:
-    """What one worker has; ``mutex`` is held while it is looked at."""
+    """The items of one worker; ``mutex`` is held while it is looked at."""
 
     def __init__(self) -> None:
         self.source: WorkerShares | None = None

@@ -1,6 +1,6 @@
 """The demo: a cluster of processes counts the standard library, loses a process to `kill -9`, and finishes.
 
-Keys, below a root of the demo's own, beside those of the job cluster:
+Keys, below a root of the demo's own, next to those of the job cluster:
 
     demo/running/<node>             what the node is running at this moment
     demo/starts/<item>              every start of the item: by whom and when

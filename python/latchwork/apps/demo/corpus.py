@@ -23,13 +23,11 @@ Items = Mapping[str, tuple[Path, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was found in some files.
+    """The counts of some files.
 
     Attributes:
-        files: how many were read.
-        lines: their lines.
         functions: `def` and `async def`, nested ones and methods included.
-        classes: `class`, nested ones included.
+        classes: nested ones included.
         unparsable: files that are no valid Python; their lines count, the rest of them does not.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from latchwork.apps.demo import records
 from latchwork.apps.demo.corpus import Items, count_files
@@ -34,12 +34,7 @@ class CountJob(Job):
     threads = Threads.whole()
 
     def __init__(self, items: Items, pace_s: float) -> None:
-        """Make the job.
-
-        Args:
-            items: item to its source files.
-            pace_s: seconds that each item takes at least, so that people can watch.
-        """
+        """Make the job. Each item takes ``pace_s`` seconds at least, so that people can watch."""
         super().__init__()
         self._items = items
         self._pace_s = pace_s
@@ -81,11 +76,8 @@ class CountJob(Job):
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
         begun = [*records.starts(before), records.Start(context.node_id, os.getpid(), at_s)]
-        running = records.Running(item, os.getpid())
-        ops = [
-            Put(key, records.encode_starts(begun)),
-            Put(f"{records.RUNNING}/{context.node_id}", records.encode(running)),
-        ]
+        running = records.encode(records.Running(item, os.getpid()))
+        ops = [Put(key, records.encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
         checks = [context.fence(item), Absent(key) if before is None else At(before)]
         return context.store.commit(checks, ops).entries[0]
 
@@ -104,10 +96,9 @@ class CountJob(Job):
 
 def _present(context: JobContext, prefix: str) -> set[str]:
     """The items of the share that have a key below the prefix."""
-    items: Sequence[str] = context.work_share
     found: set[str] = set()
-    for begin in range(0, len(items), _BATCH):
-        part = items[begin : begin + _BATCH]
+    for begin in range(0, len(context.work_share), _BATCH):
+        part = context.work_share[begin : begin + _BATCH]
         entries = context.store.get_many([f"{prefix}/{item}" for item in part])
         found.update(item for item, entry in zip(part, entries) if entry is not None)  # noqa: B905 - one answer per key
     return found

@@ -20,15 +20,12 @@ _SETTLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill.
+    """One kill of a node's process, which was running an item.
 
     Attributes:
-        node: whose process.
-        pid: the process.
-        was_leader: whether it was the manager too.
-        item: what it was running.
+        was_leader: whether it managed the cluster too.
         at_s: when, by the machine's clock since boot.
-        done: items that were done at that moment.
+        done: how many items were done at that moment.
         owned: items it had and had not done, the interrupted one included; sorted.
     """
 

@@ -1,7 +1,8 @@
-"""What the demo found out, and whether that is what was promised. Pure: from records to a report."""
+"""The report of the demo, and whether all that was promised held. Pure: from records to a report."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -24,7 +25,7 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """How long it took after the kill, in seconds, until the killed process's items were elsewhere.
+    """The seconds from the kill until the killed process's items were elsewhere.
 
     Attributes:
         items: how many there were.
@@ -83,9 +84,7 @@ class Report:
 def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
     """Compare what the cluster wrote with what it should have written."""
     cluster = sum((result.counts for result in facts.results.values()), Counts())
-    by_node: dict[str, int] = {}
-    for result in facts.results.values():
-        by_node[result.node] = by_node.get(result.node, 0) + 1
+    by_node = Counter(result.node for result in facts.results.values())
     kill = facts.kill
     return Report(
         problems=tuple(_problems(facts, cluster)),

@@ -6,7 +6,6 @@ Times are those of the machine's own clock since boot, which all processes of on
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from latchwork.apps.demo.corpus import Counts
@@ -21,7 +20,7 @@ SHARES = f"{PREFIX}/shares"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a node runs; `item` is None between items."""
+    """The item that a node runs; `item` is None between items."""
 
     item: str | None
     pid: int
@@ -38,7 +37,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one item came to, and who found out."""
+    """The counts of one item, and the process that found them."""
 
     node: str
     pid: int
@@ -54,14 +53,10 @@ class Share:
     items: tuple[str, ...]
 
 
-def encode(record: Running | Result | Share) -> bytes:
-    """A record as JSON."""
-    return json.dumps(asdict(record), separators=(",", ":")).encode()
-
-
-def encode_starts(starts: Sequence[Start]) -> bytes:
-    """All starts of an item as JSON, oldest first."""
-    return json.dumps([asdict(start) for start in starts], separators=(",", ":")).encode()
+def encode(record: Running | Result | Share | list[Start]) -> bytes:
+    """A record, or all starts of an item, oldest first, as JSON."""
+    body = [asdict(start) for start in record] if isinstance(record, list) else asdict(record)
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def running(entry: Entry | None) -> Running:

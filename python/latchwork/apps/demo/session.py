@@ -6,8 +6,8 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,7 +42,7 @@ class DemoImpossible(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to demonstrate.
+    """The options of the demo.
 
     Attributes:
         url: the store; None for SQLite in a temporary directory.
@@ -76,7 +76,9 @@ def run_demo(options: DemoOptions, view: View) -> Report:
     if options.workers < 2:
         raise DemoImpossible(f"{options.workers} workers cannot survive a kill; ask for at least 2")
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(keep=options.keep))
+        folder = Path(tempfile.mkdtemp(prefix="latchwork-demo-"))  # logs, the broken item, the default store
+        if not options.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         url = options.url or f"sqlite:///{folder}/demo.db"
         name = f"demo-{uuid.uuid4().hex[:8]}"
         root = f"{parse_url(url).root}/{name}"
@@ -148,9 +150,8 @@ class _Demo:
             is_leader = process.node == self._leader
             if self._leader is None or is_leader != (self._options.kill == "manager"):
                 continue
-            self._kill = try_kill(self._store, process, is_leader=is_leader)
-            if self._kill is not None:
-                kill = self._kill
+            self._kill = kill = try_kill(self._store, process, is_leader=is_leader)
+            if kill is not None:
                 self._leader = None if is_leader else self._leader
                 role = "which also manages the cluster" if is_leader else "a worker"
                 self._view.say(
@@ -179,14 +180,13 @@ class _Demo:
             raise DemoFailed(f"the work was not done after {_TIMEOUT_S:g} s; the logs end: {tails}")
 
     def _progress(self, entries: dict[str, Entry]) -> Progress:
-        done: dict[str, int] = {}
+        done = Counter[str]()
         shares: dict[str, int] = {}
         running: dict[str, str | None] = {}
         for key, entry in entries.items():
             node = key.split("/")[2]
             if key.startswith(f"{records.RESULTS}/"):
-                counted_by = records.result(entry).node
-                done[counted_by] = done.get(counted_by, 0) + 1
+                done[records.result(entry).node] += 1
             elif key.startswith(f"{records.SHARES}/"):
                 shares[node] = len(records.share(entry).items)
             elif key.startswith(f"{records.RUNNING}/"):
@@ -197,7 +197,7 @@ class _Demo:
                 pid=process.pid,
                 state=self._state(process.node, known=process.node in shares),
                 items=0 if process.killed else shares.get(process.node, 0),
-                done=done.get(process.node, 0),
+                done=done[process.node],
                 running=None if process.killed else running.get(process.node),
             )
             for process in self._processes
@@ -222,17 +222,6 @@ class _Demo:
             serial=count_serially(self._items),
             leader_s=self._leader_s,
         )
-
-
-@contextmanager
-def _folder(*, keep: bool) -> Iterator[Path]:
-    """A directory for the logs, the broken item and the default store."""
-    folder = Path(tempfile.mkdtemp(prefix="latchwork-demo-"))
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(url: str, root: str, name: str, view: View) -> None:

@@ -1,4 +1,4 @@
-"""What people see while the demo runs: a live table on a terminal, plain lines elsewhere."""
+"""The views of the running demo: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ class NodeProgress:
     """One worker at one moment.
 
     Attributes:
-        node: its id.
-        pid: its process.
         state: ``starting``, ``worker``, ``manager`` (a worker too) or ``killed``.
-        items: the items that its last run began with.
-        done: the items it has finished so far.
-        running: the item it runs, if any.
+        items: how many items its last run began with.
+        done: how many it has finished so far.
     """
 
     node: str
@@ -68,13 +65,10 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
-        self._started = False
 
     def show(self, progress: Progress) -> None:
         """Redraw the table."""
-        if not self._started:
-            self._live.start()
-            self._started = True
+        self._live.start()  # once: it does nothing the next time
         self._live.update(draw(progress), refresh=True)
 
     def say(self, line: str) -> None:
@@ -118,11 +112,8 @@ def draw(progress: Progress) -> RenderableType:
     table.add_column("done", justify="right")
     table.add_column("runs now", min_width=24)
     for node in progress.nodes:
-        style = _STATE_STYLES.get(node.state, "")
-        state = Text(node.state, style=style)
-        table.add_row(
-            node.node, str(node.pid), state, str(node.items or "-"), str(node.done), Text(node.running or "-")
-        )
+        state, running = Text(node.state, style=_STATE_STYLES.get(node.state, "")), Text(node.running or "-")
+        table.add_row(node.node, str(node.pid), state, str(node.items or "-"), str(node.done), running)
     text = Text(f" {progress.done}/{progress.total} items, {progress.elapsed_s:.1f} s")
     bar = Table.grid()
     bar.add_row(ProgressBar(total=max(1, progress.total), completed=progress.done, width=44), text)

@@ -6,13 +6,9 @@ stores of one process and gone with the last of them. Both run the same code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from latchwork.backends.base import Backend
 from latchwork.backends.url import SchemeSpec, StoreURL, one_of
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 SPEC = SchemeSpec(schemes=("sqlite",), options={"sync": one_of("normal", "full")}, location="file")
 SPECS = (SPEC, SchemeSpec(schemes=("memory",), location="name"))

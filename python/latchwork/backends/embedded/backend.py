@@ -8,11 +8,12 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
@@ -21,14 +22,10 @@ from latchwork.backends.embedded.memory import join_memory, leave_memory
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
 from latchwork.backends.futures import attempt, completed
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
 
 T = TypeVar("T")
 
@@ -53,7 +50,7 @@ class EmbeddedBackend(Backend):
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False
         self._memory = join_memory(url.path or "") if url.scheme == "memory" else None
-        self._db = self._memory.database if self._memory else _open_file(url)
+        self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
         self._poller = Poller(self, clock, Path(url.path or "").name)
@@ -185,11 +182,11 @@ class EmbeddedBackend(Backend):
         prefix: str,
         sink: Sink,
         *,
-        leaf: bool = False,  # noqa: ARG002 - would save nothing
-        beside: bool = False,  # noqa: ARG002 - likewise
+        leaf: bool = False,  # noqa: ARG002
+        beside: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch the key equal to the prefix and all below it; see ``Backend.watch``."""
+        """Watch the key equal to the prefix and all below it; ``leaf`` and ``beside`` would save nothing."""
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
 
@@ -360,8 +357,3 @@ class EmbeddedBackend(Backend):
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)
         return events
-
-
-def _open_file(url: StoreURL) -> FileDatabase:
-    path = Path(url.path or "").absolute()
-    return FileDatabase(path, sync=url.options.get("sync", "normal"), connect_timeout_s=url.connect_timeout_s)

@@ -11,12 +11,14 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.errors import as_connect_failure, is_busy, translate
 from latchwork.backends.embedded.pool import Pool
+from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.interrupts import Finally
@@ -98,20 +100,21 @@ class Database:
 class FileDatabase(Database):
     """A database in a file that other processes share."""
 
-    def __init__(self, path: Path, *, sync: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: StoreURL) -> None:
         """Open the file, making it and its tables when they are not there.
 
         Raises:
             ConnectFailed: no directory, no database, a newer format, or locked for the whole timeout.
             PermissionDenied: this account cannot write there.
         """
+        path = self.path = Path(url.path or "").absolute()
         layout.check_place(path)
-        self.path = path
-
         where = f"store file {path}"
 
+        open_file = partial(layout.open_file, path, url.options.get("sync", "normal"))
+
         def opener(deadline: float) -> sqlite3.Connection:
-            return _opened(lambda: layout.open_file(path, sync), deadline, where)
+            return _opened(open_file, deadline, where)
 
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
         self._probes = Pool(opener, 1, where)  # one turn for ever
@@ -120,7 +123,7 @@ class FileDatabase(Database):
         self._polls = 0
         self._identity = (0, 0)
         try:
-            self._prepare(connect_timeout_s)
+            self._prepare(url.connect_timeout_s)
         except BaseException:
             self.close()
             raise

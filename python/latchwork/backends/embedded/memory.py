@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 
 from latchwork.backends.embedded.connection import Database, memory_database
-
-if TYPE_CHECKING:
-    from latchwork.backends.embedded.watches import Poller
+from latchwork.backends.embedded.watches import Poller
 
 
 class SharedMemory:
@@ -23,12 +20,12 @@ class SharedMemory:
         self._lock = threading.Lock()
 
     def add(self, poller: Poller) -> None:
-        """Tell this poller of every commit from now on."""
+        """Notify this poller of every commit from now on."""
         with self._lock:
             self._pollers = (*self._pollers, poller)
 
     def remove(self, poller: Poller) -> None:
-        """Tell this poller no more."""
+        """Stop notifying this poller."""
         with self._lock:
             self._pollers = tuple(each for each in self._pollers if each is not poller)
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from latchwork.backends.embedded import writes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
 LEAST_TTL_S = 0.25

@@ -187,7 +187,7 @@ class Poller:
         self._confirm(as_of)
 
     def _confirm(self, as_of: float) -> None:
-        """Tell the watches that heard nothing for a while that their state is still the newest."""
+        """Send ``Current`` to the watches that got no event for a while."""
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of
@@ -199,7 +199,6 @@ class Poller:
             _log.warning("watches are delayed and go on by themselves: %s", error)
 
     def _wait(self) -> None:
-        """Wait for the next look."""
         now = self._clock.now()
         pause_s = self._pause_s(now)
         if self._deadline is not None and not self._sweep_again and not self._failing:

@@ -10,14 +10,9 @@ An account needs read and write on the prefix /<root>/. This module imports no c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from latchwork.backends.url import SchemeSpec, readable_file
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
+from latchwork.backends.base import Backend
+from latchwork.backends.url import SchemeSpec, StoreURL, readable_file
+from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
     schemes=("etcd",),

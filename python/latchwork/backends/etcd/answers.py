@@ -10,7 +10,7 @@ from etcd3 import etcdrpc as pb
 from google.protobuf.message import DecodeError
 
 from latchwork.backends.etcd import errors as rpc_errors
-from latchwork.errors import Unavailable
+from latchwork.errors import LatchworkError, Unavailable
 
 
 class Answered:
@@ -58,8 +58,6 @@ def as_message(method: str, answer: bytes) -> Any:
         raise ValueError(msg) from error
 
 
-def unreadable(what: str, error: ValueError) -> Unavailable:
+def unreadable(what: str, error: ValueError) -> LatchworkError:
     """The error of a read whose answer cannot be read."""
-    mine = Unavailable(f"could not {what}: {error}; try again")
-    mine.__cause__ = error
-    return mine
+    return rpc_errors.caused(Unavailable(f"could not {what}: {error}; try again"), error)

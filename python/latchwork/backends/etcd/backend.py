@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from functools import partial
 from typing import Any
 
 from etcd3 import etcdrpc as pb
@@ -108,20 +109,15 @@ class EtcdBackend(Backend):
         recursive: bool,
         limit: int | None,
         start_after: str | None,
-        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
+        stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
-        """Entries below a prefix, in key order."""
+        """Entries below a prefix, in key order; never stale, which is as quick."""
         return self._when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
-    def children(
-        self,
-        prefix: str,
-        *,
-        stale_ok: bool = False,  # noqa: ARG002 - allows what is older, and this is as quick
-    ) -> Future[builtins.list[str]]:
-        """Names directly below a prefix."""
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
+        """Names directly below a prefix; never stale, which is as quick."""
         return self._when_settled(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
@@ -151,10 +147,10 @@ class EtcdBackend(Backend):
         sink: Sink,
         *,
         leaf: bool = False,
-        beside: bool = False,  # noqa: ARG002 - nothing is saved by reading them from another thread
+        beside: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it."""
+        """Watch the key equal to the prefix and all below it; ``beside`` would save nothing."""
         return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
@@ -194,12 +190,9 @@ class EtcdBackend(Backend):
             yield from self._writer.explain(txn, deadline)
             return Committed(0)
         compares = EtcdRequest.txn(txn.compares())
-        while not (yield self._link.read("Txn", compares, txn.what, _succeeded, now=self._now)):
+        decode = partial(as_message, "Txn")
+        while not (yield self._link.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.explain(txn, deadline)
             if self._clock.now() >= deadline:
                 raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
         return Committed(0)
-
-
-def _succeeded(answer: bytes) -> bool:
-    return bool(as_message("Txn", answer).succeeded)

@@ -81,7 +81,7 @@ class Channel:
 
 
 def _encoded(request: Any) -> bytes:
-    """Requests come as messages or encoded already."""
+    """The bytes of a request, which is a message or encoded already."""
     encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
     return encoded
 

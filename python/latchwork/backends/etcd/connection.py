@@ -62,7 +62,6 @@ class _Read(Outcome[T]):
         self._deadline = deadline
 
     def ended(self, call: Any) -> None:
-        """The first try has ended, or the last one."""
         try:
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated
@@ -229,18 +228,16 @@ class Link:
         """
         what = f"answer at {join_hosts(self._hosts)}"
         deadline = self.clock.now() + self._url.connect_timeout_s
-        while True:
-            try:
-                drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
-                return
-            except ConnectFailed:
-                raise
-            except Unavailable as error:
-                said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
-                raise ConnectFailed(
-                    f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
-                    "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
-                ) from error
+        try:
+            drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
+        except ConnectFailed:
+            raise
+        except Unavailable as error:
+            said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
+            raise ConnectFailed(
+                f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
+                "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
+            ) from error
 
     def close(self) -> None:
         """Close the channel; calls in flight end. Twice is fine."""
@@ -270,7 +267,7 @@ class Link:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
     def _in_time(self, shared: Future[None], deadline: float) -> Future[None]:
-        """Ends with what others wait for too, or with ``Unavailable`` when the deadline comes first."""
+        """A future that ends as the shared one, or with ``Unavailable`` when the deadline comes first."""
         ours: Future[None] = Future()
 
         def give_up() -> None:
@@ -308,13 +305,10 @@ class Link:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[bytes]:
+    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
         """Go on with a read whose first try has failed."""
-        method, request = again
         yield from self._recover(error, what, deadline, refreshed=False)
-        answer = yield from self.fetch(method, request, what, deadline)
-        encoded: bytes = answer
-        return encoded
+        return (yield from self.fetch(*again, what, deadline))
 
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Make a next try worth it, or raise; True when the token is new."""
@@ -331,7 +325,7 @@ class Link:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Trying again helps no certificate."""
+        """Raise ``ConnectFailed`` for a TLS error: trying again does not help."""
         said = rpc_errors.details(error)
         if any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(

@@ -85,12 +85,7 @@ def says(error: BaseException, words: str) -> bool:
 
 
 def translate(error: grpc.RpcError, what: str) -> LatchworkError:
-    """Our error for a failed call; the original is its cause.
-
-    Args:
-        error: as gRPC raised it.
-        what: the action with its key, such as "read 'a/b'".
-    """
+    """Our error for a failed call, which is its cause; ``what`` is the action with its key, such as "read 'a/b'"."""
     said = details(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
     if known is None:

@@ -97,16 +97,6 @@ def lease_of(session_id: str) -> int:
     return lease
 
 
-def ancestors(key: str) -> list[str]:
-    """The proper ancestors of a key, the nearest last."""
-    found = []
-    at = key.find("/")
-    while at >= 0:
-        found.append(key[:at])
-        at = key.find("/", at + 1)
-    return found
-
-
 def without(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
     """The range with some keys cut out of it; the holes are sorted."""
     start, end = span

@@ -55,14 +55,13 @@ class MergedReads:
             alone = self._in_flight < _AT_ONCE
             if alone:
                 self._in_flight += 1
-        return self._send_alone(key) if alone else self._gather(key)
-
-    # Private.
-
-    def _send_alone(self, key: str) -> Future[Entry | None]:
+        if not alone:
+            return self._gather(key)
         future = self._read(key, None)
         future.add_done_callback(self._go_on)
         return future
+
+    # Private.
 
     def _gather(self, key: str) -> Future[Entry | None]:
         wish = _Wish(key, self._link.clock.now() + self._link.call_timeout_s)

@@ -25,14 +25,9 @@ from latchwork.errors import LatchworkError
 def read_ranges(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
 ) -> Future[list[Any]]:
-    """The answer to each ``RangeRequest``, in order; at most 128.
+    """The answer to each ``RangeRequest``, in order; at most 128. The default deadline is the call timeout from now.
 
-    Args:
-        link: to the cluster.
-        ranges: requests, as messages.
-        what: the action, for messages.
-        deadline: by default the call timeout from now.
-        now: in this thread, where it is one request.
+    With ``now`` the request is made in this thread, where it is one.
     """
     if not link.survives_cut_reads:
         return read_apart(link, ranges, what, deadline=deadline)

@@ -62,10 +62,7 @@ class Reader:
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> Future[list[Entry]]:
         """Entries below a prefix, in key order."""
-        spans = self._spans(prefix, start_after)
-        if recursive:
-            return drive(self._subtree(spans, limit, prefix))
-        return drive(self._direct(spans, limit, prefix))
+        return drive(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
 
     def children(self, prefix: str) -> Future[list[str]]:
         """Names directly below a prefix: keys, and parents that have keys below them."""
@@ -103,34 +100,23 @@ class Reader:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
         return self._link.read("Range", request, f"list {prefix!r}", self._codec.page, now=now)
 
-    def _subtree(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
+    def _list(
+        self, spans: Sequence[KeyRange], limit: int | None, prefix: str, *, recursive: bool
+    ) -> Steps[list[Entry]]:
         found: list[Entry] = []
-        for start, end in spans:
-            asked = _least(_FIRST_PAGE, limit, len(found))
-            next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
-            while next_page is not None:
-                page = yield next_page
-                next_page = None
-                asked = _least(_next_size(page), limit, len(found) + len(page)) if page.more else 0
-                if asked:  # on its way while this page is decoded
-                    next_page = self._page((page.last() + b"\0", end), asked, prefix)
-                found.extend(page.entries())
-        return found
-
-    def _direct(self, spans: Sequence[KeyRange], limit: int | None, prefix: str) -> Steps[list[Entry]]:
-        found: list[Entry] = []
-        skip = self._skip(prefix)
+        skip = None if recursive else self._skip(prefix)
         for start, end in spans:
             asked = _least(_FIRST_PAGE, limit, len(found))
             next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
             while next_page is not None:
                 page = yield next_page
                 next_page, deeper = None, False
-                direct = page.direct(skip)
-                asked = _least(_next_size(page), limit, len(found) + direct) if page.more else 0
-                rest = (self._after(page.last(), prefix), end) if asked else (end, end)
+                wanted = len(page) if skip is None else page.direct(skip)
+                asked = _least(_next_size(page), limit, len(found) + wanted) if page.more else 0
+                rest = (_after(page.last(), skip), end) if asked else (end, end)
                 if rest[0] < end:
-                    deeper = direct < len(page)
+                    deeper = wanted < len(page)
+                    # on its way while this page is decoded
                     next_page = None if deeper else self._page(rest, asked, prefix)
                 found.extend(page.entries(skip))
                 if deeper:
@@ -161,17 +147,18 @@ class Reader:
             direct += page.direct(skip)
             if not page.more or (limit is not None and direct >= limit):
                 break
-            at, size = self._after(raws[-1], prefix), min(size * 4, _LAST_NAMES)
+            at, size = _after(raws[-1], skip), min(size * 4, _LAST_NAMES)
         return found
 
     def _skip(self, prefix: str) -> int:
         """Where names below a prefix begin."""
         return len(self._keys.of(prefix)) + (1 if prefix else 0)
 
-    def _after(self, raw: bytes, prefix: str) -> bytes:
-        """Where to go on after a page: behind its last key, or behind the child's whole subtree that this is in."""
-        slash = raw.find(b"/", self._skip(prefix))
-        return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
+
+def _after(raw: bytes, skip: int | None) -> bytes:
+    """Where to go on after a page: behind its last key, or behind the child's whole subtree that this is in."""
+    slash = -1 if skip is None else raw.find(b"/", skip)
+    return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
 def _least(size: int, limit: int | None, found: int) -> int:

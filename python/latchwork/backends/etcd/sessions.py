@@ -20,8 +20,8 @@ from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapsho
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys, exactly, lease_of
-from latchwork.backends.etcd.leases import grant
 from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, chain, drive, failed
@@ -154,13 +154,10 @@ class Sessions:
             pass
         except LatchworkError as error:
             _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
-            self._link.timer.call_later(session.ttl_s, lambda: self._revoke_again(session))
+            # Again until the server has said that it is gone; the store's close drops what is to come.
+            self._link.timer.call_later(session.ttl_s, lambda: drive(self._revoke(session)))
             return
         self.ended.discard(session.id)
-
-    def _revoke_again(self, session: EtcdSession) -> None:
-        """Until the server has said that it is gone; the store's close drops what is to come."""
-        drive(self._revoke(session))
 
 
 class _MarkerSink:

@@ -5,13 +5,9 @@ Needs servers of version 3.6 or newer (multi-read and persistent recursive watch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from latchwork.backends.base import Backend
 from latchwork.backends.url import SchemeSpec, StoreURL, one_of, readable_file
-
-if TYPE_CHECKING:
-    from latchwork.backends.base import Backend
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
     schemes=("zk", "zookeeper"),

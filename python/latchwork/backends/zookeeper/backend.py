@@ -6,15 +6,17 @@ import importlib.util
 import logging
 import threading
 import uuid
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from latchwork.backends.base import Backend, Capability
-from latchwork.backends.futures import chain, drive, failed, then
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.futures import Steps, chain, drive, failed, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
+from latchwork.backends.url import StoreURL
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
@@ -27,16 +29,9 @@ from latchwork.backends.zookeeper.writing.parents import sweep
 from latchwork.backends.zookeeper.writing.sequences import create_sequential
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
+from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from latchwork.backends.base import BackendSession, BackendWatch, Sink
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.url import StoreURL
-    from latchwork.clock import Clock
 
 T = TypeVar("T")
 
@@ -51,9 +46,6 @@ _FAREWELL_S = 1.0
 class ZooKeeperBackend(Backend):
     """As ``Backend``, over ZooKeeper 3.6 or newer. Safe to share.
 
-    Args:
-        url: hosts, root, account, TLS files, timeouts.
-        clock: for deadlines and renewals.
     Raises:
         ConnectFailed: no server answered within ``connect_timeout_s``.
     """
@@ -180,9 +172,10 @@ class ZooKeeperBackend(Backend):
                 goodbye.exception(max(0.0, deadline - self._clock.now()))
             except FutureTimeout:
                 _log.info("a ZooKeeper session could not be ended at the server; it ends there by its TTL")
-        for connection in (*(session.connection for session in sessions), self._main):
+        connections = [*(session.connection for session in sessions), self._main]
+        for connection in connections:
             connection.abandon()
-        for connection in (*(session.connection for session in sessions), self._main):
+        for connection in connections:
             if not connection.join(self._call_timeout_s):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
         self._timer.close()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING
 
 from kazoo.exceptions import SessionExpiredError
 
 from latchwork.backends.zookeeper.errors import Cut
 from latchwork.backends.zookeeper.wire import Reply
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Call(Future[Reply]):

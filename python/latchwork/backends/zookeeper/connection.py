@@ -19,21 +19,18 @@ import logging
 import struct
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.backends.timer import Timer
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -39,14 +39,9 @@ class EvidenceGone(Exception):
 def cut_error(
     cut: Cut, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
 ) -> LatchworkError:
-    """What to tell the caller of a request that got no reply.
+    """The error of a request that got no reply; ``session_id`` is None for the store's own connection.
 
-    Args:
-        cut: how it ended.
-        what: the call and its key, such as ``put 'a/b'``.
-        write: it could have changed something.
-        session_id: whose connection it was, unless the store's own.
-        closed: the store was closed.
+    ``what`` is the call and its key, such as ``put 'a/b'``. With ``write`` it could have changed something.
     """
     if write and cut.sent:
         return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")

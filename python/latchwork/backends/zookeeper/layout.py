@@ -16,16 +16,12 @@ Nothing here touches the network.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.wire import Data
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from latchwork.backends.zookeeper.wire import Data
 
 BUCKETS = 64
 BORN, KEEP = "#born", "#keep"
@@ -102,11 +98,7 @@ def decode(data: bytes) -> tuple[bytes, str | None]:
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
     """The entry of a znode; None when it is only an implied parent.
 
-    Args:
-        key: whose znode it is.
-        found: data and stat.
-        gen: version of the bucket's guard before that.
-        born: czxid of its ``#born`` node.
+    ``gen`` is the version of the bucket's guard before the read, ``born`` the czxid of the key's ``#born`` node.
     """
     data, stat = found
     if not data:
@@ -204,8 +196,6 @@ class Layout:
 
     def key_of(self, path: str) -> str | None:
         """The key whose state an event at this path may have changed; None for our own znodes and strangers."""
-        if path == self.root:
-            return None
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]

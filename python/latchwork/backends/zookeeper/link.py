@@ -10,20 +10,17 @@ import logging
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.loop import LinkOwner, Loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 #: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
 _TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
@@ -37,13 +34,9 @@ _kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it
 class Link:
     """One kazoo client: one ZooKeeper session at a time, one thread.
 
-    Args:
-        hosts: tried in random order.
-        ttl_s: session timeout to ask for.
-        options: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile`` for kazoo.
-        owner: takes what happens.
-        clock: stamps the handshakes.
-        name: of the thread.
+    Hosts are tried in random order. ``options`` are kazoo's: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``,
+    ``certfile``, ``keyfile``.
+
     Attributes:
         loop: tells how the last attempt to connect failed.
     """

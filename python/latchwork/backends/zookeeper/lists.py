@@ -6,22 +6,18 @@ Listing goes level by level: a server tells the names directly below a znode and
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import below, visible
 from latchwork.backends.zookeeper.reads import FIRST_BATCH, LARGEST_BATCH, ReadContext, Reader
 from latchwork.backends.zookeeper.wire import MULTI_READ, Data, Found, Reply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: Children of an implied parent that are looked at first for a key; then so many times as many, and so on.
 _PROBES = 4
@@ -113,7 +109,7 @@ class Lister:
         return entries
 
     def _below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
-        """Of these keys those that are there, each with the keys directly below it."""
+        """The keys among these that exist, each with the keys directly below it."""
         found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
         there = []
         for key, names in zip(keys, found, strict=True):
@@ -157,13 +153,9 @@ class Lister:
     def _probe(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
     ) -> Steps[list[str]]:
-        """Note which keys the probes prove to be alive, and which probes are childless; the others that have children.
+        """Look at the probes: the implied parents with children among them.
 
-        Args:
-            context: of the call.
-            probes: keys to look at, and what each may prove to be alive.
-            alive: gets what is proved.
-            childless: gets implied parents without children.
+        ``alive`` gets the keys that the probes prove to be alive, ``childless`` the implied parents without children.
         """
         found = yield from self.reader.read_data(context, [self._layout.path(key) for key in probes])
         implied = []
@@ -205,7 +197,6 @@ class _SubtreePart:
                 heapq.heappush(self.todo, key + "/")
 
     def add(self, keys: list[str], found: Sequence[Found], entries: list[Entry | None]) -> None:
-        """What was read of keys."""
         for key, each, entry in zip(keys, found, entries, strict=True):
             self._read[key] = entry
             if isinstance(each, Data) and each.stat.children and not each.stat.ephemeral_owner:

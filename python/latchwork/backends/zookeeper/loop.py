@@ -18,22 +18,18 @@ import select
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, KazooException, SessionClosedRequireSaslError
 from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
 
+from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kazoo.client import KazooClient
-    from kazoo.retry import KazooRetry
-
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.clock import Clock
+from latchwork.clock import Clock
 
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536
@@ -123,7 +119,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return found
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
-        """One server; what nobody foresaw ends the attempt, never the thread."""
+        """Try one server; an unexpected error ends the attempt, never the thread."""
         try:
             return super()._connect_attempt(host, hostip, port, retry)
         except KazooException:

@@ -7,22 +7,18 @@ so that answers stay near half a megabyte. A key with children needs a second lo
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork._core import ZooKeeperCodec
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry, visible
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
 
 _ANSWER_BYTES = 524_288
 FIRST_BATCH, LARGEST_BATCH = 64, 1000
@@ -226,11 +222,8 @@ class Reader:
     ) -> Steps[None]:
         """Many reads by few requests, a few of them in flight.
 
-        Args:
-            context: of the call.
-            count: how many reads.
-            encode: gives the payload of some of them, from one number to below another.
-            take: is given the answers in order, and says how many reads each was for.
+        ``encode`` gives the payload of the reads from one number to below another. ``take`` gets the answers in order,
+        and returns for how many reads each was.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
         flying: list[Call] = []

@@ -9,23 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
-from latchwork.backends.futures import drive, reject, resolve
+from latchwork.backends.futures import Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.errors import SessionLost, Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.reads import Reader
 
 _log = logging.getLogger(__name__)
 
@@ -135,12 +130,8 @@ class ZooKeeperSession:
         """Never go on with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)
         with self._lock:
-            if self._closing is None:
-                self._closing = Future()
-                self._closing.set_result(None)
-                gone = True
-            else:
-                gone = False
+            gone = self._closing is None
+            self._closing = self._closing or completed(None)
         if gone:
             self._on_gone()
         return True

@@ -30,8 +30,8 @@ PERSISTENT, EPHEMERAL, SEQUENTIAL = 0, 1, 2
 #: The server refuses packets from here on (its default ``jute.maxbuffer``); the header takes 8 bytes of it.
 MAX_PAYLOAD = 1_048_575 - 8
 
-_RECURSIVE = 1  # mode of ADD_WATCH: persistent, with the whole subtree
-_ANY_WATCH = 3  # type of REMOVE_WATCHES
+RECURSIVE = 1  # mode of ADD_WATCH: persistent, with the whole subtree
+ANY_WATCH = 3  # type of REMOVE_WATCHES: every watch of this connection at the path
 
 INT = struct.Struct("!i")
 REQUEST_HEAD = struct.Struct("!iii")  # length, xid, type
@@ -109,16 +109,6 @@ def path_and_flag(path: str, number: int | None = None) -> bytes:
 def read_and_watch(path: str) -> bytes:
     """Payload of getData with a one-shot watch."""
     return text(path) + b"\1"
-
-
-def add_watch(path: str) -> bytes:
-    """Payload of a persistent recursive watch."""
-    return path_and_flag(path, _RECURSIVE)
-
-
-def remove_watches(path: str) -> bytes:
-    """Payload that removes every watch of this connection set at the path."""
-    return path_and_flag(path, _ANY_WATCH)
 
 
 def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:

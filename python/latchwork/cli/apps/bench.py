@@ -13,27 +13,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from latchwork.apps.assign_bench import bench
-from latchwork.cli.apps import bench_cluster
-from latchwork.cli.options import Debug, Json, examples
-from latchwork.cli.outcome import reported
+from latchwork.cli.apps.bench_cluster import cluster
+from latchwork.cli.options import Json, command, group
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Measure this machine, and a store.", no_args_is_help=True, rich_markup_mode=None)
-    group.command(
-        name="assign",
-        epilog=examples(
-            "latchwork bench assign",
-            "latchwork bench assign --workers 1000 --items 1000000",
-            "latchwork bench assign --items 50000 --json",
-        ),
-    )(assign)
-    group.command(name="cluster", epilog=bench_cluster.EPILOG)(bench_cluster.cluster)
-    app.add_typer(group, name="bench")
-
-
-@reported
+@command(
+    "latchwork bench assign",
+    "latchwork bench assign --workers 1000 --items 1000000",
+    "latchwork bench assign --items 50000 --json",
+)
 def assign(
     *,
     workers: Annotated[int, typer.Option(min=2, help="Workers to share the items out to.")] = 100,
@@ -43,7 +31,6 @@ def assign(
         bool, typer.Option(help="Compare with numpy, xxhash, uhashring and tooz, those that are installed.")
     ] = True,
     as_json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Time hashing and balancing: how long it takes to place items on workers.
 
@@ -79,3 +66,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         others = [f"{row[name]:,}" if name == "moves" else f"{row[name]:.4f}" for name in more]
         table.add_row(row["name"], f"{row['items']:,}", f"{row['seconds']:.4f}", f"{rate:,.0f}", *others)
     return table
+
+
+bench_app = group("Measure this machine, and a store.", assign=assign, cluster=cluster)

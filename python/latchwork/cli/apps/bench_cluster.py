@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.apps.cluster_bench import BenchOptions, Figures, Goal, goals, measure
-from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
-from latchwork.cli.outcome import FAILURE, UsageError, quiet_logs, reported
+from latchwork.cli.options import Json, Url, command, wanted_url
+from latchwork.cli.outcome import FAILURE, UsageError, quiet_logs
 
 
 class Strategy(str, enum.Enum):
@@ -27,15 +27,12 @@ class Strategy(str, enum.Enum):
     rendezvous = "rendezvous"
 
 
-EPILOG = examples(
+@command(
     "latchwork bench cluster --url sqlite:///bench.db",
     "latchwork bench cluster --url etcd://127.0.0.1:2379/bench",
     "latchwork bench cluster --url zk://127.0.0.1:2181/bench --workers 1000 --items 1000000 --jobs 100 --check",
     "latchwork bench cluster --url etcd://127.0.0.1:2379/bench --json",
 )
-
-
-@reported
 def cluster(
     *,
     url: Url = None,
@@ -62,7 +59,6 @@ def cluster(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Seconds for any one step.")] = 300.0,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a goal is missed.")] = False,
     as_json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Measure the job manager: how fast items find a worker, and what is written for it, in a cluster of this size.
 

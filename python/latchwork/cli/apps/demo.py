@@ -6,7 +6,6 @@ import enum
 import json
 import signal
 from dataclasses import fields
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -15,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.apps.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
-from latchwork.cli.options import Debug, Json, Url, examples
-from latchwork.cli.outcome import FAILURE, Terminated, quiet_logs, reported
+from latchwork.cli.options import Json, Url, command
+from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
 
 
 class Victim(str, enum.Enum):
@@ -26,19 +25,12 @@ class Victim(str, enum.Enum):
     manager = "manager"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork demo",
-            "latchwork demo --kill manager",
-            "latchwork demo --url etcd://127.0.0.1:2379",
-            "latchwork demo --url zk://127.0.0.1:2181/trials --workers 5 --keep",
-        )
-    )(demo)
-
-
-@reported
+@command(
+    "latchwork demo",
+    "latchwork demo --kill manager",
+    "latchwork demo --url etcd://127.0.0.1:2379",
+    "latchwork demo --url zk://127.0.0.1:2181/trials --workers 5 --keep",
+)
 def demo(
     *,
     url: Url = None,
@@ -51,7 +43,6 @@ def demo(
     ] = 0.15,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the keys and the logs, to look at them.")] = False,
     as_json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost.
 
@@ -65,22 +56,14 @@ def demo(
     quiet_logs()
     console = Console(highlight=False, stderr=as_json)
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
-    previous = signal.signal(signal.SIGTERM, _leave)
-    try:
+    with ended_by_sigterm(128 + signal.SIGTERM):
         report = run_demo(DemoOptions(url=url, kill=kill.value, workers=workers, keep=keep, pace_s=pace_s), view)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         _print(console, report)
     if not report.ok:
         raise typer.Exit(FAILURE)
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM: unwind, so that no process and no file is left."""
-    raise Terminated(128 + signal.SIGTERM)
 
 
 def _print(console: Console, report: Report) -> None:

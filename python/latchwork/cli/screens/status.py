@@ -17,28 +17,21 @@ from rich.text import Text
 
 from latchwork.backends.url import parse_url
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Debug, Json, Url, examples, wanted_url
-from latchwork.cli.outcome import NoCluster, attempted, reported
+from latchwork.cli.options import Json, Url, command, wanted_url
+from latchwork.cli.outcome import NoCluster, attempted
 from latchwork.cli.text import printable
-from latchwork.jobs import Activity, ClusterState, JobState, NodeView, inspect
+from latchwork.jobs import Activity, ClusterState, NodeView, inspect
 from latchwork.jobs.outside import utc_text
 from latchwork.store import Store
 
 _FEW = 8
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork status --url sqlite:///jobs.db",
-            "latchwork status --url etcd://127.0.0.1:2379/app --all",
-            "latchwork status --json | jq .manager",
-        )
-    )(status)
-
-
-@reported
+@command(
+    "latchwork status --url sqlite:///jobs.db",
+    "latchwork status --url etcd://127.0.0.1:2379/app --all",
+    "latchwork status --json | jq .manager",
+)
 def status(
     *,
     url: Url = None,
@@ -46,7 +39,6 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
     everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Show a job cluster: who leads, who lives, which items run where, which locks are held.
 
@@ -151,16 +143,15 @@ def to_json(state: ClusterState) -> dict[str, object]:
 
 def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     """What is shown, from top to bottom."""
-    found: list[RenderableType] = []
     waiting = ", ".join(state.candidates[1:])
-    found.append(Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")))
-    found.append(_nodes(state) if state.nodes else Text("no living nodes", style="yellow"))
+    found: list[RenderableType] = [
+        Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")),
+        _nodes(state) if state.nodes else Text("no living nodes", style="yellow"),
+    ]
     for job in state.jobs():
-        found.append(
-            Text(
-                f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {_active(job)}", style="bold"
-            )
-        )
+        active = f"{job.active_items} running" if job.is_running else "none running for longer than a second"
+        line = f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {active}"
+        found.append(Text(line, style="bold"))
         by_node: dict[str, list[str]] = {}
         for item, node in job.assigned.items():
             by_node.setdefault(node, []).append(item)
@@ -181,10 +172,6 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
     found.append(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
     return found
-
-
-def _active(job: JobState) -> str:
-    return f"{job.active_items} running" if job.is_running else "none running for longer than a second"
 
 
 def _run(each: Activity, most: int | None) -> str:

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from latchwork.cli.options import Debug, Json, Url, examples, missing_file, wanted_url
-from latchwork.cli.outcome import UsageError, quiet_logs, reported
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Json, Url, command
 from latchwork.cli.text import printable
-from latchwork.store import Store, connect
+from latchwork.store import Store
 from latchwork.types import Entry
 
 _PAGE = 1000
@@ -28,18 +28,11 @@ _SECRET = re.compile(r"(?i)pass(word|wd|phrase)?|secret|token|credential|api[-_.
 _MASK = "***"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog=examples(
-            "latchwork tree --url zk://127.0.0.1:2181/app",
-            "latchwork tree workers --url etcd://127.0.0.1:2379/app --values",
-            "latchwork tree --json | jq 'map(.bytes) | add'",
-        )
-    )(tree)
-
-
-@reported
+@command(
+    "latchwork tree --url zk://127.0.0.1:2181/app",
+    "latchwork tree workers --url etcd://127.0.0.1:2379/app --values",
+    "latchwork tree --json | jq 'map(.bytes) | add'",
+)
 def tree(
     prefix: Annotated[str, typer.Argument(help="Show only what is below this key; the whole root without it.")] = "",
     *,
@@ -48,18 +41,13 @@ def tree(
     values: Annotated[
         bool, typer.Option("--values", help="Show values that are text, secrets masked, up to 200 characters.")
     ] = False,
-    debug: Debug = False,  # noqa: ARG001 - its callback has done all there is to do
 ) -> None:
     """Show every key under the root: its size, and the session it is bound to.
 
     Values stay hidden unless --values is given. Members of JSON objects and keys whose names look like a password, a
     secret or a token are masked even then. Tokens tell the order of writes: the greatest was written last.
     """
-    quiet_logs()
-    where = wanted_url(url)
-    if file := missing_file(where):
-        raise UsageError(f"store file {file} does not exist; correct the URL")
-    with connect(where) as store:
+    with open_store(url, of_cluster=False) as store:
         if as_json:
             _print_json(_entries(store, prefix), values=values)
             return
@@ -132,16 +120,15 @@ def _entries(store: Store, prefix: str) -> Iterator[Entry]:
 
 
 def _print_json(entries: Iterator[Entry], *, values: bool) -> None:
-    rows = []
-    for entry in entries:
-        row: dict[str, object] = {
+    rows: list[dict[str, object]] = [
+        {
             "key": entry.key,
             "bytes": len(entry.value),
             "owner": entry.owner,
             "token": entry.token,
             "created": entry.created,
+            **({"value": shown(entry)} if values else {}),
         }
-        if values:
-            row["value"] = shown(entry)
-        rows.append(row)
+        for entry in entries
+    ]
     typer.echo(json.dumps(rows, indent=2))

@@ -7,38 +7,24 @@ from typing import Annotated
 
 import typer
 
-from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Debug, Json, Url, examples
-from latchwork.cli.outcome import NoCluster, UsageError, reported
+from latchwork.cli.cluster import open_store, state_of
+from latchwork.cli.options import Json, Url, command
+from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import printable
-from latchwork.jobs import ClusterState, Control, LockView, inspect, read_audit
+from latchwork.jobs import Control, LockView, read_audit
 from latchwork.jobs import why as explain
 from latchwork.jobs.cron import progress_of
 from latchwork.jobs.outside import utc_text
-from latchwork.store import Store
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog=examples("latchwork why report north --url etcd://127.0.0.1:2379/app"))(why)
-    app.command(
-        epilog=examples(
-            "latchwork locks --job report",
-            'latchwork locks --job report --force-release north --reason "n3 hangs in I/O, powered off"',
-            "latchwork locks --audit --json",
-        )
-    )(locks)
-
-
-@reported
-def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+@command("latchwork why report north --url etcd://127.0.0.1:2379/app")
+def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> None:
     """Explain where a work item is, why it is there, and why it runs or does not."""
     with open_store(url) as store:
-        state = _state(store)
-        found = explain(state, Control(store).settings(), job, item, progress_of(store, job, item))
+        found = explain(state_of(store), Control(store).settings(), job, item, progress_of(store, job, item))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -46,7 +32,11 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False, debug
             typer.echo(f"- {printable(sentence)}")
 
 
-@reported
+@command(
+    "latchwork locks --job report",
+    'latchwork locks --job report --force-release north --reason "n3 hangs in I/O, powered off"',
+    "latchwork locks --audit --json",
+)
 def locks(
     *,
     job: Annotated[str | None, typer.Option(help="Only locks of this job.")] = None,
@@ -57,7 +47,6 @@ def locks(
     audit: Annotated[bool, typer.Option("--audit", help="Show what was done by hand instead.")] = False,
     url: Url = None,
     as_json: Json = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Show who holds which item's lock; free one by hand when its holder surely does no harm any more.
 
@@ -75,7 +64,7 @@ def locks(
             typer.echo(f"{job} {printable(record.item)}: freed, it was held by {record.holder}")
             return
         else:
-            rows = [_row(lock) for lock in _state(store).locks if job in {None, lock.job}]
+            rows = [_row(lock) for lock in state_of(store).locks if job in {None, lock.job}]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -94,10 +83,3 @@ def _row(lock: LockView) -> dict[str, object]:
         "since": None if lock.since_s is None else utc_text(lock.since_s),
         "ttl_s": lock.holder.ttl_s,
     }
-
-
-def _state(store: Store) -> ClusterState:
-    state = inspect(store)
-    if state is None:
-        raise NoCluster(f"no cluster under {store.url}; start a node with latchwork run")
-    return state

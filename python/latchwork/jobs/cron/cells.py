@@ -1,10 +1,10 @@
-"""How the progress of a share through its fire times is written down. Pure.
+"""The stored format of a share's progress through its fire times. Pure.
 
 Keys:   fired/<job>/<cell>         JSON; how far the items of one cell are, rewritten at each start and each end
         fired/<job>/<cell>/items   JSON list; the items of the cell, sorted, written once
 
-A cell belongs to one holder of locks, and has the greatest fencing token of its items' locks in it. Who holds an item
-later got its lock later, so of two cells with one item the greater token is the newer, whenever either was written.
+A cell belongs to one holder of locks and names the greatest fencing token of its items' locks. A later holder of an
+item has a greater token, so of two cells with one item that with the greater token is newer, whenever it was written.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ FIRED = "fired"
 
 
 class BadCell(LatchworkError, ValueError):
-    """What is stored as progress is none of ours."""
+    """Stored progress cannot be read: something else wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The progress of some items that one holder has locked.
+    """The progress of some items that one holder has locked; its name is never used twice.
 
     Attributes:
-        name: names it below the job, never used twice.
-        token: the greatest fencing token of its items' locks.
-        owner: the owner of those locks.
         items: sorted, unique, not empty.
-        fired: of each item, in the same order.
+        fired: the progress of each item, in the same order.
     """
 
     name: str
@@ -65,10 +62,10 @@ class Cell:
 
 
 def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
-    """The cell that these values stand for.
+    """Decode a cell.
 
     Raises:
-        BadCell: they are none of ours.
+        BadCell: the values are no cell.
     """
     try:
         body, listed = json.loads(state), json.loads(items)
@@ -90,7 +87,7 @@ def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
 
 
 def newest_by_item(cells: Iterable[Cell]) -> dict[str, tuple[Cell, Fired]]:
-    """For each item its newest cell, and how far it is there."""
+    """Item to its newest cell, and its progress there."""
     found: dict[str, tuple[Cell, Fired]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
         found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})

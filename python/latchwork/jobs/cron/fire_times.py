@@ -16,26 +16,19 @@ log = logging.getLogger(__name__)
 
 
 class FireTimes:
-    """One thread only.
-
-    Args:
-        progress: that of the job on this node.
-        holds: the locks of the run's items.
-    """
+    """The fire times of a run, whose items have these locks. One thread only."""
 
     def __init__(self, progress: CronProgress, holds: Mapping[str, Hold]) -> None:
         self._progress = progress
         self._holds = holds
         self._fired: dict[str, Fired] | None = None
         self._rerun = True
-        self._uncalled: dict[
-            str, Fired
-        ] = {}  # how far items were before a start that is written, or may be, for nothing
+        self._uncalled: dict[str, Fired] = {}  # progress before a start that may be written and was not made
 
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> Step:
-        """What comes next, and when; asks the store for the progress the first time.
+        """Return the next step and its time; the first call reads the progress from the store.
 
         Args:
             cron: the schedule of the moment.
@@ -55,7 +48,7 @@ class FireTimes:
         return next_step(cron, self._fired, now_s, jitter)
 
     def _adopt(self, found: dict[str, Fired]) -> None:
-        """Take over, and write down, how far the items are under another schedule: it counts for all who come later."""
+        """Write down how far the items are under another schedule: later holders of their locks go by it."""
         assert self._fired is not None
         changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
         if changed:
@@ -82,11 +75,11 @@ class FireTimes:
         self._fired.update(begun)
 
     def called(self) -> None:
-        """What was begun has been called: from now on it counts, whatever comes of it."""
+        """The job was called for the step that was begun: from now on it counts, whatever comes of it."""
         self._uncalled = {}
 
     def give_back(self) -> None:
-        """Write down that what was begun was not called and will not be: its fire time is owed still.
+        """Write down that the job was not called for the step that was begun: its fire time is still owed.
 
         Only where interrupted runs are not run again: the others go by what is written. When that fails it counts as
         made.

@@ -1,8 +1,8 @@
 """Cron progress of one job on one node: written before a run starts, so that each fire time starts once in the cluster.
 
 A write is fenced by the owner of the items' locks: whoever takes one of them over deletes that owner first, so from
-then on nothing of this node lands. Runs that start at one time are written together: the first thread to come writes
-for all that came meanwhile. docs/design/0007 has the races.
+then on nothing of this node lands. Runs that start together share one write: the first thread writes for
+all that wait meanwhile. docs/design/0007 has the races.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
@@ -30,18 +29,12 @@ _WAIT_S = 1.0
 _NOTHING = Fired(0.0)
 
 
-class Hold(Protocol):
-    """What is needed to know of a lock: whose, and since when."""
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The lock of one item: its fencing token, and the owner that it belongs to."""
 
-    @property
-    def token(self) -> int:
-        """The fencing token of the lock."""
-        ...
-
-    @property
-    def owner_id(self) -> str:
-        """The owner it belongs to."""
-        ...
+    token: int
+    owner_id: str
 
 
 @dataclass(slots=True)
@@ -55,7 +48,7 @@ class _Own:
 
 @dataclass(eq=False, slots=True)
 class _Wish:
-    """What one thread wants written; ``done`` is guarded by the condition."""
+    """The claims or writes of one thread; ``done`` is guarded by the condition."""
 
     claims: Mapping[str, Hold] = field(default_factory=dict)
     fresh: Fired = _NOTHING
@@ -78,7 +71,7 @@ class CronProgress:
         self._cell_of: dict[str, str] = {}
 
     def claim(self, holds: Mapping[str, Hold], fresh: Fired) -> dict[str, Fired]:
-        """How far these items are, and from now on this node writes it.
+        """Return the progress of these items; from now on this node writes it.
 
         Args:
             holds: their locks; all held.
@@ -101,6 +94,7 @@ class CronProgress:
         self._grant(_Wish(fired=dict(fired)))
 
     def _grant(self, wish: _Wish) -> None:
+        """Have it done by this thread, with what other threads wish meanwhile, or by the thread that is busy."""
         clock = self._store.clock
         with self._changed:
             self._wishes.append(wish)
@@ -259,7 +253,7 @@ def read_cells(store: Store, job_id: str) -> list[tuple[Cell, Entry]]:
 
 
 def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
-    """How far an item is on its cron schedule; None when it has no progress."""
+    """The progress of an item on its cron schedule; None when it has none."""
     found = newest_by_item(cell for cell, _ in read_cells(store, job_id)).get(item)
     return None if found is None else found[1]
 
@@ -275,10 +269,10 @@ def delete_cell(store: Store, job_id: str, name: str, entry: Entry, checks: list
 
 
 def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete the progress that nobody needs any more; how many cells. By the leader, now and then.
+    """Delete the progress that nobody needs any more and return how many cells; the leader does it now and then.
 
     Args:
-        store: where.
+        store: the cluster's store.
         pools: the items of each job there is; progress of other jobs is of no use.
         checks: what must hold for each transaction, the leadership's fence.
     """

@@ -1,4 +1,4 @@
-"""What a job is, what one run of it is given, and which runs a node starts and stops for its share.
+"""A job, the context that its runs get, and the decision which runs a node starts and stops.
 
 `latchwork.jobs` exports the job and the context; the rest stays inside.
 """

@@ -1,4 +1,4 @@
-"""What a run knows: its share, whether to stop, how long its locks last. Nothing here touches the network."""
+"""The context of a run: its share, its stop signal, its locks. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from latchwork.errors import LockLost
 from latchwork.primitives.waiting import StopSignal
 from latchwork.store import Store
 from latchwork.types import Fence
-
-
-def _for_ever() -> float:
-    return math.inf
 
 
 def _no_fence(item: str) -> Fence:
@@ -34,7 +30,7 @@ class JobContext:
         *,
         job_id: str = "job",
         node_id: str = "node",
-        remaining_s: Callable[[], float] = _for_ever,
+        remaining_s: Callable[[], float] = lambda: math.inf,
         fence: Callable[[str], Fence] = _no_fence,
         store: Store | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -69,7 +65,7 @@ class JobContext:
 
     @property
     def work_share(self) -> tuple[str, ...]:
-        """The items of this run: sorted, unique, the same for its whole life."""
+        """The items of this run: sorted, unique, unchanged until the run ends."""
         return self._share
 
     @property

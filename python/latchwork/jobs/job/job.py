@@ -10,7 +10,7 @@ from typing import Any
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.options.kinds import InvalidJob, Threads
-from latchwork.jobs.options.settings import JOB_DEFAULTS, JobOptions
+from latchwork.jobs.options.settings import JobOptions
 from latchwork.jobs.options.table import JobRows, documented, rows
 from latchwork.jobs.stored.keys import check_id, check_item
 from latchwork.schedules import Schedule
@@ -42,20 +42,20 @@ class Job:
             def run(self, context):
                 for region in context.work_share: ...
 
-    Options may change while it runs: by ``change`` on one node, by settings in the whole cluster. They are told in
-    ``latchwork.jobs.options.table``, and here at run time.
+    Options may change while it runs: by ``change`` on one node, by settings in the whole cluster. The rows of
+    ``latchwork.jobs.options.table`` describe them, and at run time this docstring does.
 
     Attributes:
         id: 1 to 120 characters of ``A-Za-z0-9._-``, unique in the cluster.
     """
 
     id: str = ""
-    requires: Mapping[str, str] = JOB_DEFAULTS.requires
-    schedule: Schedule = JOB_DEFAULTS.schedule
-    initial_delay_s: float | None = JOB_DEFAULTS.initial_delay_s
-    jitter_s: float = JOB_DEFAULTS.jitter_s
-    pool_check_period_s: float = JOB_DEFAULTS.pool_check_period_s
-    threads: Threads = JOB_DEFAULTS.threads
+    requires: Mapping[str, str]
+    schedule: Schedule
+    initial_delay_s: float | None
+    jitter_s: float
+    pool_check_period_s: float
+    threads: Threads
     _work_pool: WorkPool | None = None
     _run: Run | None = None
 
@@ -116,11 +116,10 @@ class Job:
         self._tell("pool")
 
     def change(self, **options: Any) -> None:
-        """Change options while the job runs; a wait under way is cut short. For this process: settings are for all.
+        """Change options in this process while the job runs; a wait under way is cut short.
 
         Args:
-            options: those that settings may change too, as in the constructor. What the cluster's settings say goes
-                before them.
+            options: those that settings may change too, as in the constructor; the cluster's settings override them.
         Raises:
             InvalidJob: one of them is unknown or cannot be used; nothing is changed then.
         """
@@ -186,8 +185,12 @@ class Job:
             check_pool(self.id, self._work_pool)
 
 
+for _option in rows(JobOptions):  # the defaults of the class attributes
+    setattr(Job, _option.name, _option.default)
+
+
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:
-    """What a work pool returned, checked: sorted and unique.
+    """Check what a work pool returned: its items, sorted and unique.
 
     Raises:
         InvalidJob: it is no collection, or an item is no text, too long or there twice.

@@ -1,4 +1,4 @@
-"""What a worker starts, stops, locks and unlocks: a function from what is wanted and what runs. Pure.
+"""Decides what a worker starts, stops, locks and unlocks, from the desired items and the live runs. Pure.
 
 One rule above all: an item is in at most one live run of this node, and only while its lock is held when the run
 starts. A run that was told to stop but has not ended keeps its items, and their locks, until it has; an item whose lock
@@ -15,13 +15,7 @@ from latchwork.jobs.options.kinds import Threads
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One live run of a job on this node.
-
-    Attributes:
-        number: names the run on this node.
-        items: its share.
-        stopping: it was told to stop and has not ended yet.
-    """
+    """One live run of a job on this node, and whether it was told to stop; its number is unique on this node."""
 
     number: int
     items: frozenset[str]
@@ -30,11 +24,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do for one job, in this order: stop, release, acquire, start.
+    """The steps for one job, in this order: stop, release, acquire, start.
 
     Attributes:
-        stop: numbers of the runs to tell to stop.
-        release: items whose locks to give up: sorted.
+        stop: the numbers of runs.
+        release: the items whose locks to give up: sorted.
         acquire: items whose locks to ask for: sorted, in no live run; those that are not free now are waited for.
         start: the shares of the runs to start: disjoint, not empty, locks held.
     """

@@ -4,7 +4,6 @@ A door for benches, which run a manager without a node; how it plans and what it
 """
 
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.strategies import Strategies, StrategyOption
+from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 
 __all__ = ["Manager", "ManagerCounters", "ManagerOptions", "Strategies", "StrategyOption"]

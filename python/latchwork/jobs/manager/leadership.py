@@ -11,16 +11,15 @@ from collections.abc import Collection, Mapping
 from latchwork.errors import Conflict
 from latchwork.jobs.cron.progress import sweep_cells
 from latchwork.jobs.manager.ledger import Ledger
-from latchwork.jobs.manager.options import ManagerOptions
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
 from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.strategies import ManagerOptions, strategies_note
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import trim_audit
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all, orphans
-from latchwork.jobs.stored.strategies import strategies_note
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
@@ -28,7 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One term of leadership: what the leader knows, and the steps it takes. One thread only."""
+    """One thread only.
+
+    Attributes:
+        restarts: the nodes that are drained, or being restarted.
+        is_loaded: what is stored was read, and is believed.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Leadership:
         self._options = options
         self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}", strategies_note(options.strategies.described()))
         self._planner = Planner(options.strategies)
-        self._loaded = False
+        self.is_loaded = False
         self._known: dict[str, tuple[object, Member]] = {}
         self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
         self._unplaced: Mapping[str, int] = {}
@@ -61,14 +65,9 @@ class Leadership:
         """Keys and values of the assignment that were written in this term."""
         return self._ledger.written_bytes
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether what is stored was read, and is believed."""
-        return self._loaded
-
     def reload(self) -> None:
-        """Trust nothing of what is known: something went wrong."""
-        self._loaded = False
+        """Forget what is known, after a failure: the next rebalance reads it again."""
+        self.is_loaded = False
         self._planner.forget()
         self._jobs.clear()
 
@@ -78,13 +77,13 @@ class Leadership:
         Raises:
             Conflict: leadership is lost, or something changed underneath: reload and try again.
         """
-        if not self._loaded:
+        if not self.is_loaded:
             registered = [member for member in self._members().values() if member.state == "ready"]
             self._ledger.load(self._fence)  # after the look at who is ready: what those registered is in it
             self._jobs = {
                 member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in registered
             }
-            self._loaded = True
+            self.is_loaded = True
         members = self._members()
         self._compare_versions(members)
         ready = self._ready_workers(members)
@@ -174,7 +173,7 @@ class Leadership:
                 log.debug("worker %s came back while its leftovers were to be deleted", worker)
 
     def _compare_versions(self, members: Mapping[str, Member]) -> None:
-        """Say so, once, when nodes of different versions share the cluster: they may not understand each other."""
+        """Warn once when nodes of different versions share the cluster: they may not understand each other."""
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
@@ -185,7 +184,7 @@ class Leadership:
         self._versions = versions
 
     def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Jobs that nodes have and none can run, each with who has it and which labels are missing."""
+        """Jobs that nodes have and no ready node can run, each with a node that has it and the labels it lacks."""
         able = {job for worker in ready.values() for job in worker.jobs}
         lacking = sorted(
             ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.lacks.items()), key=str

@@ -1,4 +1,4 @@
-"""What the leader knows of the stored assignment, and the only writer of it.
+"""The stored assignment as the leader knows it; only this module writes it.
 
 Every transaction carries the leader's fence and the ``versions/assignment`` guard, and every head checks the version it
 was read at. Whatever goes wrong, the ledger is loaded again before the next write.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
+from typing import Generic, TypeVar
 
 from latchwork.jobs.manager.rebalance import ShareChange, in_order
 from latchwork.jobs.stored import keys
@@ -39,11 +40,9 @@ _LOADING = 16
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A share as it is stored: there may be very many of them, so no more than is needed.
+    """A share as it is stored, with the version of its head; for a set without chunks only the items are kept.
 
-    Attributes:
-        version: of its head, None when there is none.
-        content: the set; of one without chunks its items alone.
+    There may be very many of them, so they hold no more than is needed.
     """
 
     version: Hashable | None = None
@@ -70,32 +69,19 @@ class _Kept:
 
 
 _Flip = tuple[str, str, _Kept, Update]
+_Stored = TypeVar("_Stored")
+_Shown = TypeVar("_Shown")
 
 
-class _Shares(Mapping[str, Mapping[str, tuple[str, ...]]]):
-    """A live view: job to worker to items."""
+class _View(Mapping[str, _Shown], Generic[_Stored, _Shown]):
+    """A live view of a mapping, whose values are shown by a function."""
 
-    def __init__(self, kept: Mapping[str, Mapping[str, _Kept]]) -> None:
+    def __init__(self, kept: Mapping[str, _Stored], show: Callable[[_Stored], _Shown]) -> None:
         self._kept = kept
+        self._show = show
 
-    def __getitem__(self, job: str) -> Mapping[str, tuple[str, ...]]:
-        return _JobShares(self._kept[job])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
-class _JobShares(Mapping[str, tuple[str, ...]]):
-    """A live view: worker to items."""
-
-    def __init__(self, kept: Mapping[str, _Kept]) -> None:
-        self._kept = kept
-
-    def __getitem__(self, worker: str) -> tuple[str, ...]:
-        return self._kept[worker].items
+    def __getitem__(self, key: str) -> _Shown:
+        return self._show(self._kept[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
@@ -147,7 +133,7 @@ class Ledger:
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Note all that is stored of a worker; chunks that no head names."""
+        """Note all that is stored of a worker; return the chunks that no head names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:
@@ -168,7 +154,7 @@ class Ledger:
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Job to worker to items, as stored, dead workers included; no empty shares. A view: writes change it."""
-        return _Shares(self._shares)
+        return _View(self._shares, lambda kept: _View(kept, lambda share: share.items))
 
     def use_texts(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
         """Keep these strings instead of equal ones, so that no text is kept twice."""
@@ -184,11 +170,11 @@ class Ledger:
         return set(self._available).union(*self._shares.values())
 
     def available(self, worker: str) -> frozenset[str]:
-        """Which jobs a worker could run when the ledger was loaded."""
+        """The jobs that a worker could run when the ledger was loaded."""
         return self._available.get(worker, frozenset())
 
     def load_available(self, worker: str) -> frozenset[str]:
-        """Read which jobs a worker can run."""
+        """Read the jobs that a worker can run."""
         names = self._available[worker] = self._same_jobs(self._store.children(keys.available(worker)))
         return names
 
@@ -235,7 +221,7 @@ class Ledger:
                 flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
         self.written_bytes += write_chunks(self._store, updates, [fence])
-        ops = [_flip_op(flip) for flip in flips]
+        ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for head, update in updates]
         for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
             self._flip(flips[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])
@@ -260,12 +246,6 @@ class Ledger:
             shares[intern(worker)] = kept
         elif shares.pop(worker, None) is not None and not shares:
             del self._shares[job]
-
-
-def _flip_op(flip: _Flip) -> Op:
-    worker, job, _, update = flip
-    head = keys.assigned(worker, job)
-    return Put(head, update.after.head()) if len(update.after) else Delete(head)
 
 
 def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:

@@ -6,19 +6,19 @@ Whatever it writes carries the leadership's fence, so that a manager that was fr
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from latchwork.errors import LatchworkError, OwnershipLost
-from latchwork.jobs.manager.chores import Chores
+from latchwork.jobs.manager.chores import Chores, QuietTime
 from latchwork.jobs.manager.leadership import Leadership
-from latchwork.jobs.manager.memory import give_back
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.quiet_time import QuietTime
 from latchwork.jobs.manager.rebalance import Rebalance
 from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.observe.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.known_pools import KnownPools
@@ -36,7 +36,7 @@ _MANY_MOVES = 50_000
 
 @dataclass(slots=True)
 class ManagerCounters:
-    """What the manager of this node did, over all its sessions. One writer."""
+    """The counters of this node's manager over all its sessions. One writer."""
 
     rebalances: int = 0
     moves: int = 0
@@ -196,3 +196,24 @@ class Manager:
             "rebalanced",
             RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error, written_bytes),
         )
+
+
+def give_back() -> bool:
+    """Give freed memory back to the system; False where the C library knows no way. Takes some milliseconds.
+
+    Loading a large cluster, or placing all of it anew, needs much for a moment. What is freed lies in pieces between
+    what stays, and the C library gives none of it back by itself.
+    """
+    trim = _malloc_trim()
+    return trim is not None and bool(trim(0))
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The function of the GNU C library; None where there is another one."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim

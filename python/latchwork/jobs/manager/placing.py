@@ -7,7 +7,6 @@ what ``rebalance`` decides. No network here.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,18 +23,13 @@ from latchwork.assignment import (
     check_plan,
     traits_of,
 )
-from latchwork.jobs.manager.rebalance import (
-    ClusterView,
-    ShareChange,
-    WorkerView,
-    holders_in,
-    job_problem,
-)
+from latchwork.jobs.manager.rebalance import ClusterView, ShareChange, WorkerView, changes_to, holders_in, job_problem
+from latchwork.jobs.stored.known_pools import own_text
 
 _Share = tuple[str, str]  # job and worker
-#: Who is able to run a job, with weight and labels.
+#: The workers that can run a job, with weight and labels.
 _Able = dict[str, tuple[float, Mapping[str, str]]]
-#: What a strategy can see of each job, but for who has its items: the pool, and who is able.
+#: The input of a strategy for each job, without the previous owners: the pool, and the workers.
 _Seen = dict[str, tuple[tuple[str, ...], _Able]]
 #: Job to item to worker.
 Placed = Mapping[str, Mapping[str, str]]
@@ -43,7 +37,7 @@ Placed = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one round comes to.
+    """The outcome of one round.
 
     Attributes:
         owners: gives item to worker of one job, as of now; until the next round.
@@ -77,7 +71,7 @@ class Part(Protocol):
 
 
 def part_for(strategy: Strategy) -> Part:
-    """How to place the jobs of a strategy."""
+    """The kind of part that places the jobs of this strategy."""
     traits = traits_of(strategy)
     if traits.board is not None:
         return BoardPart(traits.board, traits.max_moves)
@@ -85,7 +79,7 @@ def part_for(strategy: Strategy) -> Part:
 
 
 class BoardPart:
-    """A board, and what it was told of."""
+    """The jobs of a ``Board``, with the workers and the pools that it knows."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
         self._board = Board(strategy)
@@ -103,9 +97,9 @@ class BoardPart:
         for job in moves.jobs:
             if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
                 for _, item, source, target in moves.of(job):
-                    touched.move(job, _same(self._pools[job], item), source, target)
+                    touched.move(job, own_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *whole_changes(view, whole))
+        changes = (*touched.changes(view), *changes_to(view, whole))
         return Outcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
 
     def _take_workers(self, workers: Mapping[str, WorkerView]) -> None:
@@ -123,7 +117,7 @@ class BoardPart:
         self._workers = dict(workers)
 
     def _take_pools(self, view: ClusterView, touched: Touched) -> set[str]:
-        """Tell the board of what changed in the pools; the jobs that are new to it."""
+        """Tell the board what changed in the pools; return the jobs that are new to it."""
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
         fresh = view.pools.keys() - self._pools.keys()
@@ -166,7 +160,7 @@ class HashedPart:
             else:
                 _follow(job, known, items, able, touched)
             self._jobs[job] = known
-        changes = (*touched.changes(view), *whole_changes(view, whole))
+        changes = (*touched.changes(view), *changes_to(view, whole))
         moved = bool(touched or changes or before.keys() != self._jobs.keys())
         return Outcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
 
@@ -212,10 +206,10 @@ def _follow(job: str, known: _Hashed, items: tuple[str, ...], able: Mapping[str,
 
 
 class AskedPart:
-    """A strategy that is asked when something changed that it can see, and what that was the last time.
+    """A strategy that is asked again when something changed that it can see; its last input is kept.
 
-    No more is kept than that: who had what is in the shares. A strategy that places each job by itself, whoever had its
-    items, is asked about the jobs that changed only.
+    Nothing else is kept: the previous owners are in the shares. A strategy that places each job by itself, whoever had
+    its items, is asked about changed jobs only.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -239,7 +233,7 @@ class AskedPart:
             if move.job not in fresh:
                 touched.move(move.job, move.item, move.source, move.target)
         whole = {job: _shares(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *whole_changes(view, whole))
+        changes = (*touched.changes(view), *changes_to(view, whole))
         self._seen, self._settled = seen, not plan.moves and not plan.deferred
         moved = bool(touched) or seen.keys() != before.keys()
 
@@ -264,7 +258,7 @@ class Touched:
             self._gained.setdefault((job, target), set()).add(item)
 
     def changes(self, view: ClusterView) -> Iterable[ShareChange]:
-        """What that makes of the shares as they are stored."""
+        """The changes that these moves make to the stored shares."""
         for job, worker in self._lost.keys() | self._gained.keys():
             before = view.shares.get(job, {}).get(worker, ())
             kept = set(before).difference(self._lost.get((job, worker), ()))
@@ -274,16 +268,6 @@ class Touched:
 
     def __bool__(self) -> bool:
         return bool(self._lost or self._gained)
-
-
-def whole_changes(view: ClusterView, whole: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterable[ShareChange]:
-    """What makes the stored shares of some jobs these, and no others."""
-    for job, shares in whole.items():
-        stored = view.shares.get(job, {})
-        for worker in {*stored, *shares}:
-            before, after = stored.get(worker, ()), shares.get(worker, ())
-            if before != after:
-                yield ShareChange(worker, job, before, after)
 
 
 def _is_same(now: tuple[tuple[str, ...], _Able], before: tuple[tuple[str, ...], _Able] | None) -> bool:
@@ -301,9 +285,3 @@ def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tupl
         if item in owners:
             found.setdefault(owners[item], []).append(item)
     return {worker: tuple(sorted(share)) for worker, share in found.items()}
-
-
-def _same(items: tuple[str, ...], item: str) -> str:
-    """The very string of a sorted tuple that equals this one: so that no text is kept twice."""
-    at = bisect_left(items, item)
-    return items[at] if at < len(items) and items[at] == item else item

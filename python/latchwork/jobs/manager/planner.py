@@ -1,32 +1,25 @@
-"""Rebalances that cost what changed, not what there is: what was decided is kept from one to the next.
+"""Rebalances whose cost depends on what changed, not on the size of the cluster: each keeps what the last one decided.
 
-The jobs of each strategy are a part of their own, see ``placing``. Each part knows what the ledger has after each
-write; whatever was not written for sure is forgotten, and the next rebalance compares all. What is decided is what
-``rebalance`` decides; while a restart is under way it is asked instead, and all parts begin anew. No network here.
+The jobs of each strategy are one part, see ``placing``. Each part knows what the ledger has after each write; if a
+write may have failed the parts are forgotten, and the next rebalance compares everything. The decisions are those of
+``rebalance``, which decides itself while a node restarts; all parts begin anew after that. No network here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from latchwork.assignment import Strategy, traits_of
 from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, part_for
-from latchwork.jobs.manager.rebalance import (
-    ClusterView,
-    Rebalance,
-    ShareChange,
-    holders_in,
-    rebalance,
-    unplaced,
-)
+from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, ShareChange, holders_in, rebalance, unplaced
 from latchwork.jobs.manager.strategies import Strategies
 
 log = logging.getLogger(__name__)
 
 
 class Planner:
-    """Decides one rebalance after the other, for one who writes each before the next. One thread only."""
+    """Decides one rebalance after another; the caller writes each before it asks for the next. One thread only."""
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
@@ -35,7 +28,7 @@ class Planner:
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
     def forget(self) -> None:
-        """What was decided may not have been written: begin anew."""
+        """The last decision may not have been written: begin anew."""
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
@@ -48,12 +41,14 @@ class Planner:
         for strategy, jobs in self._strategies.groups(view.pools):
             round_.place(strategy, jobs)
         self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
-        changes = sorted([*round_.changes, *_leftovers(view)], key=lambda change: (change.job, change.worker))
+        no_more = [(job, workers) for job, workers in view.shares.items() if job not in view.pools]
+        gone = [ShareChange(worker, job, items, ()) for job, workers in no_more for worker, items in workers.items()]
+        changes = sorted([*round_.changes, *gone], key=lambda change: (change.job, change.worker))
         moves = sum(len(set(change.after).difference(change.before)) for change in changes)
         return Rebalance(tuple(changes), moves, round_.failed, unplaced(view), round_.deferred)
 
     def take_whole(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Once after each decision: the shares of the jobs that were placed as a whole, made of the pools' strings."""
+        """Take, once after each decision, the shares of jobs placed as a whole, made of the pools' strings."""
         whole, self._whole = self._whole, {}
         return whole
 
@@ -100,13 +95,5 @@ class _Round:
         return outcome
 
     def _placed(self) -> Placed:
-        """What the strategies so far have placed; the caller's to keep."""
+        """The items that the strategies so far have placed; a mapping of the caller's own."""
         return {job: owners(job) for job, owners in self._owners.items()}
-
-
-def _leftovers(view: ClusterView) -> Iterable[ShareChange]:
-    """Shares of jobs that are no more."""
-    for job in view.shares:
-        if job not in view.pools:
-            for worker, items in view.shares[job].items():
-                yield ShareChange(worker, job, items, ())

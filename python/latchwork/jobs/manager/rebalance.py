@@ -1,17 +1,11 @@
-"""What the manager writes: a function from what lives, what is to be done and who has it. Pure."""
+"""Decides what the manager writes, from the living workers, the work pools and the stored shares. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from latchwork.assignment import (
-    JobProblem,
-    Plan,
-    Problem,
-    Strategy,
-    check_plan,
-)
+from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
 
 #: Job to worker to items.
@@ -20,13 +14,7 @@ Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker that is ready.
-
-    Attributes:
-        weight: how much it takes, relative to others.
-        jobs: the jobs it can run.
-        labels: what it says about itself, for strategies.
-    """
+    """A worker that is ready: how much it takes relative to others, the jobs it can run, its labels for strategies."""
 
     weight: float
     jobs: frozenset[str]
@@ -48,7 +36,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What the manager knows.
+    """The cluster as the manager knows it.
 
     Attributes:
         workers: the ready workers by id.
@@ -70,14 +58,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class ShareChange:
-    """One worker's share of one job, as it is stored and as it shall be.
-
-    Attributes:
-        worker: whose.
-        job: of which job.
-        before: sorted items; empty when nothing is stored.
-        after: sorted items; empty when nothing shall be stored.
-    """
+    """One worker's share of one job, as it is stored and as it shall be: sorted items, none where nothing is stored."""
 
     worker: str
     job: str
@@ -123,14 +104,8 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
             placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # they stay where they are
-    keys = [(job, worker) for job in view.shares for worker in view.shares[job] if job not in failed]
-    keys += [(job, worker) for job in desired for worker in desired[job]]
-    changes = []
-    for job, worker in sorted(set(keys)):
-        before = view.shares.get(job, {}).get(worker, ())
-        after = tuple(desired.get(job, {}).get(worker, ()))
-        if before != after:
-            changes.append(ShareChange(worker, job, before, after))
+    whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
+    changes = sorted(changes_to(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
     return Rebalance(tuple(changes), moves, failed, unplaced(view), deferred)
 
@@ -175,7 +150,7 @@ def _placed(
 
 
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """Items of workers that are away: whom of the ready ones they stay with, or go to, until then."""
+    """The problem of placing the items of absent workers on ready ones until the absent ones are back."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = holders_in(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}
@@ -189,6 +164,16 @@ def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, 
     for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
         found.update(dict.fromkeys(shares[worker], worker))
     return found
+
+
+def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
+    """The changes that make the stored shares of some jobs exactly these, in no order."""
+    for job, shares in whole.items():
+        stored = view.shares.get(job, {})
+        for worker in {*stored, *shares}:
+            before, after = stored.get(worker, ()), tuple(shares.get(worker, ()))
+            if before != after:
+                yield ShareChange(worker, job, before, after)
 
 
 def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
@@ -208,13 +193,9 @@ def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
             kept = tuple(item for item in change.before if item in after)
             shrinks.append(ShareChange(change.worker, change.job, change.before, kept))
             grows.append(ShareChange(change.worker, change.job, kept, change.after))
-    shrinks.sort(key=_by_worker)
-    grows.sort(key=_by_worker)
+    for part in (shrinks, grows):
+        part.sort(key=lambda change: (change.worker, change.job))
     return shrinks + grows
-
-
-def _by_worker(change: ShareChange) -> tuple[str, str]:
-    return change.worker, change.job
 
 
 def unplaced(view: ClusterView) -> dict[str, int]:

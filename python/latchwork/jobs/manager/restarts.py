@@ -49,7 +49,7 @@ class Restarts:
     def marks(self) -> dict[str, NodeMark]:
         """The marks of the moment, by node; a restart whose time is over counts no more."""
         now = self._store.clock.now()
-        found = decode_marks({key: entry.value for key, entry in self._nodes.snapshot().items()})
+        found = decode_marks(self._nodes.snapshot().values())
         for node, mark in found.items():
             if mark.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _name(mark):
                 self._seen[node] = (_name(mark), now)
@@ -93,7 +93,7 @@ class Restarts:
             log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
 
     def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, Reserved]:
-        """What waits for whom."""
+        """The reserved shares, by the node that they wait for."""
         found = {}
         for node, shown in marks.items():
             mark = self._known(shown)
@@ -108,7 +108,7 @@ class Restarts:
         Also what waits for nobody: whoever took a mark back, or drained the node, may not have come to remove it.
         """
         entries = self._nodes.snapshot()
-        found = decode_marks({key: entry.value for key, entry in entries.items()})
+        found = decode_marks(entries.values())
         below = reserved_nodes(entries)
         for node in sorted({*found, *below}):
             mark, entry = found.get(node), entries.get(mark_key(node))
@@ -141,7 +141,7 @@ class Restarts:
         return min((max(0.0, wait) for wait in waits), default=None)
 
     def _timed(self) -> list[NodeMark]:
-        found = decode_marks({key: entry.value for key, entry in self._nodes.snapshot().items()})
+        found = decode_marks(self._nodes.snapshot().values())
         marks = [mark for mark in found.values() if mark.state == "restarting" and mark.node in self._seen]
         return [mark for mark in marks if _name(mark) not in self._acted]
 
@@ -162,5 +162,5 @@ class Restarts:
 
 
 def _name(mark: NodeMark) -> str:
-    """One announcement, told from another."""
+    """Identifies one announcement."""
     return f"{mark.incarnation} {mark.at} {mark.by}"

@@ -1,16 +1,22 @@
-"""Which strategy decides which job. Nothing here touches the network."""
+"""The options of the manager: the strategy of each job, and how often it acts. No network here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
 
 from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
+from latchwork.jobs.options.table import ManagerRows
+from latchwork.types import Entry
 
 StrategyOption = str | Strategy
+_LONGEST_NOTE = 2_000  # characters
 
 
 class Strategies:
-    """Which strategy decides which job.
+    """The strategy of each job.
 
     A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
     """
@@ -39,6 +45,34 @@ class Strategies:
             strategy = self._by_job.get(job, self._by_job["*"])
             grouped.setdefault(id(strategy), (strategy, []))[1].append(job)
         return list(grouped.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions(ManagerRows[NoReturn]):
+    """The options of the manager.
+
+    Attributes:
+        strategies: the strategy of each job.
+        sweep: removes what dead owners of locks left.
+    """
+
+    strategies: Strategies
+    sweep: Callable[[], object]
+
+
+def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
+    """The note on strategies in ``versions/assignment``; empty if it is long, for each change writes it."""
+    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
+
+
+def noted_strategies(guard: Entry | None) -> dict[str, str]:
+    """The strategies that the guard names, by job; none when it says nothing of them."""
+    try:
+        document = json.loads(guard.value) if guard is not None else {}
+    except ValueError:
+        document = {}
+    found = document.get("strategies") if isinstance(document, dict) else None
+    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
 
 
 def _unlimited(strategy: Strategy) -> Strategy:

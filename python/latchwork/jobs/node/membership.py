@@ -1,4 +1,4 @@
-"""A node's place in the cluster: its session, its registration, its candidacy; all of it again after a lost session.
+"""A node's session, registration and candidacy; all of it again after a lost session.
 
 Thread ``latchwork-member-<node>``: waits for the session to be lost, and registers anew until it succeeds. Runs go on
 meanwhile, as long as their locks last.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from latchwork.errors import Closed, LatchworkError, NodeIdInUse
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
-from latchwork.jobs.manager.options import ManagerOptions
+from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.node.pools import Pools
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.node.tidy import tidy
@@ -204,8 +204,7 @@ class Membership:
         backoff = Backoff(0.2, 5.0)
         while not self._closing.is_set():
             self._wake.clear()
-            session = self.session
-            if session is not None and session.state in {"active", "suspect"}:
+            if self.registration() is not None:
                 backoff.reset()
                 self._clock.wait(self._wake)
                 continue

@@ -13,8 +13,7 @@ from types import FrameType
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.jobs.job.job import Job, check_jobs
-from latchwork.jobs.manager.options import ManagerOptions
-from latchwork.jobs.manager.strategies import Strategies, StrategyOption
+from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
 from latchwork.jobs.node.run_reporter import RunReporter
 from latchwork.jobs.observe.event_log import EventLog
@@ -22,7 +21,7 @@ from latchwork.jobs.observe.observer import Observer
 from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions, node_options
+from latchwork.jobs.options.settings import NODE_DEFAULTS, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
@@ -32,7 +31,7 @@ from latchwork.store import Observers, Store, connect
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
 _SIGNALS_S = 0.5
-#: Of jobs that a node has and cannot run only so many are named in the record that everybody follows.
+#: The record that everybody follows names at most so many of the jobs that a node cannot run.
 _MOST_LACKS = 50
 
 
@@ -46,7 +45,8 @@ class JobManager:
     Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
     process is gone and its locks have run out.
 
-    Options that are numbers or labels are told in ``latchwork.jobs.options.table``, and here at run time.
+    The rows of ``latchwork.jobs.options.table`` describe the options that are numbers or labels, and at run time this
+    docstring does.
 
     Args:
         store: the store, which stays the caller's, or a URL to open one with for the time it runs.
@@ -266,13 +266,13 @@ class JobManager:
             self._settings,
             observers=self._observers,
         )
-        worker.follow_owners()
+        worker.locks.start()
         self._membership.start()
         self._reporter.start(self._store.clock, self._membership.registration)
         worker.start()
 
     def _manager_options(self, worker: Worker) -> ManagerOptions:
-        """What the manager works with at this moment; settings may change it."""
+        """The options of the manager at this moment; settings may change them."""
         now = values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 
@@ -325,7 +325,7 @@ class JobManager:
 
 
 def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The jobs of which the demands are not met, each with the labels that are missing."""
+    """The jobs that require labels which are missing, each with those labels."""
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
         for job_id, job in jobs.items()

@@ -32,12 +32,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A pool as its job gave it.
-
-    Attributes:
-        items: sorted.
-        seen: the version of the stored pool before it was asked for, or as it was written since.
-    """
+    """A pool as its job gave it; ``seen`` is the version of the stored pool before that, or as it was written since."""
 
     items: tuple[str, ...]
     seen: Hashable
@@ -101,8 +96,13 @@ class Pools:
         for job_id, reading in readings.items():
             between()
             before = self._write(registration, job_id, reading)
-            if before not in {reading.items, ()}:
-                self._report_stored(registration, job_id, before, reading.items)
+            if before in {reading.items, ()}:
+                continue
+            if registration.has_company():
+                self._report_disagreement(job_id, before, reading.items)
+            else:
+                changed = _difference(before, reading.items)
+                log.info("work pool of job %s changed since it was stored: %s", job_id, changed)
 
     @property
     def is_alive(self) -> bool:
@@ -213,7 +213,7 @@ class Pools:
         return True
 
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
-        """Store a pool as it was read, if that is the last read; what this replaced, or our items where it did not."""
+        """Store a pool if ours is the last read; return the items that it replaced, or ours if it was not stored."""
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:
             log.info("work pool of job %s: another node stored one meanwhile; it stays, and ours is read again", job_id)
@@ -223,15 +223,6 @@ class Pools:
             if self._good.get(job_id) is reading:
                 self._good[job_id] = replace(reading, seen=written.version)
         return written.before
-
-    def _report_stored(
-        self, registration: Registration, job_id: str, stored: tuple[str, ...], items: tuple[str, ...]
-    ) -> None:
-        """Say what a node that joins replaced: it disagrees with others, if there are any."""
-        if registration.has_company():
-            self._report_disagreement(job_id, stored, items)
-        else:
-            log.info("work pool of job %s changed since it was stored: %s", job_id, _difference(stored, items))
 
     def _report_disagreement(self, job_id: str, stored: tuple[str, ...], items: tuple[str, ...]) -> None:
         if stored != items:

@@ -1,4 +1,4 @@
-"""How a worker becomes part of the cluster: alive and ``joining``, its jobs, their items, then ``ready``.
+"""The registration of a worker: alive and ``joining``, then its jobs, then their items, then ``ready``.
 
 Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start wrote it. So
 nothing of a start that was cut off, or of a second node with the same id, lands once another start has taken over.
@@ -27,13 +27,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class WrittenPool:
-    """What became of a work pool that was to be written.
-
-    Attributes:
-        before: the items it held: sorted.
-        version: of the stored pool now.
-        is_ours: it holds what was to be written; else it was left alone, for another one came in between.
-    """
+    """The pool before and after a write; without ``is_ours`` another node wrote in between, and its pool stays."""
 
     before: tuple[str, ...]
     version: Hashable
@@ -58,12 +52,12 @@ class Registration:
 
     @property
     def fences(self) -> list[Check]:
-        """What must hold for everything this incarnation writes; only after ``join``."""
+        """The checks of everything that this incarnation writes; only after ``join``."""
         assert self._alive is not None, "join first"
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> Member | None:
-        """Create the ``alive`` key as joining; the other node when its id is taken, None when it is ours now."""
+        """Create the ``alive`` key as joining; return the other node when its id is taken, None when it is ours now."""
         key = keys.alive(self.member.worker)
         for attempt in range(_JOIN_ATTEMPTS):
             try:
@@ -113,7 +107,11 @@ class Registration:
                     mirror.wait_until(lambda state: key not in state, min(max(0.0, left), _LOOK_S))
                 except WaitTimeout:
                     if left <= 0:
-                        raise in_use(other) from None
+                        msg = (
+                            f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; give this node "
+                            "another id, or end that process and wait until its session has run out"
+                        )
+                        raise NodeIdInUse(msg) from None
                 if closing.is_set():
                     msg = f"node {self.member.worker} is closing; it does not join any more"
                     raise Closed(msg)
@@ -157,7 +155,7 @@ class Registration:
 
     def become_ready(self) -> None:
         """Tell the manager that all is registered."""
-        ready = self.member.ready()
+        ready = self.member.with_state("ready")
         ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
         try:
             self._alive = self._store.commit(self.fences, ops).entries[0]
@@ -181,17 +179,8 @@ class Registration:
     def leave(self) -> None:
         """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""
         me = self.member.worker
-        self.member = self.member.leaving()
+        self.member = self.member.with_state("leaving")
         ops = [Put(keys.alive(me), self.member.encode(), session=self._session)]
         self._alive = self._store.commit(self.fences, ops).entries[0]
         jobs = self._store.children(keys.available(me))
         commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
-
-
-def in_use(other: Member) -> NodeIdInUse:
-    """The error for a node id that another live node has."""
-    msg = (
-        f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; "
-        "give this node another id, or end that process and wait until its session has run out"
-    )
-    return NodeIdInUse(msg)

@@ -1,4 +1,4 @@
-"""What the last node to close removes: nothing is left in the store but what is kept on purpose.
+"""The last node to close removes everything from the store but what is kept on purpose.
 
 Kept are settings, marks of nodes, the audit, and the progress of cron schedules. A node says ``leaving`` before it
 looks whether others live, so of nodes that close at the same time the last one to say so sees that nobody stays. A node

@@ -1,4 +1,4 @@
-"""What happens on a node as structured log records: the event and its figures are attributes of the record.
+"""Events of a node as structured log records: the event and its figures are attributes of the record.
 
 A formatter that writes JSON finds them in ``record.latchwork``: ``{"event": "run_failed", "node": "n1", ...}``.
 """

@@ -1,4 +1,4 @@
-"""What a node tells those who watch it: starts and ends, rebalances, reads of work pools. No network here.
+"""What a node tells its observers: starts and ends, rebalances, reads of work pools. No network here.
 
 An observer is called in the thread where the thing happens, so it must not block. See ``store.Observers`` for one that
 raises.
@@ -72,7 +72,7 @@ class PoolInfo:
 
 
 class ObservedNode(Protocol):
-    """What an observer may ask of a node, a ``JobManager``, at any time and from any thread; no answer waits."""
+    """A node, a ``JobManager``, as observers see it: they may ask at any time, from any thread; no answer waits."""
 
     @property
     def node_id(self) -> str:
@@ -104,7 +104,7 @@ class Observer:
         """The node has left, which took so long."""
 
     def run(self, info: RunInfo) -> AbstractContextManager[Any] | None:  # noqa: ARG002 - for those who override it
-        """A run starts: what is returned is entered before it, and left after it, with its exception if it raised."""
+        """A run starts: the returned context manager is entered before it, and left with its exception if it raised."""
         return None
 
     def rebalanced(self, info: RebalanceInfo) -> None:

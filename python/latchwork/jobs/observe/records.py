@@ -1,4 +1,4 @@
-"""What a node says of itself: its state, what it has done, and whether it does its work."""
+"""A node's state, its counters and its health, as it tells them."""
 
 from __future__ import annotations
 

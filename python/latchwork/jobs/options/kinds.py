@@ -63,28 +63,24 @@ class Threads:
         return [tuple(ordered[a:b]) for a, b in pairwise(bounds)]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What values an option takes.
+    """The values that an option takes.
 
     Attributes:
-        check: gives the value as it is kept, of the option's name and a value from the code. Raises ValueError when it
-            cannot be used; the message begins with the name.
+        check: takes the option's name and a value from the code, and returns the value to keep. Raises ValueError for
+            one that cannot be used; the message begins with the name.
         read: the same for a setting, whose value comes from the code or was stored; by default as ``check``.
-        encode: gives a setting's value for JSON.
-        in_force: gives the value of the option where a setting holds.
+        encode: returns a setting's value for JSON.
+        in_force: returns the value that the option has where this setting is set.
         least: the least number.
         flag: the type of its flag on the command line; None when it has none of its own.
     """
 
     check: Callable[[str, Any], Any]
     read: Callable[[str, Any], Any] | None = None
-    encode: Callable[[Any], Any] = _same
-    in_force: Callable[[Any], Any] = _same
+    encode: Callable[[Any], Any] = lambda value: value
+    in_force: Callable[[Any], Any] = lambda value: value
     least: float | None = None
     flag: type | None = None
 

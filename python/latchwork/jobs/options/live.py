@@ -14,8 +14,7 @@ from typing import Protocol
 
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
-from latchwork.jobs.options.node import NODE_DEFAULTS, NodeOptions
-from latchwork.jobs.options.settings import ClusterSettings, JobOptions, JobSettings, Settings
+from latchwork.jobs.options.settings import NODE_DEFAULTS, JobOptions, JobSettings, NodeOptions, Settings
 from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
 from latchwork.types import Entry
@@ -29,14 +28,14 @@ def read_settings(store: Store) -> Settings:
 
 
 class SettingsReader:
-    """Turns stored entries into settings; a document that cannot be used is reported once. One thread at a time."""
+    """Decodes stored entries; a document that cannot be used is reported once. One thread at a time."""
 
     def __init__(self) -> None:
         self._reported: dict[str, object] = {}
 
     def read(self, entries: Iterable[Entry]) -> Settings:
         """The settings in these entries."""
-        cluster = ClusterSettings()
+        cluster = stored.ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
             try:
@@ -45,7 +44,7 @@ class SettingsReader:
                 self._report(entry, [str(error)])
                 continue
             if entry.key == stored.CLUSTER:
-                cluster, bad = stored.decode(ClusterSettings(), document)
+                cluster, bad = stored.decode(stored.ClusterSettings(), document)
             elif entry.key.startswith(f"{stored.JOBS}/"):
                 jobs[entry.key[len(stored.JOBS) + 1 :]], bad = stored.decode(JobSettings(), document)
             else:
@@ -73,6 +72,9 @@ class LiveSettings:
         node: the options of this node, as its code says; a ``disconnect_grace_s`` that is longer than its TTLs allow is
             cut to that.
         wall_s: seconds since the epoch.
+    Attributes:
+        now: what is stored, as far as this node can follow it.
+        node: the options of this node in force.
     """
 
     def __init__(
@@ -82,31 +84,21 @@ class LiveSettings:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = jobs
-        self._code = self._node = node
+        self._code = self.node = node
         self._too_long_s: float | None = None
         self._wall_s = wall_s
         self._mutex = threading.Lock()
         self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
-        self._settings = Settings()
+        self.now = Settings()
         self._reader = SettingsReader()
         self._listeners: list[Callable[[], None]] = []
         self._mirror: Mirror | None = None
         self._unsubscribe = [job.subscribe(self._job_said) for job in jobs.values()]
 
-    @property
-    def now(self) -> Settings:
-        """What is stored, as far as this node can follow it."""
-        return self._settings
-
-    @property
-    def node(self) -> NodeOptions:
-        """The options of this node that hold."""
-        return self._node
-
     def options(self, job_id: str) -> JobOptions:
-        """The options that hold for one of this node's jobs; who asks first after a change sees to its moment."""
+        """The options in force for a job of this node; the first call after a change of its schedule notes when."""
         with self._mutex:
-            found = self._settings.job(job_id).over(self._jobs[job_id])
+            found = self.now.job(job_id).over(self._jobs[job_id])
             schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
             if found.schedule != schedule:
                 since_s = self._wall_s()
@@ -115,7 +107,7 @@ class LiveSettings:
 
     def is_enabled(self, job_id: str) -> bool:
         """Whether a job may run."""
-        return self._settings.is_enabled(job_id)
+        return self.now.is_enabled(job_id)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call this after each change; it must not block."""
@@ -141,9 +133,9 @@ class LiveSettings:
 
     def _reread(self) -> None:
         assert self._mirror is not None
-        before = self._settings
+        before = self.now
         self._adopt(self._mirror.snapshot().values())
-        found = self._settings
+        found = self.now
         if found == before:
             return
         for job_id in self._jobs:
@@ -152,11 +144,11 @@ class LiveSettings:
         self._tell()
 
     def _adopt(self, entries: Iterable[Entry]) -> None:
-        self._settings = self._usable(self._reader.read(entries))
-        self._node = self._code.under(self._settings.cluster)
+        self.now = self._usable(self._reader.read(entries))
+        self.node = self._code.under(self.now.cluster)
 
     def _usable(self, found: Settings) -> Settings:
-        """The settings, with what other nodes may be able to do and this one is not cut to what it can."""
+        """The settings, with a grace that is too long for this node cut to what its TTLs allow."""
         grace_s, longest_s = found.cluster.disconnect_grace_s, self._code.longest_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None

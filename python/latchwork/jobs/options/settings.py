@@ -1,12 +1,12 @@
-"""Settings of a cluster that change while it runs: switches, and options that override those of the code.
+"""The options of a job and of a node, and the settings of a cluster: switches, and options that override the code's.
 
 Nothing here touches the network.
 
 Keys:   settings/cluster        JSON; what holds for all jobs, and for the manager
         settings/jobs/<job>     JSON; what holds for one job
 
-A field that is absent means: as the code says. A field that this version does not know, or whose value it cannot use,
-is left alone and reported, so that two versions may share a cluster.
+An absent field leaves the option as the code sets it. A field that this version does not know, or whose value it cannot
+use, is left alone and reported, so that two versions may share a cluster.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from latchwork.jobs.options.table import documented, rows
 SETTINGS = "settings"
 CLUSTER = "settings/cluster"
 JOBS = "settings/jobs"
+#: Runs are told to stop when this part of the TTL is left of their locks, if not earlier.
+STOP_MARGIN = 0.25
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,10 @@ class JobOptions(table.JobRows[NoReturn, Threads], table.JobOnly):
     schedule_since_s: float | None = field(default=None, compare=False)
 
 
-JOB_DEFAULTS = table.defaults(JobOptions)
-
-
 @documented(table.JobSwitches, table.JobRows)
 @dataclass(frozen=True)
 class JobSettings(table.JobRows[None, int | None], table.JobSwitches):
-    """What is set for one job; None is what the code says. ``threads`` is their number, 0 for one per item."""
+    """The settings of one job; None leaves the code's option. ``threads`` is a number, 0 for one per item."""
 
     def over(self, job: object) -> JobOptions:
         """The options that hold for the job, whose own are its attributes."""
@@ -52,7 +51,43 @@ class JobSettings(table.JobRows[None, int | None], table.JobSwitches):
 @documented(table.ClusterSwitches, table.NodeRows)
 @dataclass(frozen=True)
 class ClusterSettings(table.NodeRows[None], table.ClusterSwitches):
-    """What is set for the whole cluster; None is what the code says."""
+    """The settings of the whole cluster; None leaves the code's option."""
+
+
+@dataclass(frozen=True)
+class NodeOptions(table.NodeRows[NoReturn], table.NodeOnly):
+    """The options of a node: what ``JobManager`` was given, or what holds now."""
+
+    @property
+    def longest_grace_s(self) -> float:
+        """The longest time that runs can go on without the store: as long as the locks allow, and the session lasts."""
+        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_ttl_s)
+
+    def under(self, settings: ClusterSettings) -> NodeOptions:
+        """These options, overridden by what is set for the cluster."""
+        return table.in_force(NodeOptions, settings, self)
+
+
+NODE_DEFAULTS = table.defaults(NodeOptions)
+
+
+def node_options(given: Mapping[str, Any]) -> NodeOptions:
+    """Check all options of a node, by name; other names are ignored.
+
+    Raises:
+        ValueError: one cannot be used; the message names it.
+    """
+    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in rows(NodeOptions)})
+    grace_s, longest_s = options.disconnect_grace_s, options.lock_ttl_s * (1 - STOP_MARGIN)
+    if grace_s is None:
+        return options
+    if grace_s > longest_s:
+        locks = f"locks of {options.lock_ttl_s:g} s"
+        raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {locks} allow {longest_s:g}; raise lock_ttl_s")
+    if grace_s > options.session_ttl_s:
+        after = f"others get the items after {options.session_ttl_s:g} s"
+        raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {after}; raise session_ttl_s")
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +103,7 @@ class Settings:
     jobs: Mapping[str, JobSettings] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobSettings:
-        """What is set for a job."""
+        """The settings of a job."""
         return self.jobs.get(job_id, JobSettings())
 
     def is_enabled(self, job_id: str) -> bool:

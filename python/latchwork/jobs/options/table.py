@@ -1,4 +1,4 @@
-"""The table of options: each is told once, in one row. Nothing here touches the network.
+"""The table of options: one row describes each. Nothing here touches the network.
 
 A row says what an option is called (its unit is the end of its name), what values it takes, what holds unless it is
 given, and what it does. From the rows come the checks of ``Job``, ``JobManager`` and of settings, the flags of the
@@ -39,9 +39,8 @@ class Row:
         kind: what values it takes.
         default: what holds unless it is given; an option with a default of None may be given None.
         text: what it does, in Markdown; with its unit before it, it is a sentence.
-        none: what None comes to.
+        none: what None means.
         flag: ``latchwork run`` has a flag for it, if its kind has one.
-        name: its name.
     """
 
     kind: Kind

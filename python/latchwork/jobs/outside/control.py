@@ -45,7 +45,7 @@ class LockFree(LatchworkError, LookupError):
 
 
 def who_we_are() -> str:
-    """Who changes things, for people who look later: user and host."""
+    """The user and host that change things, for people who look later."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -118,7 +118,7 @@ class Control:
     def drain(self, node: str) -> None:
         """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts.
 
-        Of a node whose restart was announced this calls the restart off: its share is given to the others for good.
+        An announced restart of the node is called off: its share is given to the others for good.
         """
         self._mark(NodeMark(check_id("node", node), "drained"))
         entry = self._store.get(mark_key(node))

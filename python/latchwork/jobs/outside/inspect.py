@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from latchwork.errors import LatchworkError
+from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed import BadHead, MissingChunk
-from latchwork.jobs.stored.packed_store import from_entries, read
-from latchwork.jobs.stored.strategies import noted_strategies
+from latchwork.jobs.stored.packed_store import from_entries_or_read
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry
@@ -179,13 +179,13 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
     members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
-    shares = _shares(store, registered)
+    shares, available = _shares(store, registered), _by_worker(registered, "available")
     nodes = {
         member.worker: NodeView(
             node_id=member.worker,
             member=member,
             is_manager=member.worker == manager,
-            jobs=_available(member.worker, registered),
+            jobs=tuple(sorted(entry.key.split("/", 3)[3] for entry in available.get(member.worker, ()))),
             assigned=shares.get(member.worker, {}),
         )
         for member in members
@@ -197,39 +197,32 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         pools=pools,
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
-        marks=decode_marks({entry.key: entry.value for entry in store.list(NODES)}),
+        marks=decode_marks(store.list(NODES)),
         strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
     )
 
 
-def _available(worker: str, registered: Iterable[Entry]) -> tuple[str, ...]:
-    prefix = f"{keys.available(worker)}/"
-    return tuple(sorted(entry.key[len(prefix) :] for entry in registered if entry.key.startswith(prefix)))
+def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned"]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in registered:
+        parts = entry.key.split("/", 3)
+        if len(parts) == 4 and parts[2] == kind:  # anything else was put there by somebody else
+            found.setdefault(parts[1], []).append(entry)
+    return found
 
 
 def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
-    by_worker: dict[str, list[Entry]] = {}
-    for entry in registered:
-        parts = entry.key.split("/", 3)
-        if len(parts) == 4 and parts[2] == "assigned":  # anything else was put there by somebody else
-            by_worker.setdefault(parts[1], []).append(entry)
-    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in by_worker.items()}
+    parts = _by_worker(registered, "assigned")
+    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in parts.items()}
     return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
 
 
 def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
     """The sets whose heads are directly below the prefix, by job, sorted."""
     by_key = {entry.key: entry for entry in entries}
-    heads = sorted(key for key in by_key if "/" not in key[len(prefix) + 1 :])
-    found = {}
-    for head in heads:
-        try:
-            stored = from_entries(head, by_key)
-        except (MissingChunk, BadHead):  # written while it was listed
-            stored = read(store, head)
-        found[head[len(prefix) + 1 :]] = stored.packed.items
-    return found
+    names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
+    return {name: from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
 
 
 def _active(store: Store) -> tuple[Activity, ...]:

@@ -18,7 +18,7 @@ _FEW = 5
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """What is known of one item.
+    """Everything that is known of one item.
 
     Attributes:
         job: its job.
@@ -137,7 +137,7 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
 
 
 def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
-    """What the strategy makes of the cluster as it is; None while nodes are away, or of a custom strategy."""
+    """Why the strategy places the item where it does; None while nodes are away, and for a custom strategy."""
     strategy = described_strategy(word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
         return None

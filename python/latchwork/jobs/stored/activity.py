@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: So many items of a job are named at most, by each node; the rest is counted.
+#: Each node names at most so many items of a job; the rest is counted.
 NAMED = 100
 _MOST_BYTES = 64 * 1024
 
@@ -40,13 +40,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """One run that is going on.
-
-    Attributes:
-        job: the job's id.
-        items: its share.
-        since_s: when it began, in seconds since the epoch.
-    """
+    """One run that is going on, and when it began, in seconds since the epoch."""
 
     job: str
     items: tuple[str, ...]
@@ -73,7 +67,7 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
 
 
 def decode_activity(node: str, value: bytes) -> list[Activity]:
-    """What a value says; nothing for what is unreadable, newer fields are skipped."""
+    """Decode a value; an unreadable one is empty, newer fields are skipped."""
     try:
         return [
             Activity(

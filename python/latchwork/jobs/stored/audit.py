@@ -1,4 +1,4 @@
-"""What people did to a cluster by hand, for those who look later; and what it means for the locks they freed.
+"""Records of what people did to a cluster by hand, and which locks they freed.
 
 Keys:   audit/<number>      JSON, one each, in order; the leader keeps the last 1,000
 """
@@ -21,13 +21,13 @@ class AuditRecord:
     """A lock that was freed by hand.
 
     Attributes:
-        job: of which job.
-        item: which work item.
-        token: the fencing token of the holder it was taken from: what that one writes with it is refused.
-        holder: who that was.
-        by: who did it.
+        job: the job's id.
+        item: the work item.
+        token: the fencing token of the holder that lost the lock: writes with it are refused.
+        holder: the holder that lost the lock.
+        by: the person who freed it.
         at: when, for people.
-        reason: why, as they said.
+        reason: the reason that the person gave.
         what: ``force-release``.
     """
 
@@ -56,7 +56,7 @@ def decode_record(value: bytes) -> AuditRecord | None:
 
 
 def read_audit(store: Store) -> list[AuditRecord]:
-    """What was done by hand, the oldest first."""
+    """The records, the oldest first."""
     return [record for entry in store.list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 
@@ -72,7 +72,7 @@ def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 
 
 def trim_audit(store: Store, checks: list[Check]) -> int:
-    """Delete all but the last records; how many. By the leader, now and then."""
+    """Delete all but the last records and return how many; the leader does it now and then."""
     names = store.children(AUDIT)
     gone = names[: max(0, len(names) - KEPT)]
     for name in gone:

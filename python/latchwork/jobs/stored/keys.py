@@ -9,10 +9,10 @@ Keys:   alive/<worker>                              session-bound; who lives
         work-pool/<job>[/<chunk>]                   all work items of a job
         runs/<worker>                               session-bound; which runs go on there; see activity.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
-        fired/<job>/<cell>[/items]                  which cron fire times have started; see fires.py
-        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see settings.py
+        fired/<job>/<cell>[/items]                  which cron fire times have started; see cron/cells.py
+        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see options/settings.py
         audit/<number>                              what was done by hand; see audit.py
-        nodes/<node>[/reserved/<job>[/<chunk>]]    drained, or being restarted; see marks.py
+        nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see maintenance.py
         versions/{work-pool,worker,assignment}      guards, bumped by what changes their subtree
 """
 

@@ -1,13 +1,12 @@
-"""The work pools as the leader knows them: followed by a watch, read when a head has changed, kept as texts once.
+"""The work pools as the leader knows them: followed by a watch, read when a head has changed, each text kept once.
 
-Only versions are followed: values of pools are as large as the pools. Chunks never change, so of a pool that changed
-no more is read than the chunks that were not known before, and what stays is made of the same strings.
+The watch leaves out values, which are as large as the pools. Chunks never change, so of a pool that changed only the
+chunks that are not known yet are read, and items that stay keep their strings.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -21,12 +20,7 @@ class KnownPools:
     """All work pools of a cluster. One thread only; whoever made the mirror closes it."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
-        """Read nothing yet.
-
-        Args:
-            store: the cluster's.
-            mirror: of the work pool; its values are not looked at.
-        """
+        """Read nothing yet. The mirror is of the work pool; its values are not looked at."""
         self._store = store
         self._mirror = mirror
         self._known: dict[str, _Pool] = {}
@@ -51,7 +45,7 @@ class KnownPools:
         return pools
 
     def chunks(self) -> dict[str, list[str]]:
-        """Job to the keys of all chunks that there are, named by a head or not; of every job that has any key."""
+        """Job to the keys of its chunks, whether a head names them or not; of every job that has any key."""
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -69,13 +63,7 @@ class KnownPools:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool.
-
-    Attributes:
-        version: of its head.
-        items: all of them, sorted.
-        spans: where the items of each chunk begin and end, by its name.
-    """
+    """A pool at a version of its head: its sorted items, and where those of each chunk begin and end."""
 
     version: object
     items: tuple[str, ...]
@@ -89,14 +77,18 @@ class _Pool:
     def same(self, packed: PackedSet) -> tuple[str, ...]:
         """The items of a set, made of our strings where they equal ours."""
         if not packed.chunks:
-            return tuple(self._same(packed.inline))
-        parts = (chunk.items if chunk.name in self.spans else self._same(chunk.items) for chunk in packed.chunks)
-        return tuple(item for part in parts for item in part)
+            return tuple(own_text(self.items, item) for item in packed.inline)
+        found: list[str] = []
+        for chunk in packed.chunks:
+            is_known = chunk.name in self.spans
+            found += chunk.items if is_known else [own_text(self.items, item) for item in chunk.items]
+        return tuple(found)
 
-    def _same(self, items: Iterable[str]) -> Iterator[str]:
-        for item in items:
-            at = bisect_left(self.items, item)
-            yield self.items[at] if at < len(self.items) and self.items[at] == item else item
+
+def own_text(items: tuple[str, ...], item: str) -> str:
+    """The very string of a sorted tuple that equals this one, if it has it, so that no text is kept twice."""
+    at = bisect_left(items, item)
+    return items[at] if at < len(items) and items[at] == item else item
 
 
 _NOTHING = _Pool(None, (), {})

@@ -1,4 +1,4 @@
-"""What an operator has said of a node: drained, or about to be restarted. Nothing here touches the network.
+"""The states that an operator gives to nodes: drained, or about to be restarted. Nothing here touches the network.
 
 Keys:   nodes/<node>                            JSON; absent for a node that takes its part as usual
         nodes/<node>/reserved/<job>[/<chunk>]   the share that waits for a node which is being restarted
@@ -11,25 +11,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from latchwork.types import Entry
+
 NODES = "nodes"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMark:
-    """What was said of one node.
+    """The state that an operator gave to one node.
 
     Attributes:
         node: its id.
         state: ``drained``: it gets no items until the mark is removed. ``restarting``: it gets none until it is back
             from another start, then exactly those it had.
-        incarnation: of a restarting node, the one that is to go.
-        start: likewise, the start that is to go; the node is not back when that registers anew. Empty when it did not
-            say, then any other incarnation counts as back.
+        incarnation: the incarnation of a restarting node that ends.
+        start: the start of a restarting node that ends: the node is not back when this start registers anew. Empty if
+            unknown; then any other incarnation counts as back.
         timeout_s: seconds that its share is kept for a restarting node.
-        weight: of a restarting node, once its share is reserved; None before.
-        jobs: likewise, the jobs it could run.
-        labels: likewise, what it said about itself.
-        by: who said so.
+        weight: the weight of a restarting node, once its share is reserved; None before.
+        jobs: the jobs that it could run; like ``labels``, set together with ``weight``.
+        by: the person who said so.
         at: when, for people.
     """
 
@@ -117,13 +118,8 @@ def reserved_nodes(found: Iterable[str]) -> dict[str, list[str]]:
     return by_node
 
 
-def decode_marks(values: Mapping[str, bytes]) -> dict[str, NodeMark]:
-    """The marks among the values at and below ``nodes``, by node; what cannot be read is left out."""
-    found = {}
-    for key, value in values.items():
-        node = key[len(NODES) + 1 :]
-        if node and "/" not in node:
-            mark = decode_mark(node, value)
-            if mark is not None:
-                found[node] = mark
-    return found
+def decode_marks(entries: Iterable[Entry]) -> dict[str, NodeMark]:
+    """The marks among the entries at and below ``nodes``, by node; what cannot be read is left out."""
+    values = {entry.key[len(NODES) + 1 :]: entry.value for entry in entries}
+    marks = {node: decode_mark(node, value) for node, value in values.items() if node and "/" not in node}
+    return {node: mark for node, mark in marks.items() if mark is not None}

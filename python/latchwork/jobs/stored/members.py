@@ -1,4 +1,4 @@
-"""Who lives: the record at ``alive/<worker>``. Nothing here touches the network."""
+"""The record of a living worker, at ``alive/<worker>``. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ MemberState = Literal["joining", "ready", "leaving"]
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a node says about itself.
-
-    Attributes:
-        node_id: its id.
-        session_ttl_s: the TTL to ask for, in seconds.
-        weight: how much it takes, relative to others.
-        labels: anything, for people and strategies.
-        lacks: the jobs that require labels which this node does not have, with those labels.
-    """
+    """What a node says about itself, see ``Member``; ``session_ttl_s`` is the TTL to ask for, in seconds."""
 
     node_id: str
     session_ttl_s: float
@@ -84,13 +76,9 @@ class Member:
             lacks={job: dict(missing) for job, missing in options.lacks.items()},
         )
 
-    def ready(self) -> Member:
-        """The same, registered."""
-        return replace(self, state="ready")
-
-    def leaving(self) -> Member:
-        """The same, closing."""
-        return replace(self, state="leaving")
+    def with_state(self, state: MemberState) -> Member:
+        """The same start in another state."""
+        return replace(self, state=state)
 
     def encode(self) -> bytes:
         """The value of its key: JSON, readable with the server's own tools."""

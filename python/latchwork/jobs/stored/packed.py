@@ -38,12 +38,7 @@ class BadHead(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One immutable part of a set.
-
-    Attributes:
-        name: its key segment, never used twice.
-        items: sorted, unique, not empty.
-    """
+    """One immutable part of a set: a key segment that is never used twice; items that are sorted, unique, not empty."""
 
     name: str
     items: tuple[str, ...]
@@ -71,7 +66,7 @@ class PackedSet:
 
     def names(self) -> tuple[str, ...]:
         """The names of its chunks, in order."""
-        return tuple(chunk.name for chunk in self.chunks) if self.chunks else ()
+        return tuple(chunk.name for chunk in self.chunks)
 
     def made_of(self, items: tuple[str, ...]) -> PackedSet:
         """The same set, made of these strings, which equal its own."""
@@ -96,7 +91,7 @@ EMPTY = PackedSet()
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How to turn one stored set into another.
+    """The writes that make one stored set another.
 
     Attributes:
         after: the set as it will be stored.
@@ -108,11 +103,6 @@ class Update:
     added: dict[str, bytes] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
-    @property
-    def cost_bytes(self) -> int:
-        """About how many bytes it writes."""
-        return len(self.after.head()) + sum(len(value) for value in self.added.values())
-
 
 def chunk_names(head: bytes) -> tuple[str, ...]:
     """The names of the chunks that a head needs, in order.
@@ -120,19 +110,13 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     Raises:
         BadHead: it is no head.
     """
-    names = _load_head(head).get("chunks", [])
-    return tuple(_texts(names))
-
-
-def not_known(_name: str) -> tuple[str, ...] | None:
-    """No chunk is known."""
-    return None
+    return _texts(_load_head(head).get("chunks", []))
 
 
 def decode(
     head: bytes,
     chunk_value: Callable[[str], bytes | None],
-    known: KnownChunks = not_known,
+    known: KnownChunks = lambda _name: None,
 ) -> PackedSet:
     """The set that a head and its chunks stand for.
 
@@ -203,7 +187,7 @@ def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
 
 
 def _fits_inline(items: list[str], total: int) -> bool:
-    """Whether the head may hold them: JSON may need up to 6 bytes for a character."""
+    """Whether the head can hold them: JSON may need up to 6 bytes for a character."""
     return 6 * total <= 2 * _INLINE_BYTES or len(_dump(items)) <= 2 * _INLINE_BYTES
 
 
@@ -237,8 +221,8 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
     merged: list[_Part] = []
     carry = False
     for part in parts:
-        small = part.name is None and _size(part.items) < target // 4
-        if merged and (small or carry) and _size(merged[-1].items) + _size(part.items) <= 2 * target:
+        small = part.name is None and len(_dump(part.items)) < target // 4
+        if merged and (small or carry) and len(_dump(merged[-1].items)) + len(_dump(part.items)) <= 2 * target:
             merged[-1] = _Part(None, merged[-1].items + part.items)
             carry = False
         else:
@@ -248,16 +232,12 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
 
 
 def _split(items: list[str], target: int) -> Iterable[tuple[str, ...]]:
-    size = _size(items)
+    size = len(_dump(items))
     if size <= 2 * target:
         return [tuple(items)]
     sizes = [len(_dump(item)) + 1 for item in items]
     pieces = batched(sizes, len(items), max(1, -(-size // -(-size // target))))
     return [tuple(items[piece]) for piece in pieces]
-
-
-def _size(items: Sequence[str]) -> int:
-    return len(_dump(items))
 
 
 def _dump(value: object) -> bytes:

@@ -23,7 +23,6 @@ from latchwork.jobs.stored.packed import (
     batched,
     chunk_names,
     decode,
-    not_known,
     plan_update,
 )
 from latchwork.store import Store
@@ -41,12 +40,7 @@ _WRITE_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A set with the head it was read from.
-
-    Attributes:
-        head: the head's entry, None when there is none.
-        packed: the set.
-    """
+    """A set with the head it was read from, if there was one."""
 
     head: Entry | None = None
     packed: PackedSet = EMPTY
@@ -68,11 +62,6 @@ class ChunkNames:
         return f"{self.tag}-{next(self._numbers):x}"
 
 
-def tag_of(chunk_name: str) -> str:
-    """The incarnation that wrote a chunk."""
-    return chunk_name.rpartition("-")[0]
-
-
 def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
     """The set at ``key`` from entries by full key, such as a mirror's.
 
@@ -91,7 +80,15 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
     return Stored(head, decode(head.value, chunk_value))
 
 
-def read(store: Store, key: str, known: KnownChunks = not_known) -> Stored:
+def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> Stored:
+    """The set at ``key`` from entries; read anew if they do not fit together, for they were not read at one moment."""
+    try:
+        return from_entries(key, entries)
+    except (MissingChunk, BadHead):
+        return read(store, key)
+
+
+def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Stored:
     """Read the set at ``key``; when a chunk is missing because the set is being rewritten, its new head is read.
 
     Chunks of which ``known`` gives the items are not read. Never fails on content: a head that cannot be
@@ -119,13 +116,13 @@ def read(store: Store, key: str, known: KnownChunks = not_known) -> Stored:
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of updates, given with the keys of their heads, each transaction under the checks; bytes."""
+    """Write the new chunks of updates, given with their heads' keys, under the checks; return about how many bytes."""
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that updates dropped, after their heads were flipped; how many bytes that is."""
+    """Delete the chunks that updates dropped, after their heads were flipped; return about how many bytes."""
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
 
@@ -211,7 +208,8 @@ def orphans(key: str, found: Iterable[str], head: Entry | None, living: Collecti
     lost = []
     for full in found:
         name = full.removeprefix(f"{key}/")
-        if name != full and name not in named and tag_of(name) not in living:
+        writer = name.rpartition("-")[0]  # see ChunkNames
+        if name != full and name not in named and writer not in living:
             lost.append(full)
     return lost
 

@@ -6,21 +6,20 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import BadHead, MissingChunk
-from latchwork.jobs.stored.packed_store import from_entries, read
+from latchwork.jobs.stored.packed_store import from_entries_or_read
 from latchwork.store import Mirror, Store
 from latchwork.types import Change
 
 
 class WorkerShares:
-    """What one worker has, by job. One thread asks at a time; whoever made it closes it."""
+    """The items of one worker, by job. One thread asks at a time; whoever made it closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
         """Begin to follow, and wait for the first state.
 
         Args:
-            store: of the cluster.
-            node_id: whose.
+            store: the cluster's store.
+            node_id: the worker's node.
             on_change: called when something may have changed, on a thread for callbacks; must not block.
         Raises:
             Unavailable: the first state did not come in time.
@@ -70,10 +69,4 @@ class WorkerShares:
             return
         known = self._decoded.get(job)
         if known is None or known[0] != head.version:
-            self._decoded[job] = (head.version, self._items(key))
-
-    def _items(self, key: str) -> tuple[str, ...]:
-        try:
-            return from_entries(key, self._mirror).packed.items
-        except (MissingChunk, BadHead):  # the mirror shows keys one by one, and may be behind: ask the store
-            return read(self._store, key).packed.items
+            self._decoded[job] = (head.version, from_entries_or_read(self._store, key, self._mirror).packed.items)

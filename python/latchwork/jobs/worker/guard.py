@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from latchwork.clock import Clock
-from latchwork.jobs.options.node import STOP_MARGIN
+from latchwork.jobs.options.settings import STOP_MARGIN
 from latchwork.jobs.options.table import LEAST_GRACE_S
+from latchwork.jobs.worker.runs import JobRun
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _RETRY_S = 0.1
 
 
 def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
-    """How much is left of their locks when runs are told to stop, in seconds.
+    """Seconds that are left of their locks when runs are told to stop.
 
     Args:
         lock_ttl_s: how long locks last after the last confirmed renewal.
@@ -29,27 +29,6 @@ def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
     """
     least_s = lock_ttl_s * STOP_MARGIN
     return least_s if grace_s is None else max(least_s, lock_ttl_s - max(LEAST_GRACE_S, grace_s))
-
-
-class GuardedRun(Protocol):
-    """What the guard asks of a live run, and the one thing it tells it."""
-
-    @property
-    def ended(self) -> bool:
-        """True once it does nothing more."""
-        ...
-
-    @property
-    def stopping(self) -> bool:
-        """True once it was told to stop."""
-        ...
-
-    def remaining_s(self) -> float:
-        """Seconds its locks surely last."""
-        ...
-
-    def stop(self) -> None:
-        """Tell it to stop; must not block."""
 
 
 class RunGuard:
@@ -66,7 +45,7 @@ class RunGuard:
     def __init__(
         self,
         node_id: str,
-        runs: Callable[[], Iterable[GuardedRun]],
+        runs: Callable[[], Iterable[JobRun]],
         *,
         margin_s: Callable[[], float],
         on_stop: Callable[[], None],
@@ -104,7 +83,7 @@ class RunGuard:
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Stop what would outlive its locks; seconds until it must be looked at again, None with nothing to guard."""
+        """Stop runs that would outlive their locks; return the seconds until the next look, None without runs."""
         left = [(run.remaining_s(), run) for run in self._runs() if not run.ended and not run.stopping]
         margin_s = self._margin_s()
         doomed = [(left_s, run) for left_s, run in left if left_s <= margin_s]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from latchwork.errors import LatchworkError, LockLost
+from latchwork.jobs.cron.progress import Hold
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
@@ -19,25 +19,12 @@ from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
 
-#: So many locks are asked for, or given back, in one call at most.
+#: One call asks for, or gives back, at most so many locks.
 SLICE = 450
 
 
-@dataclass(frozen=True, slots=True)
-class ItemHold:
-    """One item's lock.
-
-    Attributes:
-        token: its fencing token.
-        owner_id: the owner it belongs to.
-    """
-
-    token: int
-    owner_id: str
-
-
 class RunLocks:
-    """The very holds a run was started with. Safe to share between threads.
+    """The holds that a run was started with, and no later ones. Safe to share between threads.
 
     A lock that was lost and then taken anew is another hold: between the two somebody else may have worked on the item,
     so the run gets no fence any more. The holds of a live run are never released, they end with their owner only.
@@ -48,9 +35,9 @@ class RunLocks:
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
-    def holds(self, items: Iterable[str]) -> dict[str, ItemHold]:
+    def holds(self, items: Iterable[str]) -> dict[str, Hold]:
         """Item to its lock: who owns it, and since when."""
-        return {item: ItemHold(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
+        return {item: Hold(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
         """Seconds all of them are ours for certain; 0 once one is lost."""
@@ -99,7 +86,7 @@ class ItemLocks:
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Follow the other owners from now on, so that a takeover needs no new TTL."""
+        """Follow the other owners from now on, so that a takeover needs no new TTL; the earlier the better."""
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         self._audit = audit = self._store.mirror(AUDIT)
@@ -175,10 +162,6 @@ class ItemLocks:
         for name in names:
             self._pairs.pop(name, None)
 
-    def holder(self, job: str, item: str) -> str:
-        """Who holds an item, for a log line."""
-        return str(self._keeper.state(keys.lock_name(job, item)).holder or "nobody")
-
     def sweep(self) -> tuple[int, int]:
         """Remove what dead owners left; best by one node now and then."""
         return self._keeper.sweep()
@@ -198,7 +181,7 @@ class ItemLocks:
     def _wait(self, job: str, item: str, name: str) -> None:
         key = (job, item)
         with self._mutex:
-            self._waits[key] = _nothing
+            self._waits[key] = lambda: None  # until it is set up
         try:
             cancel = self._keeper.when_free(name, lambda _name: self._free(key))
         except LatchworkError:
@@ -215,7 +198,3 @@ class ItemLocks:
                 return
             self._freed.add(key)
         self._wake()
-
-
-def _nothing() -> None:
-    """A wait that is just being set up."""

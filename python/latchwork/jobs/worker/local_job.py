@@ -1,4 +1,4 @@
-"""What a worker knows of one job: its live runs, and what its items are due for. Nothing here touches the network."""
+"""One job of a worker: its live runs, and when its items are due. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ class LocalJob:
     """One job on one node. Only the worker's thread writes it.
 
     Attributes:
-        job: the job.
         options: its options as of the last look.
         enabled: whether it may run, as of the last look.
-        counters: its runs and failures.
         runs: its live runs, those told to stop included, by number.
         warned: numbers of the runs whose not stopping was reported.
         filling: more of its locks are asked for right now.
@@ -56,7 +54,7 @@ class LocalJob:
         return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
 
     def reap(self, now: Instant) -> list[JobRun]:
-        """Forget the runs that have ended, and remember what their items are due for; the runs forgotten."""
+        """Forget the runs that have ended, remember when their items are due, and return those runs."""
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
             del self.runs[run.number]

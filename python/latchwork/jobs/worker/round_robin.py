@@ -12,7 +12,7 @@ from latchwork.jobs.worker.item_locks import SLICE, ItemLocks
 
 
 class LockWork:
-    """What is to be done for the locks of one job; waits for any other of its items are forgotten at once.
+    """The calls to make for the locks of one job; waits for any other of its items are forgotten at once.
 
     Args:
         locks: the node's.
@@ -34,7 +34,7 @@ class LockWork:
 
     @property
     def left(self) -> int:
-        """How many calls are left to do."""
+        """The number of calls that are left."""
         return len(self._release) + len(self._ask)
 
     def call(self) -> bool:
@@ -50,7 +50,7 @@ class LockWork:
 
 
 class RoundRobin:
-    """Whose turn it is. One thread only.
+    """Decides which job's locks come next. One thread only.
 
     Every second call is for the job with the least left to do, which may start soonest; the others go round, so that
     none waits for ever behind small ones.

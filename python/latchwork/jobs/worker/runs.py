@@ -21,7 +21,7 @@ from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
 from latchwork.jobs.observe.records import JobStats
-from latchwork.jobs.options.settings import JobOptions, JobSettings
+from latchwork.jobs.options.settings import JobOptions
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 
@@ -35,10 +35,6 @@ _LOCK_WAIT_S = 0.1
 _STORE_RETRY_S = 0.5
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
-
-
-def _for_ever() -> float:
-    return math.inf
 
 
 class Counters:
@@ -68,46 +64,39 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What a run needs from its node.
+    """The things that a run needs from its node.
 
     Attributes:
-        job: the job.
+        options: gives the options of the job in force.
         new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
-        counters: where runs and failures are counted.
         may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
             frozen wakes with its locks gone and its next run due.
         on_end: called in the run's thread when it has ended for good; must not block.
-        clock: what it waits on.
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
-        options: the options of the job that hold now; by default those of the job itself.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
-        observers: who is told of each run.
     """
 
     job: Job
+    options: Callable[[], JobOptions]
     new_context: Callable[..., JobContext]
     counters: Counters
     may_run: Callable[[], bool]
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
-    remaining_s: Callable[[], float] = _for_ever
-    options: Callable[[], JobOptions] | None = None
+    remaining_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
     observers: Observers[Observer] = NOBODY
-
-    def options_now(self) -> JobOptions:
-        """The options that hold at this moment."""
-        return JobSettings().over(self.job) if self.options is None else self.options()
 
 
 class JobRun:
     """A thread that runs a share again and again, on schedule, until it is told to stop. Safe to share between threads.
 
     Attributes:
-        number: names it on this node.
+        number: unique on this node.
         items: its share, sorted.
+        resume_due: when its items are due: what it waited for, or the past when it was interrupted; None if unknown.
     """
 
     def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
@@ -125,7 +114,7 @@ class JobRun:
         self._context: JobContext | None = None
         self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None
-        self._resume: Due | None = None
+        self.resume_due: Due | None = None
         self._stopped_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
 
@@ -143,7 +132,7 @@ class JobRun:
         try:
             self._thread.start()
         except BaseException:
-            self._resume = self._due
+            self.resume_due = self._due
             self._ended.set()
             raise
 
@@ -170,7 +159,7 @@ class JobRun:
 
     @property
     def view(self) -> Running:
-        """How ``reconcile`` sees it."""
+        """The run as ``reconcile`` sees it."""
         return Running(self.number, self._members, self._stop.is_set())
 
     @property
@@ -207,11 +196,6 @@ class JobRun:
         """Seconds since it was told to stop; 0 when it was not."""
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
-    @property
-    def resume_due(self) -> Due | None:
-        """When its items are due: what it waited for, or the past when it was interrupted; None if nobody can say."""
-        return self._resume
-
     def join(self, timeout_s: float) -> None:
         """Wait so long for its threads; from one of them, for nothing."""
         until = self._setup.clock.now() + timeout_s
@@ -242,14 +226,14 @@ class JobRun:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._look.clear()  # before the options are read: no change is missed
-            options = self._setup.options_now()
+            options = self._setup.options()
             if self._fire_times is not None and isinstance(options.schedule, Cron):
                 self._cron_step(self._fire_times, options.schedule, options)
             else:
                 self._timed_step(options)
         if self._fire_times is not None:
             self._fire_times.give_back()
-        self._resume = self._due
+        self.resume_due = self._due
 
     def _timed_step(self, options: JobOptions) -> None:
         """Wait until it is due, or run when it is."""
@@ -296,7 +280,7 @@ class JobRun:
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
     def _run_once(self, context: JobContext, lag_s: float) -> bool:
-        """Call the job, unless it was told to stop before; whether it was called."""
+        """Call the job unless it was told to stop before; return whether it was called."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():

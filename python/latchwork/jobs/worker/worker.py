@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: A call to the store that is under way when the time to close is over may take so much longer.
 _GRACE_S = 2.0
-#: Locks of all jobs are asked for so long, less when something else happened, before everything is looked at again.
+#: The worker asks for locks for so long, less when something else happened, before it looks at everything again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
 #: ...but not less than so many times what the last look took: with very many items it takes its time itself.
@@ -78,10 +78,6 @@ class Worker:
         self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
-    def follow_owners(self) -> None:
-        """Follow who holds locks from now on, so that a takeover needs no new TTL; the earlier the better."""
-        self.locks.start()
-
     def start(self) -> None:
         """Follow the share from now on."""
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
@@ -91,7 +87,7 @@ class Worker:
         self._thread.start()
 
     def stats(self) -> dict[str, JobStats]:
-        """What each job has done here, by job id."""
+        """The figures of each job on this node, by job id."""
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
         for run in self._runs():
             runs[run.job_id].append(run)
@@ -121,7 +117,7 @@ class Worker:
         self._wake.set()
 
     def _tell_runs(self) -> None:
-        """What settings mean for live runs, told from here: the worker's thread may be waiting for the store."""
+        """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
         for run in self._runs():
             if not self._settings.is_enabled(run.job_id):
                 run.stop()
@@ -130,10 +126,6 @@ class Worker:
 
     def _margin_s(self) -> float:
         return stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
-
-    def is_run_thread(self) -> bool:
-        """True when called from a run of this worker, or from a stop listener: who waits for runs there never ends."""
-        return any(run.is_current_thread for run in (*self._runs(), *self._ending))
 
     def close(self, timeout_s: float) -> list[str]:
         """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
@@ -199,7 +191,7 @@ class Worker:
         return _RETRY_S, True
 
     def _step(self, closing: bool) -> float | None:
-        """Bring every job closer to its share; seconds until it must be looked at again without an event."""
+        """Bring every job closer to its share; return the seconds until the next look without an event."""
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.of(self._states)
         held = self.locks.held()
@@ -333,7 +325,16 @@ class Worker:
     def _setup(self, state: LocalJob, locks: RunLocks) -> RunSetup:
         return RunSetup(
             job=state.job,
-            new_context=lambda items, fire_s=None: self._new_context(state.job.id, items, locks, fire_s),
+            new_context=lambda items, fire_time_s=None: JobContext(
+                items,
+                job_id=state.job.id,
+                node_id=self._node_id,
+                remaining_s=locks.remaining_s,
+                fence=locks.fence,
+                store=self._store.within(locks.remaining_s),
+                clock=self._clock,
+                fire_time_s=fire_time_s,
+            ),
             counters=state.counters,
             may_run=lambda: locks.remaining_s() > self._margin_s(),
             on_end=self._wake.set,
@@ -343,18 +344,4 @@ class Worker:
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
-        )
-
-    def _new_context(
-        self, job_id: str, items: tuple[str, ...], locks: RunLocks, fire_time_s: float | None
-    ) -> JobContext:
-        return JobContext(
-            items,
-            job_id=job_id,
-            node_id=self._node_id,
-            remaining_s=locks.remaining_s,
-            fence=locks.fence,
-            store=self._store.within(locks.remaining_s),
-            clock=self._clock,
-            fire_time_s=fire_time_s,
         )

@@ -4,8 +4,7 @@ Keys:   <name>/t<number>  one ticket per campaign, numbered in order of arrival,
                           label, its value, host, pid and a nonce as JSON
 Leader: the live ticket with the lowest number. Each other campaign watches exactly the ticket before its own.
 
-A ``LeaderLatch`` stays a candidate and is told; here each term is asked for, held and ended by the thread that wants
-it.
+A ``LeaderLatch`` stays a candidate and calls listeners; here a thread asks for each term, holds it and ends it.
 """
 
 from __future__ import annotations
@@ -15,25 +14,21 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from latchwork.errors import Closed, Conflict, NotLeader, OwnershipLost
+from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
-from latchwork.primitives.fair.tickets import TicketQueue, read_body, write_body
+from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
-from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
-from latchwork.types import Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence, Put
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +54,10 @@ class Election:
         self._store = store
         self._session = session
         self._what = f"election {name!r}"
-        self._home = Home(self._what)
+        self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, name, self._what, node_id)
         self._lock = threading.Lock()
         self._seats: set[_Seat] = set()
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Election {self.name!r} {self.node_id!r}>"
@@ -84,14 +78,14 @@ class Election:
             LatchworkError: this is a callback, which must not wait.
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
         """
-        self._refuse_closed()
+        self._waits.check()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
         with self._lock:
-            self._refuse_closed()
+            self._waits.check()
             self._seats.add(seat)
         try:
-            await seat.have(timeout_s)
+            await steps_of(seat.acquire)(timeout_s)
         except BaseException:
             await seat.give_up()
             raise
@@ -150,27 +144,22 @@ class Election:
         Raises:
             Closed: the election was closed.
         """
-        self._refuse_closed()
+        self._waits.check()
         return Observer(self._store, self.name)
 
     @driven
     async def close(self) -> None:
         """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
-        if self._home.is_foreign:
+        if self._waits.home.is_foreign:
             return
+        self._waits.close()  # first: whoever campaigns from now on is refused
         with self._lock:
-            self._closed = True
             seats = list(self._seats)
         for seat in seats:
             await seat.give_up()
 
-    def _refuse_closed(self) -> None:
-        self._home.check()
-        if self._closed:
-            raise Closed(f"{self._what} was closed; make another one")
-
     def _forget(self, seat: _Seat) -> None:
-        if self._home.is_foreign:
+        if self._waits.home.is_foreign:
             return
         with self._lock:
             self._seats.discard(seat)
@@ -257,7 +246,7 @@ class Term(GuardsWork):
 
 
 class _Seat(SessionLock):
-    """One campaign and the term that it leads to."""
+    """One campaign, and the term that follows it."""
 
     error = NotLeader
 
@@ -279,9 +268,6 @@ class _Seat(SessionLock):
     def owned(self) -> Ownership:
         return self._owned()
 
-    async def have(self, timeout_s: float | None) -> None:
-        await self._acquire(timeout_s)
-
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
         place = self._held().place
@@ -295,14 +281,14 @@ class _Seat(SessionLock):
         self._home.check()
         self.is_over = True
         try:
-            await self._release()
+            await steps_of(self.release)()
         finally:
             self._on_over(self)
 
     async def give_up(self) -> None:
         self.is_over = True
         try:
-            await self._close()
+            await steps_of(self.close)()
         finally:
             self._on_over(self)
 

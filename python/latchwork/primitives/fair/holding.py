@@ -1,6 +1,6 @@
-"""What everything held by a session has in common: who holds it here, until when, and how it is given back.
+"""What all locks of a session have in common: who holds it here, until when, and how it is released.
 
-Nothing here knows how a hold is had: ``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` say that.
+Nothing here knows how it is acquired: ``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` say that.
 """
 
 from __future__ import annotations
@@ -9,32 +9,29 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
-from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork
+from latchwork.primitives.fair.tickets import Place, TicketQueue
+from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork, tell
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.session import Session
 from latchwork.store.steps import driven, run
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place, TicketQueue
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
 
 class Hold:
-    """One hold, from the moment it is had until it is given back.
+    """One hold, from its acquisition until its release.
 
     Attributes:
-        place: the key that it is, its session and its fence.
-        owner: through which it is held.
+        place: its ticket or lease, its session and its fence.
+        owner: the lock that holds it.
         waiter: what waited for it, with a watch that is closed after the release.
-        ownership: what works under it depend on.
+        ownership: what work under it depends on.
         depth: how often its thread acquired it.
         given_back: set once it is released or closed.
     """
@@ -59,18 +56,12 @@ class Hold:
 
 
 class SessionLock(GuardsWork):
-    """The common part of the locks that live by a session. Safe to share between threads; see ``Lock``.
+    """The common part of the locks of a session. Safe to share between threads; see ``Lock`` for the arguments.
 
-    Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        what: the primitive in words, for messages.
-        queue: where it queues.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        reentrant: a thread that holds it may acquire it again.
-        several: a thread may hold it several times, each for itself.
+    With ``several`` a thread may hold it several times, and releases each hold for itself.
     """
 
-    #: What is raised when it is held no more.
+    #: The error to raise when it is not held any more.
     error: type[OwnershipLost] = LockLost
 
     def __init__(
@@ -152,12 +143,19 @@ class SessionLock(GuardsWork):
             LockLost: it had run out, was ended by somebody else, or is not held.
             LatchworkError: this thread holds nothing, and several others do.
         """
-        await self._release()
+        self._home.check()
+        await self.end(self._to_release())
 
     @driven
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        await self._close()
+        if self._home.is_foreign:
+            return
+        self._waits.close()
+        with self._lock:
+            holds = list(self._holds)
+        for hold in holds:
+            await self._give_back(hold)
 
     @property
     def fence(self) -> Fence:
@@ -191,16 +189,16 @@ class SessionLock(GuardsWork):
         self._waits.check()
         return listen(self._listeners, fn)
 
-    # For those who say what it is.
+    # What the subclasses say
 
     @abstractmethod
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
-        """Have it, or None when the time is over or the waiter was called off; then nothing is left behind."""
+        """Acquire it; None, and nothing left behind, when the time is over or the waiter was called off."""
 
     def _before(self) -> None:
         """Refuse an acquisition that makes no sense."""
 
-    # Having it
+    # Acquiring
 
     async def _acquire(self, timeout_s: float | None) -> Hold:
         self._home.check()
@@ -215,21 +213,8 @@ class SessionLock(GuardsWork):
                 raise WaitTimeout(await self._timed_out(timeout_s))
             return await self._had(place, waiter)
 
-    async def _release(self) -> None:
-        self._home.check()
-        await self.end(self._to_release())
-
-    async def _close(self) -> None:
-        if self._home.is_foreign:
-            return
-        self._waits.close()
-        with self._lock:
-            holds = list(self._holds)
-        for hold in holds:
-            await self._give_back(hold)
-
     def _again(self) -> Hold | None:
-        """This thread's hold once more, if it has one and may."""
+        """This thread's hold, acquired once more, if it has one and may."""
         hold = self._of_thread()
         if hold is None or self._several:
             return None
@@ -247,11 +232,7 @@ class SessionLock(GuardsWork):
         return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
     async def _holders_in_words(self) -> str:
-        try:
-            first = next(iter(await self._queue.tickets()), None)
-        except LatchworkError:
-            return "others"
-        return str(first) if first is not None else "nobody now, though it was"
+        return await self._queue.first_in_words()
 
     async def _had(self, place: Place, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
@@ -270,15 +251,10 @@ class SessionLock(GuardsWork):
         _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
         return hold
 
-    # Ending it
+    # Releasing and losing
 
     async def end(self, hold: Hold) -> None:
-        """Release a hold once.
-
-        Raises:
-            LockLost: it had run out, or was ended by somebody else.
-            ForkedProcess: it is of the parent of this process.
-        """
+        """Release a hold once; ``LockLost`` if it had run out, or somebody else had ended it."""
         self._home.check()
         if hold.depth > 1:
             hold.depth -= 1
@@ -289,7 +265,7 @@ class SessionLock(GuardsWork):
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
     async def _give_back(self, hold: Hold) -> bool:
-        """End it here and on the server; False if it was gone from there."""
+        """End it here and on the server; False if it was not there any more."""
         with self._lock:
             if hold.given_back.is_set():
                 return True
@@ -309,19 +285,15 @@ class SessionLock(GuardsWork):
             return  # released just before: nobody has lost anything
         hold.ownership.end()
         _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
-        for listener in list(self._listeners.values()):
-            try:
-                listener()
-            except Exception:
-                _log.exception("an on_lost listener of %s raised; the others are called all the same", self.what)
+        tell(list(self._listeners.values()), self.what)
 
-    # Finding it
+    # Which hold
 
     def _push(self, hold: Hold) -> None:
         self._stack().append(hold)
 
     def _stack(self) -> list[Hold]:
-        """What this thread acquired and did not give back, the newest last."""
+        """What this thread acquired and did not release, the newest last."""
         stack: list[Hold] = [hold for hold in getattr(self._mine, "stack", ()) if not hold.given_back.is_set()]
         self._mine.stack = stack
         return stack

@@ -12,24 +12,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.leader import Candidate
-from latchwork.primitives.fair.tickets import FATAL, TicketQueue, everyone
+from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Patience, check_name, check_node_id, listen
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, ask, driven, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
@@ -74,14 +71,7 @@ class LeaderLatch(GuardsWork, Participant):
     def __repr__(self) -> str:
         return f"<LeaderLatch {self.name!r} {self.node_id!r} {self.state}>"
 
-    def __enter__(self) -> LeaderLatch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Life
+    # Joining and leaving
 
     @driven
     async def start(self) -> None:
@@ -98,7 +88,7 @@ class LeaderLatch(GuardsWork, Participant):
             await self._ended(leaving)
 
     def _begin_or_leaving(self) -> Background | None:
-        """Begin, unless that was done; what is still leaving is returned instead."""
+        """Begin, unless that was done; returns the thread that is still leaving, if there is one."""
         with self._changed:
             self._refuse_closed()
             if self._background is not None:
@@ -148,7 +138,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _hand_over(self) -> None:
-        """Delete our ticket before our thread does, when no listener has to end before; trouble is our thread's."""
+        """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
         with self._changed:
             place, self._place = self._place, None
         if place is None:
@@ -284,7 +274,7 @@ class LeaderLatch(GuardsWork, Participant):
         """Who leads now as the store knows it, or None. Needs no joining."""
         return next(iter(await steps_of(self.candidates)()), None)
 
-    # The queue, inside
+    # The queue
 
     def _trouble(self, error: LatchworkError) -> None:
         if isinstance(error, OwnershipLost):
@@ -304,7 +294,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _stay(self, backoff: Backoff) -> None:
-        """Have a place until it is lost or given up; always look at the queue as it is now."""
+        """Stay in the queue until our ticket is lost or given up; always look at the queue as it is now."""
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
@@ -336,19 +326,19 @@ class LeaderLatch(GuardsWork, Participant):
         return place
 
     def _lose_place(self) -> None:
-        """Our ticket counts no more; if it is still there, it is removed rather than waited for."""
+        """Stop counting our ticket; if it is still there, it is removed rather than waited for."""
         place, self._place = self._place, None
         if place is not None:
             self._queue.disown(place.nonce)
 
     async def _leave(self) -> None:
-        """Delete every ticket of ours; trouble ends at the latest when our session does."""
+        """Delete every ticket of ours, again and again until our session ends."""
         with self._changed:
             place, self._place = self._place, None
         if self._session is not None:
             await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
 
-    # What we are, inside
+    # Leading
 
     def _owned(self) -> Ownership:
         led = self._led

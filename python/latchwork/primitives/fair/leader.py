@@ -1,32 +1,29 @@
-"""Who leads or waits to lead, as the store knows it: one look, or all changes of it."""
+"""The leader and the candidates as the store knows them: read once, or followed."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed
 from latchwork.primitives.fair.tickets import Ticket, is_ticket
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Closes, Patience
 from latchwork.store.steps import driven, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A campaign as the store knows it: of the leader, or of one who waits.
+    """A campaign as the store knows it: the leader's, or that of a candidate who waits.
 
     Attributes:
         node_id: as the campaigner gave it; empty when its ticket cannot be read.
         value: what it announces.
         ticket: the key of its ticket: one per term.
         token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
+        session_id: the session its ticket is bound to.
     """
 
     node_id: str
@@ -43,13 +40,13 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One place in the queue.
+    """One candidate in the queue.
 
     Attributes:
         node_id: as the candidate gave it; empty when its ticket cannot be read.
         ticket: the key of its ticket.
         token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket lives by.
+        session_id: the session its ticket is bound to.
     """
 
     node_id: str
@@ -63,7 +60,7 @@ class Candidate:
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
 
-class Observer:
+class Observer(Closes):
     """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
 
     Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
@@ -76,12 +73,6 @@ class Observer:
         self._told: Leader | None = None
         self._first = True
         self._watch: Watch = store.watch(name)
-
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Leader | None]:
         return self

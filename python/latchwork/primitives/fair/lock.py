@@ -7,20 +7,14 @@ Holder: the live ticket with the lowest number. Each waiter watches exactly the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import check_name
+from latchwork.primitives.waiting.common import Patience, check_name
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.session import Session
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 
 class Lock(SessionLock):

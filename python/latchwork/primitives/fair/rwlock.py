@@ -9,24 +9,18 @@ Holders: the first ticket; and if that reads, all that follow up to the first th
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Blocks, Ticket, TicketQueue, everyone, read_body, write_body
+from latchwork.primitives.fair.holding import Hold, SessionLock
+from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import check_name
-from latchwork.store.steps import ask, driven
-from latchwork.types import Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.holding import Hold
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.primitives.waiting.common import Patience, check_name
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.session import Session
+from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.store import Store
+from latchwork.types import Fence, Put
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +33,7 @@ def reads(ticket: Ticket) -> bool:
 
 
 def held_count(tickets: list[Ticket]) -> int:
-    """How many tickets at the head of the queue hold the lock. Pure."""
+    """The number of tickets at the head of the queue that hold the lock. Pure."""
     if not tickets or not reads(tickets[0]):
         return min(1, len(tickets))
     return next((at for at, ticket in enumerate(tickets) if not reads(ticket)), len(tickets))
@@ -108,8 +102,8 @@ class ReadWriteLock:
     @driven
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        await self.read.give_up()
-        await self.write.give_up()
+        await steps_of(self.read.close)()
+        await steps_of(self.write.close)()
 
 
 class Side(SessionLock):
@@ -147,7 +141,7 @@ class Side(SessionLock):
         return hold.place.fence
 
     async def hand_to_other(self, hold: Hold) -> None:
-        """Have the other side hold what this one held, in this thread."""
+        """Make the other side hold what this one held, in this thread."""
         with self._lock:
             if hold.given_back.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")
@@ -180,10 +174,6 @@ class Side(SessionLock):
     def of_this_thread(self) -> Hold | None:
         """What this thread holds of this side."""
         return self._of_thread()
-
-    async def give_up(self) -> None:
-        """See ``close``."""
-        await self._close()
 
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})

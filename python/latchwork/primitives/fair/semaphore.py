@@ -3,8 +3,8 @@
 Keys:   <name>/leases/size       how many leases there are, as JSON
         <name>/leases/t<number>  one per holder, dies with its session; label, host, pid and a nonce as JSON
         <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
-Holder: who has a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and checks
-        the size; the others watch the ticket before their own, the first watches the leases.
+Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
+        checks the size; the others watch the ticket before their own, the first watches the leases.
 
 docs/design/0008 says why more than n can never be held.
 """
@@ -12,23 +12,18 @@ docs/design/0008 says why more than n can never be held.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, LockLost
+from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import check_name, check_whole
-from latchwork.store.steps import ask, driven
-from latchwork.types import At, Create, Delete, Exists
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
+from latchwork.store.session import Session
+from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import At, Create, Delete, Entry, Exists
 
 _SIZE = "size"
 
@@ -85,14 +80,15 @@ class Semaphore(SessionLock):
     @driven
     async def holders(self) -> list[Ticket]:
         """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
-        return await self._holders()
+        entries = await ask(self._store.list, self._leases)
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
         """Who waits, in the order in which they will have leases; may be empty."""
         return await self._queue.tickets()
 
-    # Having a lease
+    # Taking a lease
 
     async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
         await waiter.keep_trying(self._agree, patience)
@@ -108,12 +104,15 @@ class Semaphore(SessionLock):
         return lease
 
     async def _agree(self) -> None:
-        """Store the size, or see that it is what we were told; once."""
+        """Store the size, or check that it is the one that was given; once."""
         if self._agreed:
             return
-        entry = await ask(self._store.get, self._size_key)
-        if entry is None:
-            entry = await self._create_size()
+        if self._wanted is not None:
+            entry = await get_or_create(self._store, self._size_key, write_body({"leases": self._wanted}))
+        elif (found := await ask(self._store.get, self._size_key)) is not None:
+            entry = found
+        else:
+            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
         stored = _read_size(entry)
         if self._wanted not in {None, stored}:
             raise LatchworkError(
@@ -121,25 +120,13 @@ class Semaphore(SessionLock):
             )
         self._agreed = True
 
-    async def _create_size(self) -> Entry:
-        if self._wanted is None:
-            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
-        try:
-            created: Entry = await ask(self._store.create, self._size_key, write_body({"leases": self._wanted}))
-            return created
-        except KeyExists:
-            found = await ask(self._store.get, self._size_key)
-            if found is None:
-                raise
-            return found
-
     async def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
-        """Being the first in the queue, wait for a lease and take it; None when time is over or called off."""
+        """As the first in the queue, wait for a lease and take it; None when time is over or called off."""
         while True:
             lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
             if lease is not None:
                 return lease
-            if patience.is_over or not await waiter.follow(self._leases, self._has_room(), patience):
+            if patience.is_over or not await waiter.follow(self._leases, _Room(self._size_key), patience):
                 self._queue.refuse_lost(place)
                 return None
 
@@ -177,22 +164,15 @@ class Semaphore(SessionLock):
             self._queue.refuse_lost(place)
             raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
 
-    def _has_room(self) -> _Room:
-        return _Room(self._size_key)
-
     def _lease(self, entry: Entry, session: Session) -> Place:
         return Place(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
 
     def _lease_key(self, place: Place) -> str:
         return f"{self._leases}/{place.ticket.key.rpartition('/')[2]}"
 
-    async def _holders(self) -> list[Ticket]:
-        entries = await ask(self._store.list, self._leases)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
-
     async def _holders_in_words(self) -> str:
         try:
-            holders = await self._holders()
+            holders = await steps_of(self.holders)()
         except LatchworkError:
             return "others"
         more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""

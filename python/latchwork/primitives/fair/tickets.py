@@ -1,4 +1,4 @@
-"""A queue of session-bound tickets: what every fair primitive stands on.
+"""A queue of session-bound tickets, which every fair primitive uses.
 
 Keys:  <name>/t<number>   numbered by the store in order of arrival, dies with its owner's session; as JSON a label,
                           host, pid, a nonce, and what the primitive adds
@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import (
     Closed,
@@ -33,14 +32,11 @@ from latchwork.errors import (
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Background, Pause, Steps, ask
-from latchwork.types import Exists, Fence
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.session import Session
+from latchwork.store.steps import Background, Pause, ask
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +53,7 @@ _NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One place in a queue, or one lease, as its owner described it.
+    """One ticket in a queue, or one lease, as its owner described it.
 
     Attributes:
         key: where it is.
@@ -65,7 +61,7 @@ class Ticket:
         host: its machine.
         pid: its process.
         token: the fencing token that its owner has, or will have.
-        session_id: the session it lives by.
+        session_id: the session it is bound to.
         body: all that is stored in it.
     """
 
@@ -98,7 +94,7 @@ class Ticket:
 
     @property
     def nonce(self) -> str:
-        """What tells its creator that it is his."""
+        """By which its creator finds it."""
         return str(self.body.get("nonce", ""))
 
 
@@ -113,7 +109,7 @@ def everyone(_ticket: Ticket) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Our own ticket, the session it lives by, and what proves that it is still there."""
+    """Our own ticket, its session, and the fence that proves that it is still there."""
 
     ticket: Entry
     session: Session
@@ -126,21 +122,19 @@ class Place:
 
 
 class TicketQueue:
-    """The tickets below one name. Safe to share between threads.
+    """The tickets below one name, which the primitive has checked. Safe to share between threads.
 
-    Args:
-        store: the store, or a namespace of it.
-        name: the key below which the tickets are, checked by the primitive.
+    Attributes:
         what: the primitive in words, for messages: ``lock 'orders'``.
-        label: what others see of our tickets.
+        about: what every ticket of ours says: label, host and pid.
     """
 
     def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
         self.store = store
         self.what = what
         self._name = name
-        self._label = check_text(label, f"the label of {what}")
-        self._identity = Identity()
+        identity = Identity()
+        self.about = {"label": check_text(label, f"the label of {what}"), "host": identity.host, "pid": identity.pid}
         self._lock = threading.Lock()
         self._strays: set[str] = set()
 
@@ -149,10 +143,12 @@ class TicketQueue:
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
 
-    def _body(self, more: Mapping[str, object]) -> dict[str, object]:
-        """What is stored in a ticket of ours, with a nonce of its own."""
-        about = {"host": self._identity.host, "pid": self._identity.pid, "nonce": uuid.uuid4().hex}
-        return {"label": self._label, **about, **more}
+    async def first_in_words(self) -> str:
+        """The first in the queue, for messages."""
+        try:
+            return str(next(iter(await self.tickets()), "nobody now, though it was"))
+        except LatchworkError:
+            return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
         """Take a ticket at the end of the queue.
@@ -161,15 +157,14 @@ class TicketQueue:
         out, it never counts as ahead of us, and is removed in the background as soon as it shows.
 
         Args:
-            session: the session to live by.
+            session: the session the ticket is bound to.
             more: what the primitive adds to the ticket's body.
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        body = self._body(more or {})
-        nonce = str(body["nonce"])
+        nonce = uuid.uuid4().hex
         try:
-            ticket = await self._create(write_body(body), nonce, session)
+            ticket = await self._create(write_body({**self.about, "nonce": nonce, **(more or {})}), nonce, session)
         except LatchworkError:
             raise
         except BaseException:  # an interrupt while the ticket was being created
@@ -193,7 +188,7 @@ class TicketQueue:
             return [key for key in await self._keys_with_ours(place) if key < place.ticket.key]
         tickets = await self._with_ours(place)
         strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
-        for key in strays:  # a ticket of ours that landed late would hold up everybody with nobody behind it
+        for key in strays:  # a ticket of ours that landed late would hold up everybody, and nobody waits by it
             await ask(self.store.delete, key)
         ahead = [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
         return [ticket.key for ticket in ahead if blocks(ticket)]
@@ -231,30 +226,22 @@ class TicketQueue:
         return place.ticket.key in left and left.isdisjoint(ahead)
 
     def gone(self, place: Place) -> LockLost:
-        """What to raise when our ticket is gone.
-
-        Raises:
-            SessionLost: rather that, when our session has ended.
-        """
+        """The error to raise when our ticket is gone; raises ``SessionLost`` itself if our session has ended."""
         self.refuse_lost(place)
         return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
 
     def refuse_lost(self, place: Place) -> None:
-        """Let pass while our session lives.
-
-        Raises:
-            SessionLost: it has ended.
-        """
+        """Raise ``SessionLost`` if our session has ended."""
         if place.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
     def disown(self, nonce: str) -> None:
-        """A ticket with this nonce does not count any more, and is removed by whichever look of ours sees it."""
+        """Stop counting a ticket with this nonce; whichever look of ours sees it removes it."""
         with self._lock:
             self._strays.add(nonce)
 
     async def leave(self, place: Place) -> bool:
-        """Give our place up; see ``discard``."""
+        """Delete our ticket; see ``discard``."""
         return await self.discard(place.session, (place.ticket.key,))
 
     async def discard(self, session: Session, keys: Iterable[str]) -> bool:
@@ -318,7 +305,7 @@ class TicketQueue:
         return next((entry for entry in entries if Ticket.of(entry).nonce == nonce), None)
 
     async def _delete(self, keys: tuple[str, ...]) -> bool:
-        """Delete these keys, and tickets that are disowned; whether each of the keys was there."""
+        """Delete these keys, and tickets that are disowned; True if each of the keys was there."""
         were_there = [await ask(self.store.delete, key) for key in keys]
         if self._strays:
             for ticket in await self.tickets():
@@ -327,10 +314,10 @@ class TicketQueue:
         return all(were_there)
 
     async def _hunt(self, session: Session, nonce: str) -> None:
-        """Follow the queue until a ticket that may yet come does, and delete it, for a while, while its session lives.
+        """Follow the queue for a while, until a ticket that may still come is there, and delete it.
 
-        Once we have looked, a write of ours can hardly land any more; but a ticket with nobody behind it would hold up
-        everybody for as long as the session lives.
+        Once we have looked, a write of ours can hardly land any more; but a ticket that nobody waits by would hold up
+        everybody until its session ends.
         """
         backoff = Backoff()
         patience = Patience(self.store.clock, _LATE_S)
@@ -356,14 +343,10 @@ class TicketQueue:
                     await waiter.pause(backoff.next_s())
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        self._in_background(self.clear(session, keys))
+        Background(self.clear(session, keys), f"latchwork-leaving-{self._name}")
 
     def _hunt_later(self, session: Session, nonce: str) -> None:
-        self._in_background(self._hunt(session, nonce))
-
-    def _in_background(self, steps: Steps[None]) -> None:
-        """Drive what ends with the session, at the latest."""
-        Background(steps, f"latchwork-leaving-{self._name}")
+        Background(self._hunt(session, nonce), f"latchwork-leaving-{self._name}")
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
@@ -384,5 +367,5 @@ def write_body(body: Mapping[str, object]) -> bytes:
 
 
 def is_ticket(key: str) -> bool:
-    """True for the key of a ticket or lease: others may keep keys beside them."""
+    """True for the key of a ticket or lease: others may keep other keys below the same name."""
     return _NUMBERED.match(key.rpartition("/")[2]) is not None

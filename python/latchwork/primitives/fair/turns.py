@@ -1,4 +1,4 @@
-"""Waiting for one's turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
+"""Waiting for a turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
 
 A hand-over costs the next in the queue one watch event, and one request to see that it is first: none when only one
 ticket was ahead, because nothing can appear ahead later. The values of tickets are read only where they decide.
@@ -7,15 +7,11 @@ ticket was ahead, because nothing can appear ahead later. The values of tickets 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from latchwork.primitives.fair.tickets import Ticket, everyone
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Blocks, Place, TicketQueue
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.watch import Batch
+from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.watch import Batch
 
 
 async def take_turn(
@@ -28,7 +24,7 @@ async def take_turn(
 ) -> Place | None:
     """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
 
-    Whatever ends it without a place leaves no ticket behind.
+    No ticket is left behind when it ends without a place.
 
     Raises:
         SessionLost: the session ended while waiting.
@@ -53,8 +49,7 @@ async def await_turn(
     """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
 
     Raises:
-        SessionLost: the session has ended; also when our turn has come, but we slept through the end of the session and
-            what we saw is old.
+        SessionLost: the session has ended; also when our turn seems to have come, but the session ended while we slept.
         LockLost: our ticket is gone.
     """
     has_turn = await _await_turn(queue, place, waiter, patience, blocks)

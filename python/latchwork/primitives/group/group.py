@@ -2,9 +2,9 @@
 
 Keys:  <name>/members/<id>   one per member, dies with its session: weight, labels, address, host, pid, incarnation
        <name>/views          the newest view and the steps that led to it; as JSON
-View:  written by whoever sees that the members are not those of the newest view, with the next number, on condition
-       that the views are as it read them before it read the members. The oldest member does it at once, the others
-       stand in one after the other.
+View:  a member that sees other members than those of the newest view writes the next one, on condition that the views
+       are as it read them before it read the members. The oldest member does so at once, the others one after another,
+       each a little later.
 
 docs/design/0011 has the races.
 """
@@ -15,17 +15,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
-from latchwork.errors import (
-    Closed,
-    Conflict,
-    LatchworkError,
-    NodeIdInUse,
-    OwnershipLost,
-    SessionLost,
-    WaitTimeout,
-)
+from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, OwnershipLost, SessionLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.primitives.group.membership import Membership
 from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
@@ -34,20 +25,17 @@ from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
-from latchwork.types import Absent, At, Put
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Watch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Watch
+from latchwork.types import Absent, At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[ViewChange], None]
 _SETTLE_S = 5.0
-#: What we follow may lag behind what was read; look again after so long.
+#: Our watch may lag behind what was read; seconds until we look again.
 _LAG_S = 0.25
 
 
@@ -100,14 +88,7 @@ class Group(Participant):
     def __repr__(self) -> str:
         return f"<Group {self.name!r} {self.member_id!r} view {self._view.number}>"
 
-    def __enter__(self) -> Group:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Life
+    # Joining and leaving
 
     def start(self) -> None:
         """Join, and follow the views, in a thread of its own; does not wait for it. Twice is fine.
@@ -151,7 +132,7 @@ class Group(Participant):
         Args:
             timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
         Raises:
-            NodeIdInUse: another live member has our id; it was waited for as long as an earlier life of ours lasts.
+            NodeIdInUse: another live member has our id; a dead one would be gone by the time this is raised.
             WaitTimeout: we are not in a view yet.
             SessionLost: the session that was handed in has ended.
             Closed: the group or its store was closed, or it was never started.
@@ -264,7 +245,7 @@ class Group(Participant):
             pause_s = max(0.0, due - now)
 
     async def _refuse_deleted(self, seen: Seen) -> None:
-        """Somebody may have deleted us; but what we follow may only be behind."""
+        """Raise ``SessionLost`` if somebody deleted our key, and not just our watch is behind."""
         if (
             self._membership is not None
             and self.member_id not in seen.entries
@@ -283,7 +264,7 @@ class Group(Participant):
         try:
             await ask(self._store.commit, [check], [Put(self._views_key, log.to_bytes())])
         except Conflict:
-            return  # somebody else was faster, which the watch will tell
+            return  # somebody else was faster: the watch will show it
         _log.info("%s: view %d has %d members", self._what, log.number, len(live))
 
     def _tell(self, seen: Seen) -> None:
@@ -327,10 +308,8 @@ class Group(Participant):
     def _is_open(self) -> bool:
         try:
             self._store.session  # noqa: B018 - refuses when the store was closed
-        except Closed:
-            return False
-        except LatchworkError:
-            return True
+        except LatchworkError as error:
+            return not isinstance(error, Closed)
         return True
 
 

@@ -1,6 +1,6 @@
 """The key of one member of a group: created, kept up to date, deleted.
 
-An earlier life of ours may still be there until its session ends; it is waited for, because it may be somebody else.
+The key of our process before a restart may be there until its session ends. We wait for that: it may be another's key.
 """
 
 from __future__ import annotations
@@ -10,38 +10,27 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
 from latchwork.primitives.group.views import GroupMember, check_member_body
 from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, ask
-from latchwork.types import Absent, At, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-#: A member of our id that is there already is waited for so many TTLs.
+#: How many TTLs to wait for a member of our id that is there already.
 _PATIENCE_TTLS = 1.5
 
 
 class Membership:
-    """Our member of one group. Safe to share between threads.
-
-    Args:
-        store: the store, or a namespace of it.
-        parent: the key above all members.
-        what: the group in words, for messages.
-        me: who we are, checked.
-    """
+    """Our member of one group, below the ``parent`` of all its members. Safe to share between threads."""
 
     def __init__(self, store: Store, parent: str, what: str, me: GroupMember) -> None:
         self.key = f"{parent}/{me.id}"
@@ -59,7 +48,7 @@ class Membership:
         return self._me
 
     async def enter(self, waiter: Waiter) -> None:
-        """Be there with the waiter's session: created anew, or taken along from our last session.
+        """Create our key by the waiter's session, or move it there from our last session.
 
         Raises:
             NodeIdInUse: another is there, for longer than a dead one could be.
@@ -110,7 +99,7 @@ class Membership:
                 continue
 
     async def is_there(self) -> bool:
-        """Whether the store has us, linearizable; False before we have entered."""
+        """True if the store has our key, linearizable; False before we have entered."""
         session = self._session
         entry = await ask(self._store.get, self.key) if session is not None else None
         return entry is not None and session is not None and entry.owner == session.id
@@ -118,7 +107,7 @@ class Membership:
     async def leave(self) -> bool:
         """Delete our key: now, or in the background until it works or the session has ended.
 
-        A key of our id that another session has by now is not ours. False if there never was one.
+        A key of our id that is bound to another session by now is not ours. False if we never had one.
         """
         session, self._session, self._bound = self._bound, None, None
         if session is None:

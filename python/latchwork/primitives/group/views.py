@@ -1,6 +1,6 @@
 """Views of a group: who is in it, numbered, in one order for all. Pure functions and records, no I/O.
 
-A view log holds the newest view and the steps that led to it, so that who reads it seldom still gets every view.
+A view log holds the newest view and the last steps that led to it, so that a slow reader still gets every view.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import read_body
-from latchwork.primitives.waiting.common import check_least
-
-if TYPE_CHECKING:
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.primitives.waiting.common import check_least, check_text
+from latchwork.store.watch import Batch
+from latchwork.types import Entry
 
 Body = Mapping[str, object]
-#: Steps that are kept, and their size: who is further behind misses views, and is told so.
+#: Steps that are kept, and their size: a reader that is further behind skips views, and is told how many.
 KEPT_STEPS, KEPT_BYTES = 100, 200_000
-#: Who stands in when a new view is due, and how much later than the one before.
+#: When a new view is due, each member writes it so much later than the next older one, up to so many times.
 STAND_IN_S, MOST_RANKS = 0.15, 10
 
 
@@ -49,7 +46,7 @@ class GroupMember:
 
     @classmethod
     def of(cls, member_id: str, body: Body) -> GroupMember:
-        """What is stored; what cannot be read is left out."""
+        """The member as it is stored; what cannot be read is left out."""
         weight, labels, pid = body.get("weight"), body.get("labels"), body.get("pid")
         return cls(
             member_id,
@@ -187,7 +184,7 @@ class ViewLog:
         return ViewLog(step.number, dict(live), _trimmed((*self.steps, step)))
 
     def since(self, before: View) -> list[ViewChange]:
-        """Every view after the given one, in order; those that are not kept any more are skipped."""
+        """All views after the given one, in order; those that are not kept any more are skipped."""
         if before.number >= self.number:
             return []
         steps = [step for step in self.steps if step.number > before.number]
@@ -237,21 +234,14 @@ class Seen:
 
 
 def delay_s(rank: int) -> float:
-    """How long to leave a new view to those with a lower rank, the oldest member having 0."""
+    """Seconds to leave a new view to members of a lower rank; the oldest member has rank 0."""
     return STAND_IN_S * min(rank, MOST_RANKS)
 
 
 def check_member_body(member: GroupMember) -> GroupMember:
-    """The member itself, if it can be stored.
-
-    Raises:
-        ValueError: its weight is negative or no number.
-        TypeError: a label or the address is no text.
-    """
+    """The member itself; ``ValueError`` for a negative weight, ``TypeError`` for a label or address that is no text."""
     check_least(member.weight, "weight", 0.0)
-    given: object = member.address
-    if not isinstance(given, str):
-        raise TypeError(f"the address of member {member.id!r} must be text, not {given!r}")
+    check_text(member.address, f"the address of member {member.id!r}")
     for key, value in member.labels.items():
         texts: tuple[object, object] = (key, value)
         if not all(isinstance(text, str) for text in texts):

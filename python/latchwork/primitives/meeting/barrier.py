@@ -8,19 +8,13 @@ Rule:  a generation passes once as many members as expected, counted by their id
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
-
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.primitives.meeting.phases import Board
+from latchwork.primitives.waiting.common import Closes
 from latchwork.store.steps import driven
 
-if TYPE_CHECKING:
-    from latchwork.primitives.meeting.phases import Board
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
 
-
-class Barrier:
+class Barrier(Meeting, Closes):
     """One member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
 
     A member is its id: an arrival outlives the process, so one that dies and comes back counts once, and if its
@@ -35,28 +29,6 @@ class Barrier:
         session: whose end wakes our waits; it stays the caller's. None takes the store's primary session.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        parties: int | Collection[str],
-        member_id: str,
-        session: Session | None = None,
-    ) -> None:
-        self._meeting = Meeting(store, name, "barrier", parties=parties, member_id=member_id, session=session, cycle=1)
-        self.name = name
-        self.member_id = member_id
-
-    def __repr__(self) -> str:
-        return f"<Barrier {self.name!r} {self.member_id!r}>"
-
-    def __enter__(self) -> Barrier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @driven
     async def wait(self, timeout_s: float | None = None, *, generation: int | None = None) -> int:
         """Arrive, and wait until all have.
@@ -64,8 +36,8 @@ class Barrier:
         Args:
             timeout_s: seconds to wait; None waits for ever. When it is over the generation is broken for everybody.
             generation: which one is meant, for members that keep that themselves: one that has passed lets through at
-                once. None means the one that is open, or the one at which an earlier life of ours had arrived if that
-                has passed and we were not told.
+                once. None means the one that is open, or the one at which our process had arrived before a restart if
+                that has passed and we did not hear of it.
         Returns:
             The generation that has passed: 0 for the first.
         Raises:
@@ -84,23 +56,19 @@ class Barrier:
             end = board.how_ended(last)
             return last if end is not None and not end.broken else board.phase
 
-        return await self._meeting.meet(choose, timeout_s)
+        return await self._meet(choose, timeout_s)
 
     @driven
     async def abort(self, why: str = "") -> None:
         """Break the open generation: everybody who waits gets ``BarrierBroken``, and the next one is open."""
-        await self._meeting.abort(why)
+        await self._abort(why)
 
     @driven
     async def generation(self) -> int:
         """The open generation."""
-        return (await self._meeting.board()).phase
+        return (await self._now()).phase
 
     @driven
     async def arrived(self) -> list[str]:
         """The members that have arrived at the open generation, sorted; may be empty."""
-        return await self._meeting.arrived()
-
-    def close(self) -> None:
-        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
-        self._meeting.waits.close()
+        return await self._here()

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.primitives.meeting.phases import Board
+from latchwork.store.session import Session
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.primitives.meeting.phases import Board
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
 
 
-class DoubleBarrier:
+class DoubleBarrier(Meeting):
     """One member of a double barrier: ``with DoubleBarrier(store, "join", parties=3, member_id="n1"): work()``.
 
     A member is its id: one that dies inside and comes back is let in again at once, and counts once when it leaves. One
@@ -39,6 +36,8 @@ class DoubleBarrier:
         timeout_s: seconds that ``with`` waits to enter, and again to leave; None for ever.
     """
 
+    _kind, _cycle = "double barrier", 2
+
     def __init__(
         self,
         store: Store,
@@ -49,16 +48,9 @@ class DoubleBarrier:
         session: Session | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self._meeting = Meeting(
-            store, name, "double barrier", parties=parties, member_id=member_id, session=session, cycle=2
-        )
-        self.name = name
-        self.member_id = member_id
+        super().__init__(store, name, parties=parties, member_id=member_id, session=session)
         self._timeout_s = timeout_s
         self._round: int | None = None
-
-    def __repr__(self) -> str:
-        return f"<DoubleBarrier {self.name!r} {self.member_id!r}>"
 
     def __enter__(self) -> DoubleBarrier:
         self.enter(self._timeout_s)
@@ -82,7 +74,7 @@ class DoubleBarrier:
         Returns:
             The round: 0 for the first.
         """
-        phase = await self._meeting.meet(self._to_enter, timeout_s)
+        phase = await self._meet(self._to_enter, timeout_s)
         self._round = phase // 2
         return self._round
 
@@ -95,32 +87,28 @@ class DoubleBarrier:
         Raises:
             LatchworkError: we have not entered.
         """
-        phase = await self._meeting.meet(self._to_leave, timeout_s)
+        phase = await self._meet(self._to_leave, timeout_s)
         self._round = None
         return phase // 2
 
     @driven
     async def abort(self, why: str = "") -> None:
         """End the round: everybody who waits gets ``BarrierBroken``, and the next round is open."""
-        await self._meeting.abort(why)
+        await self._abort(why)
         self._round = None
 
     @driven
     async def round(self) -> int:
         """The open round."""
-        return (await self._meeting.board()).phase // 2
+        return (await self._now()).phase // 2
 
     @driven
     async def members(self) -> list[str]:
         """Who is inside, sorted; before all have entered, who has arrived."""
-        board = await self._meeting.board()
+        board = await self._now()
         if board.phase % 2 == 0:
-            return await self._meeting.arrived()
-        return sorted(set(board.regulars) - set(await self._meeting.arrived()))
-
-    def close(self) -> None:
-        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
-        self._meeting.waits.close()
+            return await self._here()
+        return sorted(set(board.regulars) - set(await self._here()))
 
     def _to_enter(self, board: Board, last: int) -> int | None:
         if board.phase % 2 == 0:
@@ -136,5 +124,5 @@ class DoubleBarrier:
         if last % 2 == 1 and end is not None and not end.broken:
             return last
         if board.phase % 2 == 0 or self.member_id not in board.regulars:
-            raise LatchworkError(f"{self.member_id!r} has not entered {self._meeting.what}; enter first")
+            raise LatchworkError(f"{self.member_id!r} has not entered {self._what}; enter first")
         return board.phase

@@ -4,7 +4,7 @@ Keys:  <name>/board             the open phase, who is expected, how the last ph
        <name>/arrived/<member>  the phase at which a member has arrived, host and pid; as JSON; bound to no session
 
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
-its arrivals only become more, so whoever has seen enough of them may open it, again on condition that the board is
+its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
 unchanged. docs/design/0011 has the races.
 """
 
@@ -15,94 +15,87 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from latchwork.errors import BarrierBroken, Conflict, InvalidKey, KeyExists, LatchworkError
+from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.store.session import Session
 from latchwork.store.steps import ask
-from latchwork.types import At, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
 #: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
-Choice = Callable[[Board, int], "int | None"]
-#: Who was not the last to arrive opens the phase too, after a pause between these: the last one may have died.
+Choice = Callable[[Board, int], int | None]
+#: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
 
 
 class Meeting:
-    """One member of a barrier. Safe to share between threads.
+    """One member of a barrier: the base of both kinds, which document its arguments. Safe to share between threads."""
 
-    Args:
-        store: the store, or a namespace of it.
-        name: the key below which all is stored.
-        kind: ``barrier`` or ``double barrier``, for messages.
-        parties: how many members, or which.
-        member_id: who we are.
-        session: what ends our waits; None takes the store's primary session.
-        cycle: phases per round.
-    """
+    #: For messages; and how many phases a round has.
+    _kind, _cycle = "barrier", 1
 
     def __init__(
         self,
         store: Store,
         name: str,
-        kind: str,
         *,
         parties: int | Collection[str],
         member_id: str,
-        session: Session | None,
-        cycle: int,
+        session: Session | None = None,
     ) -> None:
-        self.name = check_name(name, kind)
+        self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
-        self.what = f"{kind} {name!r}"
-        self.waits = Waits(store, self.what, session)
+        self._what = f"{self._kind} {name!r}"
+        self._waits = Waits(store, self._what, session)
         self._store = store
-        self._cycle = cycle
-        self._fresh = Board.expecting(_check_parties(parties, member_id, self.what))
+        self._fresh = Board.expecting(_check_parties(parties, member_id, self._what))
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
         self._mine = f"{self._arrivals}/{member_id}"
         self._heard = -1
 
-    async def board(self) -> Board:
-        """The state now; of a barrier that nobody has used, the one it will begin with."""
-        self.waits.check()
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
+
+    def close(self) -> None:
+        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
+        self._waits.close()
+
+    async def _now(self) -> Board:
+        """The state now; a barrier that nobody has used has the one it will begin with."""
+        self._waits.check()
         entry = await ask(self._store.get, self._board_key)
         return self._fresh if entry is None else Board.of(entry)
 
-    async def arrived(self) -> list[str]:
+    async def _here(self) -> list[str]:
         """Who has arrived at the open phase, sorted."""
-        phase = (await self.board()).phase
+        phase = (await self._now()).phase
         return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
-    async def meet(self, choose: Choice, timeout_s: float | None) -> int:
+    async def _meet(self, choose: Choice, timeout_s: float | None) -> int:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
             BarrierBroken: it ended without everybody, for lack of time here or elsewhere.
         """
-        async with self.waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, patience):
             while True:
                 arrival = await waiter.keep_trying(lambda: self._arrive(choose), patience)
                 if arrival.phase is not None:
                     return await self._await_end(arrival.phase, arrival, waiter, patience)
                 await self._await_change(arrival.board.phase, waiter, patience)
 
-    async def abort(self, why: str) -> None:
+    async def _abort(self, why: str) -> None:
         """Break the open phase for everybody who waits in it."""
-        self.waits.check()
+        self._waits.check()
         check_text(why, "the reason")
         phase = (await self._board())[1].phase
         await self._break(phase, why or f"{self.member_id!r} broke it")
@@ -110,23 +103,18 @@ class Meeting:
     # Arriving
 
     async def _board(self) -> tuple[Entry, Board]:
-        entry = await ask(self._store.get, self._board_key)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._board_key, self._fresh.to_bytes())
-            except KeyExists:
-                return await self._board()
+        entry = await get_or_create(self._store, self._board_key, self._fresh.to_bytes())
         return entry, self._read(entry)
 
     def _read(self, entry: Entry) -> Board:
         board = Board.of(entry)
         if not board.is_like(self._fresh):
             expects = ", ".join(board.names) or f"{board.parties} members"
-            raise LatchworkError(f"{self.what} expects {expects}; make it with the same parties, or use another name")
+            raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
         return board
 
     async def _arrive(self, choose: Choice) -> _Arrival:
-        """Be counted once at the phase that is meant."""
+        """Arrive once at the phase that is meant."""
         while True:
             entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
             entry, board = await self._board() if entry is None else (entry, self._read(entry))
@@ -135,13 +123,13 @@ class Meeting:
             if phase is None or phase < board.phase or last == phase:
                 return _Arrival(phase, entry, board, mine if last == phase else None)
             if phase > board.phase:
-                raise ValueError(f"{self.what}: that is to come; open is {board.phase // self._cycle}")
+                raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
             about = {"host": self._identity.host, "pid": self._identity.pid}
             try:
                 done = await ask(self._store.commit, [At(entry)], [Put(self._mine, write_arrival(phase, about))])
             except Conflict:
                 continue
-            _log.debug("%s: %r has arrived at phase %d", self.what, self.member_id, phase)
+            _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
             return _Arrival(phase, entry, board, done.entries[0])
 
     # Waiting
@@ -149,8 +137,8 @@ class Meeting:
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
         if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
-            self.waits.refuse_ended(waiter)
-            raise BarrierBroken(f"{self.what} is in use by a round that {self.member_id!r} has no part in; meet later")
+            self._waits.refuse_ended(waiter)
+            raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
         known = [(arrival.entry, arrival.board)]  # as it was before we arrived: still so, or the commit is refused
@@ -161,7 +149,9 @@ class Meeting:
 
     async def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
-        while await waiter.follow(self.name, seen := self._seen(phase), patience):
+        while await waiter.follow(
+            self.name, seen := _Seen(self._board_key, self._arrivals, self._fresh.parties, phase), patience
+        ):
             if seen.board is not None:
                 return seen.board
             if not seen.is_last(self._mine):
@@ -170,12 +160,9 @@ class Meeting:
             board = await waiter.keep_trying(lambda: self._open(phase), patience)
             if board is not None:
                 return board
-        self.waits.refuse_ended(waiter)
+        self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time"
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
-
-    def _seen(self, phase: int) -> _Seen:
-        return _Seen(self._board_key, self._arrivals, self._fresh.parties, phase)
 
     async def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
         """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
@@ -210,33 +197,33 @@ class Meeting:
                 await ask(self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])
                 return after
 
-    # Being told
+    # Hearing how it ended
 
     async def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
         end = board.how_ended(phase)
         self._heard = max(self._heard, phase)
         await self._forget(mine)
         if end is None:
-            raise LatchworkError(f"{self.what}: how phase {phase} ended is forgotten, it is too long ago")
+            raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
             return phase
         missing = ", ".join(end.missing)
         who = f": {missing}" if missing else ""
         raise BarrierBroken(
-            f"{self.what} was broken: {end.broken}; {end.lacking} of {board.parties} missing{who}; meet again",
+            f"{self._what} was broken: {end.broken}; {end.lacking} of {board.parties} missing{who}; meet again",
             end.missing,
             end.arrived,
         )
 
     async def _forget(self, mine: Entry | None) -> None:
-        """Our arrival has done its work. If it stays, our next life takes it that we were not told."""
+        """Delete our arrival. If it stays, our process believes after a restart that it did not hear of the end."""
         if mine is None:
             return
         try:
             with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
                 await ask(self._store.delete, self._mine, version=mine.version)
         except LatchworkError as error:
-            _log.info("%s: the arrival of %r is left behind: %s", self.what, self.member_id, error)
+            _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
 
 
 @dataclass(frozen=True, slots=True)

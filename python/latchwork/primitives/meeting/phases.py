@@ -1,4 +1,4 @@
-"""What a barrier has stored, and what follows from it: pure functions, no I/O.
+"""The state of a barrier as it is stored, and what follows from it: pure functions, no I/O.
 
 A barrier counts *phases*: each one ends passed or broken. A plain barrier passes one phase per round, a double barrier
 two: entering and leaving. After a broken phase the next is the first of the next round.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16

@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, Steps, ask
-from latchwork.types import Absent, At, Check, Fence, Op, Put
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from latchwork.store.store import Store
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.types import Absent, At, Check, Entry, Fence, Op, Put
 
 #: From the old and the new number to what is written together with it.
 Writes = Callable[[int, int], Steps[Sequence[Op]]]

@@ -5,17 +5,13 @@ Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``cell``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from latchwork.store.store import Store
-    from latchwork.types import Check, Fence
+from latchwork.store.store import Store
+from latchwork.types import Check, Fence
 
 #: Seconds that a change is tried while others change the number too, or the server cannot be reached.
 TIMEOUT_S = 10.0
@@ -62,9 +58,9 @@ class Counter:
                 connection broke, or more than 16 other changes came between.
         """
         amount = check_whole(amount, f"an amount for counter {self.name!r}")
-        return self._changed(
-            await self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s)
-        )
+        changed = await self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s)
+        assert changed is not None
+        return changed
 
     @driven
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -85,11 +81,6 @@ class Counter:
             lambda now: value if now == expected else None, checks=_checks(fence), timeout_s=timeout_s
         )
         return done is not None
-
-    @staticmethod
-    def _changed(value: int | None) -> int:
-        assert value is not None
-        return value
 
 
 def _checks(fence: Fence | None) -> Sequence[Check]:

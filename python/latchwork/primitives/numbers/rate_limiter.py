@@ -14,38 +14,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, WaitTimeout
-from latchwork.primitives.fair.tickets import Ticket, TicketQueue
+from latchwork.errors import Conflict, LatchworkError, WaitTimeout
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Delete, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.fair.tickets import Place
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
-    from latchwork.types import Entry, Op
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
+from latchwork.types import At, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
 _SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
 
 
-class RateLimiter:
+class RateLimiter(Closes):
     """``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
 
-    In no interval of that length, wherever it begins, do more acquisitions return in the whole cluster. The price is a
-    rate of ``permits / (interval_s + slack_s)`` at most, one write per acquisition, and that a limiter object whose
-    first look finds permits given may have to wait for one interval: it cannot know how old they are. So keep one
-    object per process. Construction does no I/O. Safe to share between threads.
+    No interval of that length, wherever it begins, has more acquisitions in the whole cluster. This costs a rate of
+    ``permits / (interval_s + slack_s)`` at most, and one write per acquisition. A limiter object whose first read finds
+    permits given may have to wait for one interval: it cannot know how old they are. So keep one object per process.
+    Construction does no I/O. Safe to share between threads.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -89,12 +83,6 @@ class RateLimiter:
 
     def __repr__(self) -> str:
         return f"<RateLimiter {self.name!r} {self._fresh.limit} per {self._fresh.interval_s:g} s>"
-
-    def __enter__(self) -> RateLimiter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
@@ -166,7 +154,8 @@ class RateLimiter:
     async def _try_take(self, count: int, place: Place | None) -> float | None:
         """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
         clock = self._store.clock
-        self._follow()
+        if self._watch is None:
+            self._follow()
         ops: list[Op] = [] if place is None else [Delete(place.ticket.key)]
         while True:
             entry = await self._read()
@@ -196,21 +185,15 @@ class RateLimiter:
 
     def _follow(self) -> None:
         """Know of permits as soon as they are given: what is known later counts for longer."""
-        if self._watch is not None:
-            return
         watch = self._store.watch(self._key)
-        if self._adopt(watch):
+        with self._lock:
+            is_wanted = self._watch is None and not self._waits.is_closed
+            if is_wanted:
+                self._watch = watch
+        if is_wanted:
             watch.subscribe(self._look)
         else:
             watch.close()
-
-    def _adopt(self, watch: Watch) -> bool:
-        """Keep a watch, unless there is one or we are closed."""
-        with self._lock:
-            if self._watch is not None or self._waits.is_closed:
-                return False
-            self._watch = watch
-            return True
 
     def _look(self, batch: Batch) -> None:
         for change in batch:
@@ -224,12 +207,7 @@ class RateLimiter:
         return permits
 
     async def _read(self) -> Entry:
-        entry = await ask(self._store.get, self._key)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._key, self._fresh.to_bytes())
-            except KeyExists:
-                return await self._read()
+        entry = await get_or_create(self._store, self._key, self._fresh.to_bytes())
         permits = Permits.of(entry)
         if not permits.is_like(self._fresh):
             raise LatchworkError(

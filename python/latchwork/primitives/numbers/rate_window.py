@@ -1,4 +1,4 @@
-"""How many permits may be had now: pure, by one's own clock, no I/O.
+"""How many permits may be given now: pure, by our own clock, no I/O.
 
 Permits are numbered in the order in which they are given. Every node remembers how many had been given when, by its own
 clock, it came to know of it; so a permit is at least as old as that. One more may be given when the permit as many
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
 
 from latchwork.errors import LatchworkError
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,7 @@ class Permits:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(
-            {"limit": self.limit, "interval_s": self.interval_s, "slack_s": self.slack_s, "given": self.given}
-        ).encode()
+        return json.dumps(asdict(self)).encode()
 
     def is_like(self, other: Permits) -> bool:
         """True when both have the same limit, interval and slack."""

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.types import Fence, Op
+from latchwork.store.store import Store
+from latchwork.types import Fence, Op
 
 #: What an id is taken for: from the id to the writes that record it.
-Ops = collections.abc.Sequence["Op"]
+Ops = collections.abc.Sequence[Op]
 Record = Callable[[int], Ops]
 
 
 class Sequence:
     """The numbers 1, 2, 3 ...: every id up to the last one has its record, and nobody else's record has it.
 
-    No gap can come about, whoever dies when: the id and its record are one transaction, all or nothing. For the same
-    reason an id cannot be had without a record in this store: a number that is only handed out is lost with whoever
-    takes it to the grave. A record of another system belongs behind it: write it afterwards, from the record here.
+    There is no gap, whoever dies at any moment: the id and its record are one transaction, all or nothing. For the same
+    reason no id is given without a record in this store: a number that is only handed out is lost when its taker dies.
+    Write a record of another system afterwards, from the record here.
 
     Construction does no I/O. Safe to share between threads and processes.
 

@@ -6,19 +6,16 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import LockLost
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.steps import Signal, Steps, driven
+from latchwork.types import Entry, Fence
 
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.forks import Home
-    from latchwork.types import Entry, Fence
-
-#: Thousands of locks are held at once, few of them have work of their own: it is made when asked for.
+#: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
 _making = threading.Lock()
 
 
@@ -28,17 +25,17 @@ class LockOwner(Renewer):
     Its lease counts from its construction.
 
     Args:
-        clock: by which it lives.
-        ttl_s: how long without a renewal.
+        clock: the clock of its lease.
+        ttl_s: how long the lease lasts without a renewal.
         home: the process of its keeper.
-        renew: sends a renewal: the future of the local time of its send.
+        renew: sends a renewal; returns the future of the local time of its send.
         renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
-        release: gives these locks back.
+        release: releases these locks.
 
     Attributes:
         id: the uuid.
         lost: set once it has run out or was taken over.
-        held: its locks by name; guarded by the state, as are the next two.
+        held: its locks by name; guarded by ``Holdings``, as are the next two.
         users: calls that are using it now.
         idle_since: when it last had a lock or a user.
     """
@@ -91,7 +88,7 @@ class HeldLock(GuardsWork):
 
     @property
     def owner_id(self) -> str:
-        """The id of the owner that holds it; by it a later life can ``adopt`` the lock."""
+        """The id of the owner that holds it; with it a restarted process can ``adopt`` the lock."""
         return self.owner.id
 
     @property
@@ -120,7 +117,7 @@ class HeldLock(GuardsWork):
         await self.owner.release([self])
 
     def end_work(self) -> None:
-        """It is lost or released: work under it is told at once. Does not block."""
+        """Tell work under it to stop: it is lost or released. Does not block."""
         with _making:
             ownership = self._ownership
         if ownership is not None:
@@ -128,7 +125,7 @@ class HeldLock(GuardsWork):
 
     @property
     def ownership(self) -> Ownership:
-        """What work under it depends on."""
+        """The ownership that work under it depends on."""
         owner = self.owner
         owner.home.check()
         with _making:

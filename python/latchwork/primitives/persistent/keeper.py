@@ -1,6 +1,6 @@
 """Persistent locks: they outlive their process and its session for a TTL, and one write renews any number of them.
 
-Keys:   owners/<uuid>     one per keeper and life; ttl, label, host and pid as JSON; rewritten every third of the TTL
+Keys:   owners/<uuid>     one per owner, used once; ttl, label, host and pid as JSON; rewritten every third of the TTL
         locks/<name>      who holds it, as JSON; names may have several segments (``report/item-1``)
 Holder: the owner that ``locks/<name>`` names, until its own deadline: the send of its last confirmed renewal + TTL.
 
@@ -13,22 +13,18 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.persistent.held import HeldLock
+from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import LockState, state_of, states_below
 from latchwork.primitives.persistent.protocol import Doubt
 from latchwork.primitives.persistent.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Steps, driven
-from latchwork.types import At
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.held import LockOwner
-    from latchwork.types import Entry
+from latchwork.store.steps import Pause, Steps, driven, steps_of
+from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +51,6 @@ class LockKeeper(KeeperThread):
 
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
-
-    def __enter__(self) -> LockKeeper:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @driven
     async def close(self, *, release: bool = True) -> None:
@@ -90,8 +79,8 @@ class LockKeeper(KeeperThread):
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
         """Wait for a lock and take it.
 
-        Waits through disconnects: trouble with the server is raised only when the time is over, which a call that
-        is under way then can exceed by the store's call timeout.
+        Waits through disconnects: errors of the server are raised only when the time is over. A call that is under way
+        then can take longer, up to the store's call timeout.
 
         Args:
             name: the lock's name, one or more key segments.
@@ -143,7 +132,7 @@ class LockKeeper(KeeperThread):
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
         """Take those of the locks that can be had now, many in one transaction.
 
-        Not all or nothing: each lock is taken for itself. When the server fails half-way the locks taken so far are
+        Not all or nothing: each lock is taken for itself. When the server fails half-way, the locks taken so far are
         returned, and the others can be tried again.
 
         Returns:
@@ -157,14 +146,14 @@ class LockKeeper(KeeperThread):
     async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
-        """Have, at once, the locks that an earlier life of ours still holds: after a restart, without waiting a TTL.
+        """Take over, at once, the locks that our own process still holds from before its restart; no TTL is waited for.
 
         Each lock passes from exactly that owner to this keeper, with a new fence: writes under the old one are refused
-        from then on. Whoever calls this vouches that the earlier life has stopped its work. Should it still run, it is
-        told as soon as it hears of it that its locks are lost.
+        from then on. The caller has to know that the earlier process has stopped its work. If it still runs, its
+        keeper reports the loss as soon as it learns of it.
 
         Args:
-            owner_id: of the earlier life: ``owner_id`` of then, or of the ``holder`` in ``holders()``.
+            owner_id: the earlier owner: its ``owner_id``, kept by the caller, or that of a ``holder`` in ``holders()``.
             names: only these locks; None for all of them.
             timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
         Returns:
@@ -273,7 +262,7 @@ class LockKeeper(KeeperThread):
         return granted
 
     async def _take(self, names: Sequence[str], granted: dict[str, HeldLock], heir_of: str | None = None) -> None:
-        """Take those of the names that can be had and are not granted yet; as somebody's heir only its own."""
+        """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner()
             written: dict[str, Entry | Doubt] = {}
@@ -286,6 +275,32 @@ class LockKeeper(KeeperThread):
             finally:
                 granted.update(self._grant(owner, written))
             self._lose(owner, "another owner took it over")
+
+    async def _use_owner(self) -> LockOwner:
+        """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
+        while True:
+            self._lose_if_over()
+            owner, rings = self._state.use_owner()
+            if owner is not None:
+                return owner
+            release = steps_of(self.release_held)
+            owner = LockOwner(
+                self._clock, self.ttl_s, self._home, renew=self._renew, renewed=self._renewed, release=release
+            )
+            if self._state.begin_making(owner):
+                await self._make(owner)
+                return owner
+            await self._state.rung(rings, 1.0)  # another thread makes one
+
+    async def _make(self, owner: LockOwner) -> None:
+        created = False
+        try:
+            await self._table.create_owner(owner.id, self._record)
+            created = True
+        finally:
+            self._state.end_making(owner, created=created)
+        self._wake.set()
+        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
 
     def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt]) -> dict[str, HeldLock]:
         holds, doubts = [], []
@@ -301,7 +316,7 @@ class LockKeeper(KeeperThread):
 
     @contextmanager
     def _claimed(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Keep other threads of this process off these names, except those that are ours or theirs already."""
+        """Claim these names against other threads of this process, except those that are held or busy already."""
         claimed = self._state.claim(names)
         try:
             yield claimed
@@ -326,11 +341,8 @@ class LockKeeper(KeeperThread):
     async def _adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
         """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
 
-        It is renewed once before, so that no third one takes it for dead meanwhile; and removed last, so that whatever
-        it took after we had looked is free then.
-
-        Raises:
-            Unavailable, OutcomeUnknown: not everything was taken; what was, is held.
+        It is renewed once before, so that nobody else takes it for dead meanwhile. It is removed last, so that whatever
+        it took after we had looked is free then. An error says that not everything was taken; what was taken is held.
         """
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
@@ -348,7 +360,7 @@ class LockKeeper(KeeperThread):
         return granted
 
     async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
-        """Do something with the server, again and again while it cannot be reached and there is time."""
+        """Try a step again and again while the server cannot be reached and there is time."""
         while True:
             try:
                 return await step()

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, LatchworkError, LockLost
+from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
-from latchwork.primitives.persistent.outside import state_of
+from latchwork.primitives.persistent.outside import LockHolder, state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork
-from latchwork.primitives.waiting.work import GuardsWork
+from latchwork.primitives.waiting.common import check_name, check_text, listen, lost_by_fork, tell
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
-from latchwork.store.steps import driven, run, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.held import HeldLock
-    from latchwork.primitives.persistent.outside import LockHolder
-    from latchwork.primitives.waiting.work import Ownership
-    from latchwork.store.steps import Steps
-    from latchwork.store.store import Store
-    from latchwork.types import Fence
+from latchwork.store.steps import Steps, driven, run, steps_of
+from latchwork.store.store import Store
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +64,7 @@ class PersistentLock(GuardsWork):
         self._lock = threading.Lock()
         self._held: HeldLock | None = None
         self._holder_thread = 0
-        self._entered = threading.local()  # the hold of a thread's own ``with``: another's is not its to release
+        self._entered = threading.local()  # the hold of a thread's own ``with``: it must not release another's
         self._acquiring = 0
         self._home = Home(f"lock {name!r}")
         self._lost_listeners: dict[object, Callable[[], None]] = {}
@@ -129,13 +123,13 @@ class PersistentLock(GuardsWork):
 
     @driven
     async def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
-        """Have the lock at once from an earlier life of ours, after a restart, without waiting for its TTL to end.
+        """Take the lock over from our own process before its restart, at once, without waiting for its TTL to end.
 
-        Whoever calls this vouches that the earlier life has stopped its work. The lock passes from exactly that owner
+        The caller has to know that the earlier process has stopped its work. The lock passes from exactly that owner
         to us, with a new fence: writes under the old one are refused from then on. See ``LockKeeper.adopt``.
 
         Args:
-            owner_id: of the earlier life: ``owner_id`` of then, or of ``holder()``.
+            owner_id: the earlier owner: its ``owner_id``, kept by the caller, or that of ``holder()``.
             timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
         Raises:
             LockLost: that owner does not hold it any more; acquire it.
@@ -192,7 +186,7 @@ class PersistentLock(GuardsWork):
 
     @property
     def owner_id(self) -> str:
-        """The id of the owner of the current hold: kept where a restart finds it, ``adopt`` can have the lock again.
+        """The id of the owner of the current hold. If it is stored, ``adopt`` can take the lock over after a restart.
 
         Raises:
             LockLost: it has run out, or is not held.
@@ -221,15 +215,15 @@ class PersistentLock(GuardsWork):
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time a hold runs out or is taken over: stop what it protected. Not on release.
 
-        Returns what ends that.
+        Returns a function that ends that.
         """
         self._refuse_closed()
         return listen(self._lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails, or is not answered: so long it is ours.
+        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails, or is not answered; it is ours that long.
 
-        Returns what ends that.
+        Returns a function that ends that.
         """
         self._refuse_closed()
         return listen(self._failed_listeners, fn)
@@ -300,23 +294,17 @@ class PersistentLock(GuardsWork):
 
     def _lost(self, names: tuple[str, ...]) -> None:
         if self.name in names and self._held is not None:
-            self._tell(list(self._lost_listeners.values()))
+            tell(list(self._lost_listeners.values()), f"lock {self.name!r}")
 
     def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
         if self._held is not None:
-            self._tell([partial(listener, error, remaining_s) for listener in list(self._failed_listeners.values())])
-
-    def _tell(self, listeners: Iterable[Callable[[], None]]) -> None:
-        for listener in listeners:
-            try:
-                listener()
-            except Exception:
-                _log.exception("a listener of lock %r raised; the others are called all the same", self.name)
+            calls = [partial(fn, error, remaining_s) for fn in list(self._failed_listeners.values())]
+            tell(calls, f"lock {self.name!r}")
 
     async def _end_keeper(self, *, only_idle: bool = False) -> None:
         """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.
 
-        With ``only_idle`` not while another thread holds the lock by it, or is about to.
+        With ``only_idle`` this does nothing while another thread holds the lock through it, or acquires it.
         """
         with self._lock:
             if only_idle and (self._acquiring > 0 or self._held is not None):

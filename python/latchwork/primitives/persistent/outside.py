@@ -1,21 +1,17 @@
-"""Who holds which lock, read from outside without taking anything; and the removal of what nobody holds any more."""
+"""Who holds which lock, read without taking anything; and the removal of what nobody holds any more."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
-from latchwork.primitives.persistent.table import LockTable, owner_of
+from latchwork.primitives.persistent.table import LockTable, owner_of, owners_of
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Delete, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.store.store import Store
-    from latchwork.types import Check, Entry
+from latchwork.store.store import Store
+from latchwork.types import At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +23,7 @@ FORGET_FREE_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """An owner, as it described itself. It may be dead already: its lock is taken over when that is certain.
+    """An owner, as it described itself. It may be dead already: others take its lock over when that is certain.
 
     Attributes:
         owner_id: the owner's uuid.
@@ -92,14 +88,14 @@ async def force_release(
     owners_prefix: str = OWNERS_PREFIX,
     locks_prefix: str = LOCKS_PREFIX,
 ) -> LockState | None:
-    """Take a lock from whoever holds it: for people who know that the holder does no harm any more.
+    """Take a lock from its holder: for people who know that the holder does no harm any more.
 
     Every fenced write of the holder is refused from now on. Not promised: that it notices, or has stopped.
 
     Args:
         store: where the lock is.
         name: the lock's name.
-        also: operations for the same transaction, made from the lock's state before: a note of who did it, and why.
+        also: gives operations for the same transaction, from the state before: a note of who did it, and why.
         owners_prefix: as given to the keepers.
         locks_prefix: as given to the keepers.
     Returns:
@@ -126,13 +122,13 @@ async def forget_free_locks(
     locks_prefix: str = LOCKS_PREFIX,
     at_most: int | None = None,
 ) -> int:
-    """Remove the records of locks that nobody holds; they come back when the lock is taken. How many were removed.
+    """Remove the records of locks that nobody holds, and return how many; they come back when the lock is taken.
 
-    A keeper's ``sweep`` does so an hour after a lock was given back; this is for the end, when nobody is left to do it.
-    A lock that is taken at this moment stays.
+    A keeper's ``sweep`` does so ten minutes after it first saw a lock free; this is for the end, when no keeper is
+    left. A lock that is taken at this moment stays.
     """
     table = LockTable(store, owners_prefix, locks_prefix)
-    found = (await _listed(table, below))[:at_most]
+    found = (await table.locks(below))[:at_most]
     names = {state.name for state in await states_of(table, found) if state.holder is None}
     free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
@@ -142,7 +138,7 @@ async def forget_free_locks(
 
 
 async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete these, all at once, or one by one without those that have changed."""
+    """Delete these in one transaction, or one by one if some of them have changed; returns how many."""
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
@@ -161,19 +157,12 @@ async def state_of(table: LockTable, name: str) -> LockState:
 
 async def states_below(table: LockTable, below: str) -> list[LockState]:
     """The states of all locks below a name, "" for all; sorted by name. Not a snapshot."""
-    return await states_of(table, await _listed(table, below))
-
-
-async def _listed(table: LockTable, below: str) -> list[Entry]:
-    found: list[Entry] = await ask(
-        table.store.list, table.lock_key(below) if below else table.locks_prefix, recursive=True
-    )
-    return found
+    return await states_of(table, await table.locks(below))
 
 
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
     """The states of these L, in their order."""
-    holders = await _holders(table, sorted({owner for entry in found if (owner := owner_of(entry))}))
+    holders = await _holders(table, owners_of(found))
     states = []
     for entry in found:
         record = LockRecord.decode(entry.value)
@@ -219,14 +208,13 @@ class Sweeper:
         return removed
 
     async def _sweep_locks(self) -> int:
-        found = await _listed(self._table, "")
+        found = await self._table.locks()
         present = {entry.key for entry in found}
         self._free_since = {key: seen for key, seen in self._free_since.items() if key in present}
         swept = 0
         for at in range(0, len(found), _BATCH):
             batch = found[at : at + _BATCH]
-            named = sorted({owner for entry in batch if (owner := owner_of(entry))})
-            gone = set(await self._table.gone(named))
+            gone = set(await self._table.gone(owners_of(batch)))
             for entry in batch:
                 swept += await self._sweep_lock(entry, gone)
         return swept

@@ -31,7 +31,7 @@ TAKEOVER_FACTOR = 1.05
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """What O says: who owns, and for how long it lives without a renewal."""
+    """What O says: who owns, and how long its locks outlive its last renewal."""
 
     ttl_s: float
     label: str = ""
@@ -44,7 +44,7 @@ class OwnerRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
-        """What an O says; None if it is none of ours."""
+        """What an O says; None if its value is none of ours."""
         found = _object(value)
         try:
             ttl_s = float(found["ttl_s"])
@@ -58,7 +58,7 @@ class OwnerRecord:
 class LockRecord:
     """What L says: its owner's id, None when free; the nonce tells one attempt from another.
 
-    Since when, in seconds since the epoch by the owner's clock, is for people: nothing is decided by it.
+    ``since_s`` is when it was taken, in seconds since the epoch by the owner's clock: for people, it decides nothing.
     """
 
     owner: str | None = None
@@ -74,7 +74,7 @@ class LockRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
-        """What an L says; None if it is none of ours, and must not be touched."""
+        """What an L says; None if its value is none of ours: then it must not be written."""
         found = _object(value)
         owner = found.get("owner", 0)
         if owner is None:
@@ -89,11 +89,7 @@ FREE = LockRecord().encode()
 
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
-    """A TTL that leaves time for a second renewal after a lost one: a shorter one is raised to the least.
-
-    Raises:
-        ValueError: it is no positive number.
-    """
+    """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
     if not 0.0 < ttl_s < math.inf:
         raise ValueError(f"ttl_s of {what} must be more than 0 seconds and finite, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
@@ -111,7 +107,7 @@ def _object(value: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An O as last seen, and since when it is known unchanged by our own clock."""
+    """An O as last seen, and the time, by our own clock, since which it is unchanged."""
 
     version: Hashable
     ttl_s: float
@@ -133,7 +129,7 @@ class Sightings:
         self._seen: dict[str, Sighting] = {}
 
     def seen(self, owner: str, version: Hashable, ttl_s: float, now: float) -> bool:
-        """A response showed this O; ``now`` is the moment it came or later. True if it had changed."""
+        """A response showed this O; ``now`` is when it came, or later. True if O had changed."""
         known = self._seen.get(owner)
         if known is not None and known.version == version:
             return False
@@ -155,7 +151,7 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The lock can be written: with these checks, and these operations. ``buries`` names the owner it removes."""
+    """The lock can be written with these checks and operations; ``buries`` is the owner that they remove."""
 
     checks: tuple[Check, ...]
     ops: tuple[Op, ...]
@@ -164,7 +160,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lock belongs to somebody: ask again when L or O changes, or at ``dead_at``; None if only a change helps."""
+    """The lock is held: ask again when L or O changes, or at ``dead_at``; None if only a change helps."""
 
     owner: str
     dead_at: float | None

@@ -1,22 +1,18 @@
 """What one keeper holds and writes: no I/O, one mutex, and answers instead of calls.
 
-A name is busy while some thread of this process writes its lock; nobody else of this process touches it meanwhile.
-A doubt is a write of a lock that may have landed or may land yet; the keeper settles it once the name is not busy.
+A name is busy while some thread of this process writes its lock; no other thread of this process touches it meanwhile.
+A doubt is a write of a lock that may have landed or may still land; the keeper settles it once the name is not busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from latchwork.clock import Clock
 from latchwork.errors import Closed
+from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.protocol import Doubt
-from latchwork.store.steps import Bell
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.primitives.persistent.held import HeldLock, LockOwner
-    from latchwork.store.steps import Rung
+from latchwork.store.steps import Bell, Step
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
 IDLE_TTLS = 2.0
@@ -26,8 +22,8 @@ class Holdings:
     """Owners, holds, busy names and doubts of one keeper. Safe to share; calls nobody with its mutex held.
 
     Attributes:
-        current: the owner in use; None before the first and between two.
-        ids: every owner there ever was here.
+        current: the owner in use; None before the first, and between two.
+        ids: the ids of all owners of this keeper, ended ones included.
         is_started: the keeper's thread was started, or is about to be.
     """
 
@@ -50,7 +46,7 @@ class Holdings:
         return not was_started
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse everything new: what is held, lost holds included; None if it was closed already."""
+        """Refuse everything new; returns what is held, lost holds included, or None if it was closed already."""
         with self._changed:
             if self._is_closed:
                 return None
@@ -59,26 +55,18 @@ class Holdings:
             return self._all_held()
 
     def refuse_closed(self) -> None:
-        """Let a call pass.
-
-        Raises:
-            Closed: the keeper was closed.
-        """
+        """Raise ``Closed`` if the keeper was closed."""
         if self._is_closed:
             raise Closed("the lock keeper was closed; make another one")
 
-    def rung(self, rings: int, timeout_s: float) -> Rung:
+    def rung(self, rings: int, timeout_s: float) -> Step[bool]:
         """The step of waiting until an owner was made, or failed to be, or this was closed."""
         return self._changed.rung(rings, self._clock, timeout_s)
 
     # Owners
 
     def use_owner(self) -> tuple[LockOwner | None, int]:
-        """The current owner, counted as used; None if there is none, or it has run out. And the rings so far.
-
-        Raises:
-            Closed: the keeper was closed.
-        """
+        """The current owner, counted as used, and the rings so far; None if there is none, or it has run out."""
         with self._changed:
             self.refuse_closed()
             owner = self.current if self.current is not None and not self.current.is_over else None
@@ -108,7 +96,7 @@ class Holdings:
             self._changed.ring()
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """Never renew this owner again: the holds that are lost with it; None if it had ended already."""
+        """End this owner; returns the holds that are lost with it, or None if it had ended already."""
         with self._changed:
             if self.current is not owner:
                 return None
@@ -129,7 +117,7 @@ class Holdings:
         return True
 
     def to_bury(self, *, also_current: bool = False) -> list[LockOwner]:
-        """Owners that ended and hold nothing: their keys can be deleted."""
+        """Owners that ended and hold nothing, whose keys can be deleted."""
         with self._changed:
             if also_current and self.current is not None:
                 self._ended.append(self.current)
@@ -150,17 +138,13 @@ class Holdings:
             return dict(owner.held) if owner is not None and not owner.is_over else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
-        """What is held under these names, lost holds included; and the names of what is not."""
+        """The holds of these names, lost ones included; and the names that are not held."""
         with self._changed:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
     def claim(self, names: Iterable[str]) -> list[str]:
-        """Keep other threads of this process off these names, except those that are held or busy here already.
-
-        Raises:
-            Closed: the keeper was closed.
-        """
+        """Make these names busy, except those that are held or busy already; returns those that were claimed."""
         with self._changed:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
@@ -183,7 +167,7 @@ class Holdings:
             return [name for name in names if name in self._busy]
 
     def grant(self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt]) -> dict[str, HeldLock]:
-        """Hold what was taken, by name, and note what may have been: the end of a use of the owner."""
+        """Hold what was taken, by name, and note what may have been taken. Ends a use of the owner."""
         with self._changed:
             owner.users -= 1
             owner.idle_since = self._clock.now()
@@ -198,9 +182,9 @@ class Holdings:
         return {held.name: held for held in holds}
 
     def take_back(self, holds: Iterable[HeldLock]) -> tuple[list[Doubt], set[str]]:
-        """Hold these no more: the doubts about their release, which is to be tried now, and the names claimed for it.
+        """Forget these holds; returns the doubts about their release, and the names that were claimed for it.
 
-        The doubts are noted before the release is sent, so that it is made good however that ends.
+        The doubts are noted before the release is sent, so that they are settled however it ends.
         """
         with self._changed:
             for held in holds:
@@ -216,12 +200,12 @@ class Holdings:
 
     @property
     def doubts(self) -> list[Doubt]:
-        """What may have landed or may land yet."""
+        """Writes that may have landed or may still land."""
         with self._changed:
             return list(self._doubts.values())
 
     def begin_settling(self, doubt: Doubt) -> frozenset[str] | None:
-        """Claim the name of a doubt: the owners whose lock may be set free for it; None if there is nothing to do."""
+        """Claim the name of a doubt; returns the owners whose lock may be freed, or None if there is nothing to do."""
         name = doubt.name
         with self._changed:
             if self._doubts.get(name) is not doubt or name in self._busy:

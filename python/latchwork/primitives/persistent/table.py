@@ -1,6 +1,6 @@
 """The keys of the persistent locks: what was read of them, and every transaction that writes one.
 
-No thread of its own. Knows nothing of who holds what in this process: ``Holdings`` does.
+It has no thread, and does not know what this process holds: ``Holdings`` does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
@@ -29,19 +29,14 @@ from latchwork.primitives.persistent.protocol import (
 )
 from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask
-from latchwork.types import At, Check, Entry, Exists, Op, Put
+from latchwork.store.store import Store
+from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from latchwork.store.store import Store
-    from latchwork.types import Change
-
-#: Names looked at together; a transaction then takes as many of them as its limits allow.
+#: Names that are read together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90
-#: So many locks at once are taken without a look at first, as if they did not exist: true for a job that begins.
+#: So many locks at once are written without reading them first, as if they did not exist: true for a new job.
 _GUESS_FROM = 10
-#: A single lock is tried so often against others that write it at the same moment, then it counts as held.
+#: Tries of a single lock that others write at the same moment; after these it counts as held.
 _ROUNDS = 5
 
 
@@ -56,31 +51,34 @@ class LockTable:
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:
-        """L of a name."""
+        """The key of a lock."""
         return f"{self.locks_prefix}/{name}"
 
     def name_of(self, key: str) -> str:
-        """The name of an L."""
+        """The name of the lock with this key."""
         return key[len(self.locks_prefix) + 1 :]
 
     def owner_key(self, owner: str) -> str:
-        """O of an owner's id."""
+        """The key of an owner."""
         return f"{self.owners_prefix}/{owner}"
 
     # What is known of the owners
 
     def note(self, changes: Iterable[Change]) -> list[str]:
         """Take in what a watch of the owners showed; the ids of those that are gone."""
+        return self._note((change.key.rpartition("/")[2], change.entry) for change in changes)
+
+    def _note(self, found: Iterable[tuple[str, Entry | None]]) -> list[str]:
+        """Take in owners and their O as a response showed them, None for absent; the ids of those that are gone."""
         now = self.store.clock.now()
         gone = []
         with self._lock:
-            for change in changes:
-                owner = change.key.rpartition("/")[2]
-                if change.entry is None:
+            for owner, entry in found:
+                if entry is None:
                     self._sightings.gone(owner)
                     gone.append(owner)
                 else:
-                    self._sightings.seen(owner, change.entry.version, _ttl_of(change.entry), now)
+                    self._sightings.seen(owner, entry.version, _ttl_of(entry), now)
         return gone
 
     def sighting(self, owner: str) -> Sighting | None:
@@ -89,49 +87,35 @@ class LockTable:
             return self._sightings.of(owner)
 
     def in_the_way(self, entry: Entry | None) -> str | None:
-        """The owner that keeps others from an L, "" for a key that is no lock; None if it looks free."""
+        """The owner that keeps others from taking L; "" for a key that is no lock, None if it looks free."""
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord()
         if record is None or record.owner is None:
             return "" if record is None else None
         return record.owner if self.dead_at(record.owner) is not None else None
 
     def dead_at(self, owner: str) -> float | None:
-        """When an owner must have stopped unless it is renewed; None if that is over, or it is not known to live."""
+        """When an owner must have stopped unless it is renewed; None if that is past, or it was not seen."""
         seen = self.sighting(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
     async def look(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
         """Read these L, and each O they name that was never seen; with ``fresh`` every O they name."""
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
-        named = {owner_of(entry) for entry in entries.values() if entry is not None} - {None}
-        owners = sorted(owner for owner in named if owner and (fresh or self.sighting(owner) is None))
-        if owners:
-            found = await ask(self.store.get_many, [self.owner_key(owner) for owner in owners])
-            self._note_reads(owners, found)
+        await self.gone([owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None])
         return entries
 
     async def gone(self, owners: Sequence[str]) -> list[str]:
         """Read these O; the ids of those that are gone."""
         found = await ask(self.store.get_many, [self.owner_key(owner) for owner in owners]) if owners else []
-        self._note_reads(owners, found)
-        return [owner for owner, entry in zip(owners, found, strict=True) if entry is None]
+        return self._note(zip(owners, found, strict=True))
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all O: key and version of those that were seen unchanged for 2 of their TTLs."""
         found = await ask(self.store.list, self.owners_prefix)
-        self._note_reads([entry.key.rpartition("/")[2] for entry in found], found)
+        self._note((entry.key.rpartition("/")[2], entry) for entry in found)
         with self._lock:
             silent = self._sightings.silent_since(2.0, self.store.clock.now())
         return [(self.owner_key(owner), seen.version) for owner, seen in silent]
-
-    def _note_reads(self, owners: Sequence[str], found: Sequence[Entry | None]) -> None:
-        now = self.store.clock.now()
-        with self._lock:
-            for owner, entry in zip(owners, found, strict=True):
-                if entry is None:
-                    self._sightings.gone(owner)
-                else:
-                    self._sightings.seen(owner, entry.version, _ttl_of(entry), now)
 
     # Writing
 
@@ -208,7 +192,7 @@ class LockTable:
                 self._sightings.gone(owner)
 
     async def free(self, held: dict[str, Entry]) -> list[str]:
-        """Set these locks free, each if it is still as we hold it; the names of those that are not.
+        """Free these locks, each if it is still as we hold it; returns the names of those that are not.
 
         Raises:
             OutcomeUnknown, Unavailable: some may not be free yet: settle all of them.
@@ -229,11 +213,11 @@ class LockTable:
         return gone
 
     async def settle(self, doubt: Doubt, ours: frozenset[str]) -> None:
-        """See to it that a doubtful write has not landed and never will: the lock ends up not ours.
+        """Make sure that a doubtful write has not landed and never will: the lock is not ours afterwards.
 
         Args:
             doubt: the write.
-            ours: the ids of all owners that this process ever was.
+            ours: the ids of all owners that this keeper ever had.
         Raises:
             Conflict, Unavailable, OutcomeUnknown: not settled; do it again later.
         """
@@ -243,7 +227,7 @@ class LockTable:
             return
         if not _same(entry, doubt.before):
             return  # its check can never hold again
-        # L is as that write wants it: write it first. If the owner it names lives, its other check has failed for good.
+        # L is as that write's check wants it: write it first. If its owner lives, the other check has failed for good.
         take = self._plans({doubt.name: entry}, None, FREE).get(doubt.name)
         if take is not None:
             await ask(self.store.commit, take.checks, take.ops)
@@ -266,7 +250,7 @@ class LockTable:
         return then(written, lambda _written: sent_at)
 
     async def prolong(self, owner: str) -> None:
-        """Have an owner live for another TTL, if it is still there, so that nobody takes its locks over meanwhile."""
+        """Renew another owner once, if it is still there, so that nobody takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
@@ -275,14 +259,24 @@ class LockTable:
 
     async def held_by(self, owner: str) -> list[str]:
         """The names of the locks that name an owner, sorted. Not a snapshot."""
-        found = await ask(self.store.list, self.locks_prefix, recursive=True)
-        return [self.name_of(entry.key) for entry in found if owner_of(entry) == owner]
+        return [self.name_of(entry.key) for entry in await self.locks() if owner_of(entry) == owner]
+
+    async def locks(self, below: str = "") -> list[Entry]:
+        """Every L below a name, "" for all, sorted. Not a snapshot."""
+        prefix = self.lock_key(below) if below else self.locks_prefix
+        found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
+        return found
 
 
 def owner_of(entry: Entry | None) -> str | None:
     """The owner that an L names, or None."""
     record = LockRecord.decode(entry.value) if entry is not None else None
     return record.owner if record is not None else None
+
+
+def owners_of(entries: Iterable[Entry | None]) -> list[str]:
+    """The owners that these L name, sorted, each once."""
+    return sorted({owner for entry in entries if (owner := owner_of(entry))})
 
 
 def _ttl_of(entry: Entry) -> float:
@@ -306,7 +300,7 @@ def _merge(takes: Iterable[Take]) -> tuple[list[Check], list[Op]]:
 
 
 def _fit(takes: dict[str, Take]) -> tuple[dict[str, Take], list[str]]:
-    """As many as one transaction holds, and the names of the rest."""
+    """As many as one transaction holds, and the names of the others."""
     checks: set[Check] = set()
     ops: set[Op] = set()
     now: dict[str, Take] = {}
@@ -325,7 +319,7 @@ def _halves(names: list[str]) -> list[list[str]]:
 
 
 def _again(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """What to do after a conflict: halve, so that one contended lock does not stop the others."""
+    """The batches to try after a conflict: halves, so that one contended lock does not stop the others."""
     if len(names) > 1:
         return [(half, 1) for half in _halves(names)]
     return [(names, tries + 1)] if tries < _ROUNDS else []

@@ -1,6 +1,6 @@
 """What a lock keeper does in the background, and what can be seen of it: its thread, its owners, its doubts.
 
-The thread renews the owner that is current, follows the other owners and has chores done. Nothing here takes a lock.
+The thread renews the current owner, follows the other owners and has chores done. Nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import Sweeper
-from latchwork.primitives.persistent.protocol import LEAST_TTL_S, LOCKS_PREFIX, OWNERS_PREFIX, OwnerRecord, raised_ttl_s
+from latchwork.primitives.persistent.protocol import (
+    LEAST_TTL_S,
+    LOCKS_PREFIX,
+    OWNERS_PREFIX,
+    Doubt,
+    OwnerRecord,
+    raised_ttl_s,
+)
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
 from latchwork.primitives.waiting.common import (
     Announcer,
     Identity,
+    Starts,
     check_least,
     check_text,
     listen,
@@ -30,20 +37,17 @@ from latchwork.primitives.waiting.common import (
 )
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
+from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Background, Pause, Signal, driven, run, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.protocol import Doubt
-    from latchwork.store.mirror import Mirror
-    from latchwork.store.store import Store
-    from latchwork.types import Change
+from latchwork.store.store import Store
+from latchwork.types import Change
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class KeeperThread:
+class KeeperThread(Starts):
     """The base of ``LockKeeper``, which takes locks and releases them. Safe to share between threads."""
 
     def __init__(
@@ -132,8 +136,8 @@ class KeeperThread:
     def renew_within(self, seconds: float | None) -> None:
         """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
 
-        For who has to know sooner than by the TTL that the server is out of reach. The TTL stays what it is. A keeper
-        that was closed renews nothing: this does nothing then.
+        For callers that have to know sooner than after a TTL that the server is out of reach. The TTL stays as it is.
+        This does nothing after ``close``.
         """
         self._within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
         self._wake.set()
@@ -148,7 +152,7 @@ class KeeperThread:
         return listen(self._lost, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; so long the locks are still ours.
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; the locks are ours that long.
 
         Returns:
             A function that ends it.
@@ -207,7 +211,7 @@ class KeeperThread:
         self._ended.set()
 
     async def _step(self, now: float) -> float:
-        """Do what is due; when to come back, at the latest."""
+        """Do what is due; returns when the next step is due, at the latest."""
         due = [now + self.ttl_s, self._waits.look_for_dead(), self._renew_current()]
         if now >= self._next_chores:
             self._next_chores = now + self.ttl_s / 4
@@ -241,7 +245,7 @@ class KeeperThread:
         self._waits.trim()
 
     async def _bury(self, *, also_current: bool = False) -> None:
-        """Delete the keys of owners that ended and hold nothing; what cannot be deleted now is left for later."""
+        """Delete the keys of owners that ended and hold nothing; try those that fail again later."""
         for owner in self._state.to_bury(also_current=also_current):
             if await self._delete(owner.id):
                 self._state.buried(owner)
@@ -267,7 +271,7 @@ class KeeperThread:
             self._done_with([doubt.name])
 
     async def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
-        """Free these locks on the server, now or later; the names of those that were taken by another."""
+        """Free these locks on the server, now or later; returns the names that others have taken."""
         doubts, claimed = self._state.take_back(found)
         for held in found:
             held.end_work()
@@ -288,38 +292,8 @@ class KeeperThread:
 
     # The owner
 
-    async def _use_owner(self) -> LockOwner:
-        """An owner that is not given up meanwhile; made if there is none.
-
-        Raises:
-            Unavailable, OutcomeUnknown: it could not be made.
-        """
-        while True:
-            self._lose_if_over()
-            owner, rings = self._state.use_owner()
-            if owner is not None:
-                return owner
-            release = steps_of(self.release_held)
-            owner = LockOwner(
-                self._clock, self.ttl_s, self._home, renew=self._renew, renewed=self._renewed, release=release
-            )
-            if self._state.begin_making(owner):
-                await self._make(owner)
-                return owner
-            await self._state.rung(rings, 1.0)  # another thread makes one
-
-    async def _make(self, owner: LockOwner) -> None:
-        created = False
-        try:
-            await self._table.create_owner(owner.id, self._record)
-            created = True
-        finally:
-            self._state.end_making(owner, created=created)
-        self._wake.set()
-        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
-
     def _renew_current(self) -> float:
-        """Lose, give up or renew the current owner if that is due; when something will be."""
+        """Lose, give up or renew the current owner if that is due; returns when the next of these is due."""
         self._lose_if_over()
         owner = self._state.current
         if owner is None or self._state.give_up(owner):
@@ -355,7 +329,7 @@ class KeeperThread:
             self._lose(owner, "no renewal was confirmed in time")
 
     def _lose(self, owner: LockOwner, why: str) -> None:
-        """Never renew this owner again, and tell whom it concerns."""
+        """Never renew this owner again, and tell work, listeners and waiters."""
         held = self._state.lose(owner)
         if held is None:
             return
@@ -381,7 +355,7 @@ class KeeperThread:
         self._wake.set()
 
     def _unwatched(self) -> list[str]:
-        """Owners in the way that were read but are not in the mirror, which will never tell when they go."""
+        """Owners in the way that were read but are not in the mirror, which never tells that they are gone."""
         mirror = self._mirror
         if mirror is None:
             return []

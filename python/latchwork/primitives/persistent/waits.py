@@ -1,4 +1,4 @@
-"""Who waits for which lock, and when it is worth trying again: by watch, without a thread per waiter.
+"""The waits for locks, and when it is worth trying again: by watch, without a thread per waiter.
 
 A name of several segments is watched together with all names that share its first one, so that thousands of waits of
 one job cost one watch; a name of one segment is watched alone. Watches outlast their last waiter a little.
@@ -11,27 +11,23 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+from latchwork.primitives.persistent.state import Holdings
+from latchwork.primitives.persistent.table import LockTable
+from latchwork.primitives.waiting.common import Patience
+from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause, Signal
-
-if TYPE_CHECKING:
-    from latchwork.primitives.persistent.state import Holdings
-    from latchwork.primitives.persistent.table import LockTable
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.store.mirror import Mirror
-    from latchwork.types import Change
+from latchwork.types import Change
 
 #: Seconds a watch is kept after its last waiter went.
 _LINGER_S = 20.0
-
 
 Fire = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Who waits below one first segment, by name; what shows these locks once it is ``ready``."""
+    """The waiters below one first segment, by name, and the mirror of these locks, which is whole once ``ready``."""
 
     waiters: dict[str, list[Fire]] = field(default_factory=dict)
     mirror: Mirror | None = None
@@ -42,10 +38,8 @@ class _Group:
 class LockWaits:
     """Waiters by name, and their watches. Safe to share between threads; fires nobody with its mutex held.
 
-    Args:
-        table: the keys.
-        state: what is held here: nobody is told that it looks free.
-        wake: set when the end of an owner is waited for, which no watch tells: somebody has to ``look_for_dead``.
+    Locks that are held here, as ``state`` says, do not look free. ``wake`` is set when the end of an owner is waited
+    for, which no watch tells: call ``look_for_dead`` then.
     """
 
     def __init__(self, table: LockTable, state: Holdings, wake: Signal) -> None:
@@ -59,7 +53,7 @@ class LockWaits:
         self._closed = False
 
     def add(self, name: str, fire: Fire) -> Callable[[], None]:
-        """Call ``fire``, which must not block, once, when the lock looks free, maybe at once; returns what cancels."""
+        """Call ``fire``, which must not block, once the lock looks free, maybe at once; returns what cancels that."""
         prefix = name.partition("/")[0]
         with self._lock:
             closed, is_new = self._closed, prefix not in self._groups
@@ -108,7 +102,7 @@ class LockWaits:
         self.poke(names)
 
     def look_for_dead(self) -> float:
-        """Fire what waits for owners that are dead by now; when to ask again, at the latest."""
+        """Fire the waits for owners that are dead by now; returns when to ask again, at the latest."""
         due = math.inf
         for owner in self.blocking():
             dead_at = self._table.dead_at(owner)
@@ -124,7 +118,7 @@ class LockWaits:
         self._end(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
-        """Close every watch and fire every waiter, which then finds out."""
+        """Close every watch and fire every waiter, whose next try says that it is closed."""
         self._closed = True
         self._end(lambda _group: True)
 
@@ -132,7 +126,7 @@ class LockWaits:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
-            self._end(lambda other: other is group)  # whoever waits by now finds out, too
+            self._end(lambda other: other is group)  # those that wait by now try again, too
             raise
         mirror.on_change(partial(self._changed, group))
         with self._lock:
@@ -151,7 +145,7 @@ class LockWaits:
         self.poke(names)
 
     def _look(self, name: str) -> list[Fire]:
-        """Whom to tell that a lock looks free; nobody while an owner is in the way, which is noted."""
+        """The waiters to fire because a lock looks free; none while an owner is in the way, which is noted."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
             if group is None or name not in group.waiters or group.mirror is None or not group.ready:
@@ -170,7 +164,7 @@ class LockWaits:
                     self._drop(group, name)
 
     def _drop(self, group: _Group, name: str) -> list[Fire]:
-        """Nobody waits for a name any more: who did. The caller holds the mutex."""
+        """Forget the waits for a name, and return them. The caller holds the mutex."""
         group.idle_since = self._clock.now()
         for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
             self._blocked_by[owner].discard(name)
@@ -179,7 +173,7 @@ class LockWaits:
         return group.waiters.pop(name)
 
     def _end(self, unwanted: Callable[[_Group], bool]) -> None:
-        """Close watches, and fire who waits by them."""
+        """Close these watches, and fire their waiters."""
         with self._lock:
             ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]
             fires = [fire for group in ended for name in list(group.waiters) for fire in self._drop(group, name)]

@@ -7,26 +7,20 @@ session alive, so of all that ever took an item at most one can end it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.queue.items import Names
+from latchwork.primitives.queue.items import Item, Names
 from latchwork.primitives.waiting.common import Patience, check_text, lost_by_fork
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
-from latchwork.types import At, Check, Create, Delete, Fence, Op, Put
-
-if TYPE_CHECKING:
-    import threading
-
-    from latchwork.primitives.queue.items import Item
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.types import At, Check, Create, Delete, Entry, Fence, Op, Put
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a queue has stored: where, and in which form. Nothing here does I/O.
+"""The keys and values of a queue. Nothing here does I/O.
 
 Keys:  <name>/tail                    the number of the last item put, see ``cell``
        <name>/room                    capacity, and how many may be put before the items have to be counted; as JSON
@@ -14,13 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
-
-if TYPE_CHECKING:
-    from latchwork.types import Entry
+from latchwork.types import Entry
 
 #: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
 INLINE_BYTES = 4096
@@ -29,56 +26,32 @@ MAX_VALUE_BYTES = 990_000
 _MOST = 10**12
 
 
-@dataclass(frozen=True, slots=True)
 class Names:
-    """The keys of one queue."""
+    """The keys of one queue, and the prefixes of items, claims and dead letters."""
 
-    name: str
-
-    @property
-    def tail(self) -> str:
-        """Number of the last item."""
-        return f"{self.name}/tail"
-
-    @property
-    def room(self) -> str:
-        """Capacity and free places."""
-        return f"{self.name}/room"
-
-    @property
-    def live(self) -> str:
-        """Above items and claims."""
-        return f"{self.name}/live"
-
-    @property
-    def items(self) -> str:
-        """Above items."""
-        return f"{self.name}/live/items"
-
-    @property
-    def claims(self) -> str:
-        """Above claims."""
-        return f"{self.name}/live/claims"
-
-    @property
-    def dead(self) -> str:
-        """Above items that were given up."""
-        return f"{self.name}/dead"
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tail = f"{name}/tail"
+        self.room = f"{name}/room"
+        self.live = f"{name}/live"
+        self.items = f"{self.live}/items"
+        self.claims = f"{self.live}/claims"
+        self.dead = f"{name}/dead"
 
     def item(self, item_id: str) -> str:
-        """Of an item."""
+        """The key of an item."""
         return f"{self.items}/{item_id}"
 
     def claim(self, item_id: str) -> str:
-        """Of an item's claim."""
+        """The key of an item's claim."""
         return f"{self.claims}/{item_id}"
 
     def letter(self, item_id: str) -> str:
-        """Of an item that was given up."""
+        """The key of a dead letter."""
         return f"{self.dead}/{item_id}"
 
     def data(self, item_id: str) -> str:
-        """Of a large value."""
+        """The key of a large value."""
         return f"{self.name}/data/{item_id}"
 
 
@@ -149,17 +122,12 @@ def make_id(priority: int, number: int) -> str:
 
 
 def item_id(entry: Entry) -> str:
-    """The id of the item whose item, claim or letter this is."""
+    """The id of an item, from its own key, its claim or its dead letter."""
     return entry.key.rpartition("/")[2]
 
 
 def check_payload(value: bytes, what: str) -> bytes:
-    """The value itself, if it can be put.
-
-    Raises:
-        TypeError: it is no ``bytes``.
-        ValueTooLarge: it is too large.
-    """
+    """The value itself; ``TypeError`` if it is no ``bytes``, ``ValueTooLarge`` if it is too large."""
     check_bytes(value, f"a value for {what}")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(

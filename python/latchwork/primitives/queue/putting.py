@@ -1,6 +1,6 @@
 """Putting items into a queue: numbers in one transaction with the items, and room for them.
 
-Keys:  see ``queue_items``
+Keys:  see ``items``
 Room:  every put changes the tail, so puts are one after the other, and all else only makes items fewer. So a count of
        the items, taken after the tail was read, leaves room for as many puts as the capacity exceeds it.
 """
@@ -10,23 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, Unavailable, WaitTimeout
+from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import Item, Names, Room, check_payload, make_id
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
+from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import ask
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
 from latchwork.types import Check, Create, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.primitives.waiting.waits import Waits
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
 
 _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 _CELL_PATIENCE_S = 30.0
@@ -40,7 +37,7 @@ class Putting:
     """The end of one queue. Safe to share between threads.
 
     Attributes:
-        queue: where those stand that wait for room.
+        queue: the tickets of those that wait for room.
     """
 
     def __init__(
@@ -132,7 +129,7 @@ class Putting:
                 return last
 
     async def _use_room(self, count: int) -> list[Op]:
-        """Count places as used. All puts are one after the other, and all else only makes items fewer."""
+        """Count room as used. Puts come one after the other, and everything else only makes the items fewer."""
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.room)
@@ -148,12 +145,7 @@ class Putting:
         """The capacity, as stored by the first use."""
         if self._agreed:
             return self._capacity
-        entry = await ask(self._store.get, self._names.room)
-        if entry is None:
-            try:
-                entry = await ask(self._store.create, self._names.room, Room(self._capacity).to_bytes())
-            except KeyExists:
-                return await self.agree()
+        entry = await get_or_create(self._store, self._names.room, Room(self._capacity).to_bytes())
         stored = Room.of(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(

@@ -1,8 +1,8 @@
 """A queue of work: items are taken at least once, by one at a time, in the order of their arrival.
 
-Keys:   see ``queue_items``
+Keys:   see ``items``
 Order:  by the number that an item gets in the transaction that puts it.
-Claim:  a session-bound key beside the item. The item is removed by who acknowledges it; when the taker dies, its claim
+Claim:  a session-bound key for the item. Its taker removes the item by acknowledging it; when the taker dies, the claim
         vanishes, and the item is where it was.
 
 docs/design/0011 has the races, and why a new item wakes one taker.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
@@ -20,25 +19,22 @@ from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id, make_id
 from latchwork.primitives.queue.putting import Putting
 from latchwork.primitives.queue.taking import Taking
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
-from latchwork.types import At, Create, Delete, Op
+from latchwork.store.store import Store
+from latchwork.types import At, Create, Delete, Entry, Op
 
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.types import Entry
-
-#: The priority of what a plain queue puts.
-_MIDDLE = 5
+#: What an item has unless it is told otherwise.
+DEFAULT_PRIORITY = 5
 
 
-class Queue:
+class Queue(Closes):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one at a time as far as fences reach: who has lost its claim can end
-    nothing. Construction does no I/O. Safe to share between threads and processes.
+    Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
+    end nothing. Construction does no I/O. Safe to share between threads and processes.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -75,12 +71,6 @@ class Queue:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    def __enter__(self) -> Queue:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Putting
 
     @driven
@@ -99,7 +89,7 @@ class Queue:
             Unavailable: the server could not be reached in time; nothing was put.
             SessionLost, Closed, ForkedProcess, LatchworkError: as for ``take``.
         """
-        return (await self._putting.put([value], _MIDDLE, timeout_s))[0]
+        return (await self._putting.put([value], DEFAULT_PRIORITY, timeout_s))[0]
 
     @driven
     async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
@@ -107,7 +97,7 @@ class Queue:
 
         An error says nothing of the transactions before it. Arguments and errors as for ``put``.
         """
-        return await self._putting.put(list(values), _MIDDLE, timeout_s)
+        return await self._putting.put(list(values), DEFAULT_PRIORITY, timeout_s)
 
     # Taking
 
@@ -195,11 +185,10 @@ class Queue:
                 alive = replace(dead, id=make_id(dead.priority, first), attempts=0)
                 return [Create(self._names.item(alive.id), alive.to_bytes()), Delete(letter.key)]
 
-            return (
-                await self._putting.append(
-                    dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
-                )
-            )[0]
+            ids = await self._putting.append(
+                dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
+            )
+            return ids[0]
 
     @driven
     async def drop(self, item_id: str) -> None:
@@ -223,3 +212,29 @@ class Queue:
     def close(self) -> None:
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
         self._waits.close()
+
+
+class PriorityQueue(Queue):
+    """A ``Queue`` with priorities: ``queue.put(b"...", priority=0)`` is taken before all others.
+
+    An item of low priority waits as long as others come: nothing ages. All else is as for ``Queue``, and both kinds of
+    object may share a name: a plain queue puts with priority 5.
+    """
+
+    @driven
+    async def put(self, value: bytes, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None) -> str:
+        """Put an item behind those of the same priority, 0 (first) to 9 (last). All else as for ``Queue.put``."""
+        return (await self._putting.put([value], _check_priority(priority), timeout_s))[0]
+
+    @driven
+    async def put_many(
+        self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
+    ) -> list[str]:
+        """Put items of one priority, in order, many in one transaction; not all in one."""
+        return await self._putting.put(list(values), _check_priority(priority), timeout_s)
+
+
+def _check_priority(priority: int) -> int:
+    if priority not in range(10):
+        raise ValueError(f"priority must be a whole number from 0 to 9, not {priority!r}")
+    return int(priority)

@@ -1,7 +1,7 @@
-"""Taking items from a queue: which is the first that nobody has, and a claim on it.
+"""Taking items from a queue: the first item that nobody has claimed, and a claim on it.
 
-Keys:  see ``queue_items``
-Claim: created in one transaction with the attempt that it is, on condition that the item is as it was read.
+Keys:  see ``items``
+Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
 """
 
 from __future__ import annotations
@@ -12,33 +12,28 @@ import random
 import threading
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id
-from latchwork.primitives.waiting.common import Identity
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, ask
-from latchwork.types import Absent, At, Create, Delete, Op, Put
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch
-    from latchwork.types import Entry
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
 #: Items looked at beyond those that are claimed.
 _PAGE = 16
-#: Who is not fast enough for the first item tries one of so many next.
+#: A taker that was too slow for the first item tries one of the next so many.
 _SPREAD = 8
-#: A claim that nobody knows of is left so long to the next take.
+#: Seconds for which a claim of unknown outcome is left to the next take.
 _DOUBT_S = 1.0
 
 
@@ -46,7 +41,7 @@ class Taking:
     """The head of one queue. Safe to share between threads.
 
     Attributes:
-        queue: where those stand that wait for an item.
+        queue: the tickets of those that wait for an item.
     """
 
     def __init__(self, store: Store, names: Names, *, what: str, most: int, label: str) -> None:
@@ -55,13 +50,11 @@ class Taking:
         self._names = names
         self._what = what
         self._most = most
-        self._label = label
-        self._identity = Identity()
         self._lock = threading.Lock()
         self._doubtful: dict[str, _Doubt] = {}
 
     async def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
-        """Only the first of those that wait watches the items."""
+        """Wait in the queue, then for an item: only the first in the queue watches the items."""
         place = await take_turn(self.queue, waiter, patience)
         if place is None:
             return None
@@ -114,7 +107,7 @@ class Taking:
             _log.warning("%s: item %s is a dead letter after %d attempts", self._what, item.id, item.attempts)
             return None
         nonce = uuid.uuid4().hex
-        body = {"label": self._label, "host": self._identity.host, "pid": self._identity.pid, "nonce": nonce}
+        body = {**self.queue.about, "nonce": nonce}
         taken = item.taken()
         ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
         try:
@@ -142,7 +135,7 @@ class Taking:
     # Claims of unknown outcome
 
     def _doubt(self, doubt: _Doubt) -> None:
-        """A claim that may be there, or come, with nobody behind it: the next take has it, or a thread removes it."""
+        """Note a claim that may be there, or come, unused: the next take has it, or a thread removes it."""
         with self._lock:
             self._doubtful[doubt.key] = doubt
         Background(self._clear_doubt(doubt), f"latchwork-claims-{self._names.name}")
@@ -186,12 +179,12 @@ class Taking:
                 return
 
     def _is_mine_to_end(self, doubt: _Doubt) -> bool:
-        """True for one of those that decided a doubt: the take, or the thread."""
+        """True for one of the two that decided a doubt: the take, or the thread."""
         with self._lock:
             return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
 
     async def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
-        """The claim of a doubt and its item, if it landed; if it did not, see to it that it never will.
+        """The claim of a doubt and its item, if it landed; if it did not, make sure that it never will.
 
         It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
         """
@@ -209,7 +202,7 @@ class Taking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Doubt:
-    """A claim of unknown outcome: where, by whom, and of which item as it was; None if it is there for certain."""
+    """A claim of unknown outcome: its key, nonce and session; its item as it was, None if it is there for certain."""
 
     key: str
     nonce: str

@@ -10,31 +10,29 @@ import operator
 import os
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from typing_extensions import Self
+
+from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
-from latchwork.store.dispatch import in_callback
+from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.keys import validate_key
 from latchwork.store.steps import Bell, Signal
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.dispatch import Dispatcher
 
 _log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener", bound=Callable[..., None])
+C = TypeVar("C", bound="Closes")
+S = TypeVar("S", bound="Starts")
 
 
 def check_name(name: str, kind: str) -> str:
-    """The name itself, if it can be a key.
-
-    Raises:
-        InvalidKey: it cannot; the message says which primitive's name it is.
-    """
+    """The name itself; ``InvalidKey`` if it cannot be a key. The message says which primitive's name it is."""
     try:
         return validate_key(name)
     except InvalidKey as error:
@@ -42,11 +40,7 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_node_id(node_id: str, kind: str) -> str:
-    """The id itself, if it is text. It is no key: any characters will do, ``/`` too.
-
-    Raises:
-        InvalidKey: it is no text, or empty: nobody could tell who that is.
-    """
+    """The id itself; ``InvalidKey`` if it is no text, or empty. It is no key: any characters will do, ``/`` too."""
     given: object = node_id
     if not isinstance(given, str) or not given:
         raise InvalidKey(f"{kind} node id {node_id!r} cannot be used: it must be text, and not empty")
@@ -54,11 +48,7 @@ def check_node_id(node_id: str, kind: str) -> str:
 
 
 def check_text(text: str, what: str) -> str:
-    """The text itself, which may be empty.
-
-    Raises:
-        TypeError: it is none, and could not be stored.
-    """
+    """The text itself, which may be empty; ``TypeError`` if it is no text, and could not be stored."""
     given: object = text
     if not isinstance(given, str):
         raise TypeError(f"{what} must be text, not {text!r}")
@@ -66,11 +56,7 @@ def check_text(text: str, what: str) -> str:
 
 
 def check_bytes(value: bytes, what: str) -> bytes:
-    """The value itself.
-
-    Raises:
-        TypeError: it is no ``bytes``.
-    """
+    """The value itself; ``TypeError`` if it is no ``bytes``."""
     given: object = value
     if not isinstance(given, bytes):
         raise TypeError(f"{what} must be bytes, not {type(given).__name__}; encode it first")
@@ -78,22 +64,14 @@ def check_bytes(value: bytes, what: str) -> bytes:
 
 
 def check_least(value: float, what: str, least: float) -> float:
-    """The number itself, if it is not below the least.
-
-    Raises:
-        ValueError: it is.
-    """
+    """The number itself; ``ValueError`` if it is below the least."""
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 
 def check_whole(value: int, what: str) -> int:
-    """The number itself, if it is a whole one.
-
-    Raises:
-        TypeError: it is none: a float would be stored, and be another number when it is read.
-    """
+    """The number itself; ``TypeError`` if it is no whole one: a float could be another number when it is read."""
     if isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
     try:
@@ -109,19 +87,16 @@ class Identity:
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"
-
 
 def lost_by_fork() -> Signal:
-    """What a child of a fork gets for an event of its parent's ownership: set, because nothing is held here."""
+    """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""
     lost = Signal()
     lost.set()
     return lost
 
 
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener; what takes it back, harmless at any time."""
+    """Register a listener; returns a function that removes it, which may be called at any time."""
     number = object()
     to[number] = fn
 
@@ -132,23 +107,52 @@ def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
-    """Let a wait pass outside callbacks; inside one, only a try.
-
-    Raises:
-        LatchworkError: others wait for this callback to end, what ends the wait may be among them.
-    """
+    """Refuse a wait inside a callback: what would end the wait may itself wait for this callback. A try is allowed."""
     if timeout_s != 0 and in_callback():
         raise LatchworkError(
             f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
         )
 
 
+def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
+    """Call each listener of ``what``, in this thread; one that raises is logged and stops no other."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            _log.exception("a listener of %s raised; the others are called all the same", what)
+
+
+class Closes(ABC):
+    """What a ``with`` closes at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """From any thread; twice is fine."""
+
+
+class Starts(Closes):
+    """What a ``with`` starts, and closes at its end."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin in the background; twice is fine."""
+
+
 class Patience:
     """How long a call may still wait. One thread only.
 
-    Raises:
-        ValueError: the time is negative, or no number.
-        TypeError: it is True or False, which other libraries take for "block or not".
+    True and False are refused as a time: other libraries take them for "block or not".
     """
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
@@ -175,7 +179,7 @@ class Patience:
 class Announcer:
     """Calls listeners in a pool of callback threads: in the order of the posts, one at a time, none lost.
 
-    A listener that raises is logged and stops no other. Safe to share between threads; never called with a lock held.
+    Safe to share between threads; calls nobody with its mutex held.
     """
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
@@ -186,7 +190,7 @@ class Announcer:
         self._lane = dispatcher.lane(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
-        """Have these called, in order, after everything posted before."""
+        """Call these in order, after everything that was posted before."""
         if not calls:
             return
         with self._changed:
@@ -199,7 +203,7 @@ class Announcer:
         return self._runner == threading.get_ident()
 
     async def settle(self, clock: Clock, timeout_s: float) -> bool:
-        """Wait until everything posted was called; False if it was not in time, or if asked from such a call."""
+        """Wait until everything posted was called; False when the time is over, or in a call that was posted."""
         if self.is_mine:
             return False
         patience = Patience(clock, timeout_s)
@@ -220,7 +224,4 @@ class Announcer:
                     self._changed.ring()
                     return
                 call = self._posts.popleft()
-            try:
-                call()
-            except Exception:
-                _log.exception("a listener of %s raised; the others are called all the same", self._label)
+            tell([call], self._label)

@@ -6,36 +6,30 @@ Nothing here knows what is taken part in.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Patience, refuse_in_callback
+from latchwork.primitives.waiting.common import Announcer, Patience, Starts, refuse_in_callback
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Bell, Pause, Signal, ask
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.waiter import Waiter
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Participant(ABC):
+class Participant(Starts):
     """Takes part until it leaves, and begins anew after any trouble that passes. Safe to share between threads.
 
-    Args:
-        store: the store, or a namespace of it.
-        what: what is taken part in, in words: ``latch 'leader'``.
-        who: who takes part, in words: ``node 'web-1'``.
-        session: the session to live by; None takes the store's primary session.
-        name: of its threads.
+    Messages say ``what`` it takes part in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads have the
+    ``name``. Its part ends with the session that was given; None takes the store's primary session.
     """
 
     def __init__(self, store: Store, what: str, who: str, session: Session | None, *, name: str) -> None:
@@ -57,7 +51,7 @@ class Participant(ABC):
 
     @abstractmethod
     async def _stay(self, backoff: Backoff) -> None:
-        """Take part until the session ends or we leave; resets the backoff once that has worked."""
+        """Take part until the session ends or we leave; reset the backoff once we take part."""
 
     @abstractmethod
     async def _depart(self) -> None:
@@ -67,7 +61,7 @@ class Participant(ABC):
     def _is_final(self, error: LatchworkError) -> bool:
         """Whether trying again is in vain."""
 
-    def _trouble(self, error: LatchworkError) -> None:  # noqa: B027 - most have nothing to do
+    def _trouble(self, error: LatchworkError) -> None:
         """Called with each error, before it is known whether it is final."""
 
     def _begin(self) -> None:
@@ -94,7 +88,7 @@ class Participant(ABC):
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause so long, or until somebody has us leave."""
+        """Pause for so long, or until we have to leave."""
         if not self._leaving:
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""A request to stop, for work that cannot be ended from outside: it is polled, waited for, or heard by a listener.
+"""A request to stop, for work that cannot be ended from outside: work polls it, waits for it, or listens.
 
 Nothing here talks to a server. Not promised: that work which never looks ends.
 """

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import suppress
+from typing import TypeVar
 
-from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.errors import Closed, KeyExists, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
-
-if TYPE_CHECKING:
-    from latchwork.primitives.waiting.common import Patience
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
-    from latchwork.store.watch import Batch, Watch
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
+from latchwork.types import Entry
 
 T = TypeVar("T")
 
@@ -23,11 +23,11 @@ class Waiter:
     """Waits for one thing at a time; can be called off for good, from any thread.
 
     It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
-    ``close``: who has just got a lock has better things to do.
+    ``close``: closing it would delay whoever has just got a lock.
 
     Attributes:
-        session: by which it lives.
-        is_kept: set by whoever keeps it after the wait, and closes it.
+        session: the session whose end calls it off.
+        is_kept: set by the caller that keeps it after the wait, and closes it.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -40,7 +40,7 @@ class Waiter:
         self._cancel = session.on_end(self.call_off)
 
     def close(self) -> None:
-        """Let go of the session and of the last watch. Twice is fine."""
+        """Stop listening to the session, and close the last watch. Twice is fine."""
         self._cancel()
         self._replace(None)
 
@@ -50,7 +50,7 @@ class Waiter:
         return self._off.is_set()
 
     def call_off(self) -> None:
-        """Wait no more: whoever waits returns at once. Does not block."""
+        """End the wait, and every later one, at once. Does not block."""
         self._off.set()
         with self._lock:
             watch = self._watch
@@ -118,29 +118,10 @@ class Waiter:
                     raise
 
 
-async def open_session(store: Store, given: Session | None, what: str, patience: Patience, closing: Signal) -> Session:
-    """The session to wait by: the one that was handed in, or the store's, tried again while there is time.
-
-    Args:
-        store: whose session, if none is given.
-        given: the caller's session, or None.
-        what: is waited for, in words.
-        patience: how long it is tried.
-        closing: set when whoever waits is closed.
-    Raises:
-        Unavailable, OutcomeUnknown: it could not be opened in that time.
-        SessionLost: the one that was handed in has ended.
-        Closed: it, the store, or whoever waits was closed.
-    """
-    backoff = Backoff()
-    while True:
-        try:
-            session = given if given is not None else await ask(store.primary_session)
-            session.ensure_usable()
-        except (Unavailable, OutcomeUnknown) as error:
-            if patience.is_over:
-                raise
-            if await Pause(store.clock, closing, patience.left_s(backoff.next_s())):
-                raise Closed(f"{what} was closed; make another one") from error
-        else:
-            return session
+async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
+    """The entry of a key, which is created with this value if it is not there."""
+    while (entry := await ask(store.get, key)) is None:
+        with suppress(KeyExists):
+            created: Entry = await ask(store.create, key, value)
+            return created
+    return entry

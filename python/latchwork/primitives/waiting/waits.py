@@ -1,4 +1,4 @@
-"""Who waits through one object: refused when that makes no sense, called off when the object or the session ends.
+"""The waits through one object: they are called off when the object is closed, or the session ends.
 
 Nothing here decides what is waited for.
 """
@@ -8,25 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
-from latchwork.errors import Closed, InvalidKey, SessionLost
+from latchwork.errors import Closed, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
-from latchwork.primitives.waiting.waiter import Waiter, open_session
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
-from latchwork.store.steps import Signal
-
-if TYPE_CHECKING:
-    from latchwork.store.session import Session
-    from latchwork.store.store import Store
+from latchwork.store.session import Session
+from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.store import Store
 
 
 def check_member(member_id: str, kind: str) -> str:
-    """The id itself, if it can be one segment of a key.
-
-    Raises:
-        InvalidKey: it cannot.
-    """
+    """The id itself; ``InvalidKey`` if it cannot be one segment of a key."""
     check_name(member_id, kind)
     if "/" in member_id:
         raise InvalidKey(f"{kind} name {member_id!r} cannot be used: it must not contain '/'")
@@ -34,15 +28,12 @@ def check_member(member_id: str, kind: str) -> str:
 
 
 class Waits:
-    """The waits of one object. Safe to share between threads.
+    """The waits through one object, ``what`` in messages: ``barrier 'start'``. Safe to share between threads.
+
+    They end with the session that was given; None takes the store's primary session, opened at the first use.
 
     Attributes:
         home: the process that made the object.
-
-    Args:
-        store: the store, or a namespace of it.
-        what: the object in words, for messages: ``barrier 'start'``.
-        session: the session to live by; None takes the store's primary session, opened at the first use.
     """
 
     def __init__(self, store: Store, what: str, session: Session | None) -> None:
@@ -55,16 +46,11 @@ class Waits:
         self._closed = False
         self._closing = Signal()
 
-    def check(self) -> None:
-        """Let a call pass.
-
-        Raises:
-            Closed: the object was closed.
-            ForkedProcess: this process is a child of the one that made it.
-        """
+    def check(self, cause: BaseException | None = None) -> None:
+        """Raise ``Closed`` if the object was closed, ``ForkedProcess`` in a child of the process that made it."""
         self.home.check()
         if self._closed:
-            raise Closed(f"{self._what} was closed; make another one")
+            raise Closed(f"{self._what} was closed; make another one") from cause
 
     @property
     def is_closed(self) -> bool:
@@ -73,30 +59,41 @@ class Waits:
 
     @asynccontextmanager
     async def begin(self, timeout_s: float | None) -> AsyncIterator[tuple[Waiter, Patience]]:
-        """Wait inside: what waits with, and how long it may.
+        """Wait inside the ``with``: gives the waiter, and how long it may wait.
 
         Raises:
             Closed, ForkedProcess, SessionLost: the object or the session cannot be used, or ended meanwhile.
             LatchworkError: this is a callback, and not a single try.
+            Unavailable, OutcomeUnknown: the store's session could not be opened in that time.
         """
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        session = await open_session(self._store, self._given, self._what, patience, self._closing)
-        with self.waiter(session) as waiter:
+        with self.waiter(await self._open_session(patience)) as waiter:
             try:
                 yield waiter, patience
             except SessionLost as error:
                 self.refuse_closed(waiter, error)
                 raise
 
+    async def _open_session(self, patience: Patience) -> Session:
+        """The session that was given, or the store's: tried again while there is time."""
+        backoff = Backoff()
+        while True:
+            try:
+                session = self._given if self._given is not None else await ask(self._store.primary_session)
+                session.ensure_usable()
+            except (Unavailable, OutcomeUnknown) as error:
+                if patience.is_over:
+                    raise
+                if await Pause(self._store.clock, self._closing, patience.left_s(backoff.next_s())):
+                    self.check(error)
+            else:
+                return session
+
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Wait inside with another waiter: calling it off leaves those alone that were there before.
-
-        Raises:
-            Closed: the object was closed.
-        """
+        """Wait inside the ``with`` by another waiter: calling it off does not call off the others."""
         waiter = Waiter(self._store, session)
         try:
             with self._lock:
@@ -111,29 +108,19 @@ class Waits:
                 waiter.close()
 
     def refuse_closed(self, waiter: Waiter, cause: BaseException | None = None) -> None:
-        """Let pass a wait whose object and session were not closed.
-
-        Raises:
-            Closed: one of them was.
-        """
-        if self._closed:
-            raise Closed(f"{self._what} was closed; make another one") from cause
+        """Raise ``Closed`` if the object or the session of a wait was closed."""
+        self.check(cause)
         if waiter.session.state == "closed":
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
-        """Let pass a wait that ended for lack of time only.
-
-        Raises:
-            Closed: the object or its session was closed.
-            SessionLost: the session ended.
-        """
+        """Raise ``Closed`` or ``SessionLost`` if a wait ended for another reason than lack of time."""
         self.refuse_closed(waiter, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 
     def close(self) -> bool:
-        """Call off whoever waits; False when it was closed before, or by a child of the process that made it."""
+        """Call off every wait; False if it was closed before, or in a child of the process that made it."""
         if self.home.is_foreign:
             return False
         with self._lock:

@@ -1,6 +1,6 @@
-"""Work under an ownership: told to stop before the ownership can end, server reachable or not.
+"""Work under an ownership: it is told to stop before the ownership can end, whether the server can be reached or not.
 
-Nothing here talks to a server: it is all by our own clock. A thread cannot be stopped from outside, so work asks.
+Nothing here talks to a server: our own clock decides. A thread cannot be stopped from outside, so work has to ask.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.primitives.waiting.common import check_least, lost_by_fork
 from latchwork.store.forks import Home
+from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, Signal, called, driven, run
-
-if TYPE_CHECKING:
-    from latchwork.clock import Clock
-    from latchwork.store.session import Session
-    from latchwork.types import Fence
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class Work:
         self._watching = Background(self._watch(), f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
-        """The work is done: watch no more."""
+        """Stop watching: the work is done."""
         if self._home.is_foreign:
             return
         self._done.set()
@@ -125,7 +123,7 @@ class Work:
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run work under its token: its result, or nothing when it was told to stop and has ended."""
+    """Run work under its token: a tuple of its result, empty if it was told to stop."""
     work.begin()
     try:
         result = await called(fn, work)
@@ -139,7 +137,7 @@ async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
 
 
 class GuardsWork(ABC):
-    """What is owned for a time, so that work can depend on it."""
+    """Something that is owned for a time, so that work can depend on it."""
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token that tells work to stop before the ownership can end: ``with lock.guard_work() as work:``.
@@ -157,15 +155,15 @@ class GuardsWork(ABC):
 
 
 class Ownership:
-    """What works depend on: one hold, one term. Safe to share between threads.
+    """What work depends on: one hold, one term. Safe to share between threads.
 
     Args:
-        what: in words, for messages: ``lock 'orders'``.
+        what: the ownership in words, for messages: ``lock 'orders'``.
         fence: its proof.
         ttl_s: how long it lasts without renewal.
         remaining_s: how much of that is left for certain; must do no I/O.
-        error: what ``check`` raises.
-        clock: by which all this is judged.
+        error: what ``Work.check`` raises.
+        clock: the clock that decides.
     """
 
     def __init__(
@@ -192,7 +190,7 @@ class Ownership:
     def by_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
-        """One that lasts as long as a session."""
+        """An ownership that lasts as long as a session."""
         return cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
 
     def guard_work(self, margin_s: float | None = None) -> Work:
@@ -205,7 +203,7 @@ class Ownership:
         return 0.0 if self._ended else self._remaining_s()
 
     def end(self) -> None:
-        """It was lost or given up: all work under it is told to stop. Does not block; twice is fine."""
+        """Tell all work under it to stop: it was lost or given up. Does not block; twice is fine."""
         with self._lock:
             self._ended = True
             works, self._works = self._works, set()
@@ -221,7 +219,7 @@ class Ownership:
         return self._error(f"{self.what} is not ours any more; stop the work it protected")
 
     def add(self, work: Work) -> None:
-        """Tell this work when it ends."""
+        """Stop this work when the ownership ends."""
         with self._lock:
             if not self._ended:
                 self._works.add(work)
@@ -229,6 +227,6 @@ class Ownership:
         work.stop()
 
     def remove(self, work: Work) -> None:
-        """This work is done."""
+        """Forget this work: it is done."""
         with self._lock:
             self._works.discard(work)

@@ -1,16 +1,16 @@
-"""The backend under a ``FaultyStore``: passes calls on, or has happen to them what the plan says. See ``faults``."""
+"""The backend under a ``FaultyStore``: passes calls on, or lets the faults of the plan hit them. See ``faults``."""
 
 from __future__ import annotations
 
-import builtins
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, completed, drive, failed, then
+from latchwork.backends.futures import Steps, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
@@ -19,11 +19,24 @@ from latchwork.testing._faulty.replica import StaleReplica
 from latchwork.testing._faulty.watch import FaultyWatch
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Put, SessionAlive, SimpleCheck
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Decide = Callable[[str, tuple[str, ...]], Fault | None]
 
 _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}
+
+
+def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
+    """The method of a faulty backend that reads; its first argument is a key, a prefix, or several keys."""
+    name = read.__name__
+
+    @wraps(read)
+    def call(self: FaultyBackend, /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        keys = (args[0],) if isinstance(args[0], str) else tuple(cast("Sequence[str]", args[0]))
+        return self._call(name, keys, lambda: self._ask(name, *args, **options))
+
+    return call
 
 
 class FaultyBackend(Backend):
@@ -62,39 +75,10 @@ class FaultyBackend(Backend):
 
     # What the store calls
 
-    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """See ``Backend.get``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("get", (key,), lambda: completed(replica.get_many([key])[0]))
-        return self._read("get", (key,), lambda: self._inner.get(key, stale_ok=stale_ok))
-
-    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:
-        """See ``Backend.get_many``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("get_many", tuple(keys), lambda: completed(replica.get_many(keys)))
-        return self._read("get_many", tuple(keys), lambda: self._inner.get_many(keys, stale_ok=stale_ok))
-
-    def list(
-        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
-    ) -> Future[builtins.list[Entry]]:
-        """See ``Backend.list``."""
-
-        def send() -> Future[builtins.list[Entry]]:
-            replica = self._lagging() if stale_ok else None
-            if replica is not None:
-                found = replica.list(prefix, recursive=recursive, limit=limit, start_after=start_after)
-                return completed(found)
-            return self._inner.list(
-                prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
-            )
-
-        return self._read("list", (prefix,), send)
-
-    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:
-        """See ``Backend.children``."""
-        if stale_ok and (replica := self._lagging()) is not None:
-            return self._read("children", (prefix,), lambda: completed(replica.children(prefix)))
-        return self._read("children", (prefix,), lambda: self._inner.children(prefix, stale_ok=stale_ok))
+    get = _reading(Backend.get)
+    get_many = _reading(Backend.get_many)
+    list = _reading(Backend.list)
+    children = _reading(Backend.children)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """See ``Backend.commit``."""
@@ -102,25 +86,22 @@ class FaultyBackend(Backend):
         name = _NAMES[type(ops[0])] if len(ops) == 1 and not checks else "commit"
         used = {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}
         every = (*[op.key for op in ops], *keys)
-        call = self._write if ops else self._read
-        return call(name, every, lambda: self._unless_ended(used, lambda: self._inner.commit(checks, ops)))
+        send = partial(self._unless_ended, used, lambda: self._inner.commit(checks, ops))
+        return self._call(name, every, send, writes=bool(ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """See ``Backend.create_sequential``."""
         used = {session.id} if session is not None else set()
-        return self._write(
-            "create",
-            (key,),
-            lambda: self._unless_ended(used, lambda: self._inner.create_sequential(key, value, session)),
-        )
+        send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
+        return self._call("create", (key,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """See ``Backend.delete_tree``."""
-        return self._write("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix))
+        return self._call("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix), writes=True)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """See ``Backend.open_session``. A session that nobody heard of runs out by itself."""
-        opening = self._read("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
+        opening = self._call("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
     def watch(
@@ -176,7 +157,7 @@ class FaultyBackend(Backend):
             watch.break_off(silent_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
-        """End one session, or all, as the server would; here nobody is told."""
+        """End one session, or all, as the server would; the sessions are not notified."""
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
@@ -190,14 +171,14 @@ class FaultyBackend(Backend):
 
     def renew(self, session: BackendSession) -> Future[float]:
         """Pass a renewal on."""
-        return self._read("renew", (session.id,), session.renew)
+        return self._call("renew", (session.id,), session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
         """Pass the end of a session on. Whatever happens to that, nothing asked of it lands from here on."""
         with self._lock:
             self._ended.add(session.id)
             self._sessions.pop(session.id, None)
-        return self._read("close_session", (session.id,), session.close)
+        return self._call("close_session", (session.id,), session.close)
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
         """A watch of the backend inside; None once this one is closed, or cut off."""
@@ -218,14 +199,17 @@ class FaultyBackend(Backend):
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
 
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Do something after a delay, unless closed before."""
         self._timer_for_use().call_later(delay_s, call)
 
-    # Having it happen
+    # Faults
 
-    def _lagging(self) -> StaleReplica | None:
-        return self._replica if self._replica is not None and self._replica.is_ready else None
+    def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
+        """Make a read that gets through."""
+        lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
+        answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
+        return answer
 
     def _timer_for_use(self) -> Timer:
         with self._lock:
@@ -248,13 +232,9 @@ class FaultyBackend(Backend):
             return failed(SessionLost(f"session {over[0]} has ended; stop what it protected and use a new session"))
         return send()
 
-    def _read(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]]) -> Future[T]:
-        return self._call(op, keys, send, writes=False)
-
-    def _write(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]]) -> Future[T]:
-        return self._call(op, keys, send, writes=True)
-
-    def _call(self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]], *, writes: bool) -> Future[T]:
+    def _call(
+        self, op: str, keys: tuple[str, ...], send: Callable[[], Future[T]], *, writes: bool = False
+    ) -> Future[T]:
         if self._closed:
             return failed(Closed("the store was closed; connect again"))
         fault = self._decide(op, keys)
@@ -276,7 +256,7 @@ class FaultyBackend(Backend):
             return drive(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
-                self.later(fault.delay_s, lambda: _swallow(send()))
+                self.later(fault.delay_s, send)  # nobody waits for the answer
             return failed(_cut(what, writes=writes))
         if kind == "drop":
             return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
@@ -300,7 +280,7 @@ class FaultyBackend(Backend):
         raise error
 
     def _after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
-        """What ``call`` gives, after a delay."""
+        """Make the call after a delay."""
 
         def steps() -> Steps[T]:
             yield self._timer_for_use().after(delay_s)
@@ -340,8 +320,3 @@ def _cut(what: str, *, writes: bool) -> Exception:
     if writes:
         return OutcomeUnknown(f"{what}: the connection broke; it may have been applied, or may be yet")
     return Unavailable(f"{what}: the connection broke; try again")
-
-
-def _swallow(future: Future[Any]) -> None:
-    """Take note of an answer that nobody waits for."""
-    future.add_done_callback(lambda ended: ended.exception())

@@ -38,15 +38,7 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 _KINDS: tuple[str, ...] = get_args(FaultKind)
-_FOR_CALLS: tuple[FaultKind, ...] = (
-    "fail",
-    "cut_before",
-    "cut_after",
-    "land_late",
-    "drop",
-    "slow_request",
-    "slow_answer",
-)
+_FOR_CALLS: tuple[FaultKind, ...] = get_args(FaultKind)[:-2]  # without expire_session and cut_watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ class Fault:
             ``OutcomeUnknown``, a read ``Unavailable``.
         op: which operation, with ``*`` for any; see ``OPERATIONS``. Watches have the operation ``event``.
         key: a pattern that one of the call's keys must match: ``leader/*``.
-        nth: the first so-manieth matching call that it hits, from 1 on.
+        nth: the number of the first matching call that it hits, from 1 on.
         times: how many matching calls it hits from there on; None for all.
         delay_s: seconds on the store's clock, where the kind has a delay.
     """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from latchwork.backends.base import Backend, BackendWatch, WatchEvent
+from latchwork.backends.futures import completed
 from latchwork.store.feed import Tracker
 from latchwork.types import Entry
 
@@ -42,13 +44,26 @@ class StaleReplica:
         """True once it has a state."""
         return self._tracker.ready
 
-    def get_many(self, keys: Sequence[str]) -> builtins.list[Entry | None]:
-        """One answer per key, all of one moment."""
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - it is stale in any case
+        """See ``Backend.get``."""
         with self._lock:
-            return [self._tracker.known.get(key) for key in keys]
+            return completed(self._tracker.known.get(key))
 
-    def list(self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None) -> builtins.list[Entry]:
-        """As the backend's, all of one moment."""
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
+        """See ``Backend.get_many``; all of one moment."""
+        with self._lock:
+            return completed([self._tracker.known.get(key) for key in keys])
+
+    def list(
+        self,
+        prefix: str,
+        *,
+        recursive: bool,
+        limit: int | None,
+        start_after: str | None,
+        stale_ok: bool,  # noqa: ARG002
+    ) -> Future[builtins.list[Entry]]:
+        """See ``Backend.list``; all of one moment."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             found = [
@@ -58,14 +73,14 @@ class StaleReplica:
                 and (recursive or "/" not in key[len(below) :])
                 and (start_after is None or key > start_after)
             ]
-        return found[:limit]
+        return completed(found[:limit])
 
-    def children(self, prefix: str) -> builtins.list[str]:
-        """As the backend's, all of one moment."""
+    def children(self, prefix: str, *, stale_ok: bool) -> Future[builtins.list[str]]:  # noqa: ARG002
+        """See ``Backend.children``; all of one moment."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             known = [key for key in self._tracker.known if key.startswith(below)]
-        return sorted({key[len(below) :].partition("/")[0] for key in known})
+        return completed(sorted({key[len(below) :].partition("/")[0] for key in known}))
 
     def _take(self, event: WatchEvent) -> None:
         with self._lock:

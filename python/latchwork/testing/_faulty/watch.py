@@ -23,7 +23,7 @@ class Opener(Protocol):
 
 
 class FaultyWatch:
-    """A watch that can fall silent, break off and be late; tells in order, one event at a time."""
+    """A watch that can fall silent, break off and be late; delivers events in order, one at a time."""
 
     def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
@@ -32,7 +32,7 @@ class FaultyWatch:
         self._how = how
         self._state = threading.Condition()
         self._inner: BackendWatch | None = None
-        self._life = 0  # events of an earlier one are dropped
+        self._opening = 0  # how often it was opened anew; events from before that are dropped
         self._queue: deque[WatchEvent] = deque()
         self._held = False
         self._teller: int | None = None
@@ -44,10 +44,10 @@ class FaultyWatch:
         with self._state:
             if self._closed:
                 return
-            life = self._life
-        inner = self._backend.open_watch(self._prefix, lambda event: self._receive(life, event), **self._how)
+            opening = self._opening
+        inner = self._backend.open_watch(self._prefix, lambda event: self._receive(opening, event), **self._how)
         with self._state:
-            current = self._life == life and not self._closed
+            current = self._opening == opening and not self._closed
             if current:
                 self._inner = inner
         if not current and inner is not None:
@@ -56,7 +56,7 @@ class FaultyWatch:
     def silence(self) -> None:
         """Nothing more comes until it is opened again."""
         with self._state:
-            self._life += 1
+            self._opening += 1
             self._queue.clear()
             self._held = False
             inner, self._inner = self._inner, None
@@ -77,37 +77,36 @@ class FaultyWatch:
         with self._state:
             self._state.wait_for(lambda: self._teller in {None, threading.get_ident()}, _CLOSE_TIMEOUT_S)
 
-    def _receive(self, life: int, event: WatchEvent) -> None:
+    def _receive(self, opening: int, event: WatchEvent) -> None:
         with self._state:
-            if life != self._life or self._closed:
+            if opening != self._opening or self._closed:
                 return
             self._queue.append(event)
         fault = self._backend.event(self._prefix)
-        if fault is not None and fault.kind == "cut_watch":
-            self._backend.later(0.0, lambda: self._cut(life, fault.delay_s))
+        if fault is not None:
             with self._state:
                 self._held = True
-        elif fault is not None:
-            with self._state:
-                self._held = True
-            self._backend.later(fault.delay_s, lambda: self._release(life))
+            if fault.kind == "cut_watch":
+                self._backend.later(0.0, lambda: self._cut(opening, fault.delay_s))
+            else:
+                self._backend.later(fault.delay_s, lambda: self._release(opening))
         self._pump()
 
-    def _cut(self, life: int, silent_s: float) -> None:
+    def _cut(self, opening: int, silent_s: float) -> None:
         with self._state:
-            if life != self._life:
+            if opening != self._opening:
                 return
         self.break_off(silent_s)
 
-    def _release(self, life: int) -> None:
+    def _release(self, opening: int) -> None:
         with self._state:
-            if life != self._life:
+            if opening != self._opening:
                 return
             self._held = False
         self._pump()
 
     def _pump(self) -> None:
-        """Tell what waits, unless somebody is at it."""
+        """Deliver the queued events, unless another thread does."""
         while True:
             with self._state:
                 if self._teller is not None or self._held or self._closed or not self._queue:

@@ -35,9 +35,9 @@ class SimLock:
 
     __slots__ = ("__weakref__", "_sim", "holder", "is_locked")
 
-    def __init__(self, sim: Scheduler) -> None:
+    def __init__(self, sim: Scheduler, *, is_locked: bool = False) -> None:
         self._sim = sim
-        self.is_locked = False
+        self.is_locked = is_locked
         self.holder: Any = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -62,7 +62,7 @@ class SimLock:
             holder.held -= 1
 
     def locked(self) -> bool:
-        """Whether somebody has it."""
+        """Whether a thread holds it."""
         return self.is_locked
 
     def __enter__(self) -> bool:
@@ -79,55 +79,6 @@ class SimLock:
             real_sleep(_FOREIGN_PAUSE_S)
         self.is_locked = True
         return True
-
-
-class SimRLock:
-    """A lock that its owner may take again."""
-
-    def __init__(self, sim: Scheduler) -> None:
-        self._lock = SimLock(sim)
-        self._owner: int | None = None
-        self._count = 0
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As ``threading.RLock.acquire``."""
-        me = threading.get_ident()
-        if self._owner != me:
-            if not self._lock.acquire(blocking, timeout):
-                return False
-            self._owner = me
-        self._count += 1
-        return True
-
-    def release(self) -> None:
-        """As ``threading.RLock.release``."""
-        if self._owner != threading.get_ident():
-            raise RuntimeError("cannot release un-acquired lock")
-        self._count -= 1
-        if not self._count:
-            self._owner = None
-            self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    # What ``threading.Condition`` asks of a reentrant lock.
-
-    def _is_owned(self) -> bool:
-        return self._owner == threading.get_ident()
-
-    def _release_save(self) -> tuple[int, int | None]:
-        saved = (self._count, self._owner)
-        self._count, self._owner = 0, None
-        self._lock.release()
-        return saved
-
-    def _acquire_restore(self, saved: tuple[int, int | None]) -> None:
-        self._lock.acquire()
-        self._count, self._owner = saved
 
 
 def join_for_good(thread: threading.Thread) -> None:

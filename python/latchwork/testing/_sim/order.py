@@ -26,7 +26,7 @@ class Order:
         self._numbers = itertools.count()
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Have ``interrupt`` give this at the first point from that one on."""
+        """Have ``interrupt`` return the function at the first point that is not before this one."""
         heapq.heappush(self._interrupts, (point, next(self._numbers), fn))
 
     def interrupt(self) -> Callable[[], None] | None:
@@ -36,7 +36,7 @@ class Order:
         return None
 
     def preempts(self) -> int | None:
-        """Which of the others gets the turn at this point, from whoever could go on; None for nobody."""
+        """Which of the others gets the turn at this point, though this thread could go on; None for none."""
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and self._chance.random() < self._rate:
             choice = self._chance.randrange(1 << 16)

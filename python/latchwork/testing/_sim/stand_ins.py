@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from latchwork.testing._sim.locks import (
     SimLock,
-    SimRLock,
     real_join,
     real_lock,
     real_monotonic,
@@ -53,20 +53,16 @@ def installed(sim: Turns) -> Iterator[None]:
 
 
 def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
-    def lock() -> object:
-        return SimLock(sim) if sim.me() is not None else real_lock()
+    def inside(ours: Callable[..., object], real: Callable[..., object]) -> Callable[..., object]:
+        """A function that is ours for threads of the simulation, and the real one for others."""
 
-    def rlock() -> object:
-        return SimRLock(sim) if sim.me() is not None else real_rlock()
+        def stand_in(*args: Any) -> object:
+            return (ours if sim.me() is not None else real)(*args)
 
-    def monotonic() -> float:
-        return sim.now() if sim.me() is not None else real_monotonic()
+        return stand_in
 
     def gettime(clock: int) -> float:
         return sim.now() if clock in _RUNNING_CLOCKS and sim.me() is not None else _real_gettime(clock)
-
-    def sleep(seconds: float) -> None:
-        (sim.sleep if sim.me() is not None else real_sleep)(seconds)
 
     def as_one_step(load: Callable[..., object]) -> Callable[..., object]:
         def import_outside(*args: Any, **options: Any) -> object:
@@ -77,19 +73,19 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
 
         return import_outside
 
-    def urandom(size: int) -> bytes:
-        return sim.random.randbytes(size) if sim.me() is not None else _real_urandom(size)
-
+    lock = inside(partial(SimLock, sim), real_lock)
+    monotonic = inside(sim.now, real_monotonic)
+    urandom = inside(sim.random.randbytes, _real_urandom)
     return [
         (threading, "Lock", lock),
         (threading, "_allocate_lock", lock),
-        (threading, "RLock", rlock),
+        (threading, "RLock", inside(threading._PyRLock, real_rlock)),  # type: ignore[attr-defined]  # noqa: SLF001 - made of our locks
         (threading, "_time", monotonic),
         (queue, "time", monotonic),
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]  # noqa: SLF001
         (time, "monotonic", monotonic),
         (time, "clock_gettime", gettime),
-        (time, "sleep", sleep),
+        (time, "sleep", inside(sim.sleep, real_sleep)),
         (builtins, "__import__", as_one_step(_real_import)),
         (importlib, "import_module", as_one_step(_real_import_module)),
         (os, "urandom", urandom),

@@ -7,13 +7,11 @@ import threading
 import traceback
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from latchwork.errors import LatchworkError
 from latchwork.testing._sim.locks import SimLock, real_lock
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _MACHINERY = {__file__, threading.__file__, SimLock.acquire.__code__.co_filename}
 

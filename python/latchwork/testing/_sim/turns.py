@@ -77,9 +77,7 @@ class Turns:
 
     def sleep(self, seconds: float) -> None:
         """Let everybody else run for so long in virtual time. What ``time.sleep`` does inside a simulation."""
-        never = SimLock(self)
-        never.is_locked = True
-        never.acquire(timeout=max(0.0, seconds))
+        SimLock(self, is_locked=True).acquire(timeout=max(0.0, seconds))
 
     # For the stand-ins
 
@@ -102,14 +100,13 @@ class Turns:
         """A new thread, which waits for its first turn."""
         task = Task(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
-        task.done = SimLock(self)
-        task.done.is_locked = True
+        task.done = SimLock(self, is_locked=True)
         task.wakes_at = self._current.wakes_at
         self._tasks.insert(0, task)
         return task
 
     def carry(self, task: Task, run: Callable[[], None]) -> None:
-        """The whole life of a simulated thread, on its own real thread."""
+        """All that a simulated thread does, from its first turn on, in its own real thread."""
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
@@ -129,9 +126,7 @@ class Turns:
 
     def point(self, task: Task) -> None:
         """The schedule may give the turn to another here."""
-        if self._observing:
-            return
-        if task.unwinds:
+        if self._observing or task.unwinds:
             return
         self._order.points += 1
         if task.held or task.pinned:
@@ -141,7 +136,9 @@ class Turns:
             interrupt()
         choice = self._order.preempts()
         if choice is not None:
-            self._yield(task, choice)
+            ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
+            if ready:
+                self._switch(task, ready[self._order.follow(choice, len(ready))])
 
     def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
         """Wait until a lock is free; False when the time is over."""
@@ -153,7 +150,7 @@ class Turns:
         # However short a wait, time goes on: a sliver left of a lease must not be waited for again and again.
         task.deadline = None if timeout < 0 else self._now + (max(timeout, _LEAST_WAIT_S) if timeout else 0.0)
         try:
-            self._give_turn(task)
+            self._switch(task, self._next())
             return not lock.is_locked
         finally:
             task.lock = None
@@ -175,18 +172,10 @@ class Turns:
 
     # Taking turns
 
-    def _yield(self, task: Task, choice: int) -> None:
-        ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
-        if ready:
-            self._switch(task, ready[self._order.follow(choice, len(ready))])
-
     def _leave_if_stopped(self) -> None:
         task = self.me()
         if task is not None and not task.can_run(self._now) and not (task.held or task.pinned):
-            self._give_turn(task)
-
-    def _give_turn(self, task: Task) -> None:
-        self._switch(task, self._next())
+            self._switch(task, self._next())
 
     def _hand_over(self, task: Task) -> None:
         """A thread has ended: somebody else goes on."""

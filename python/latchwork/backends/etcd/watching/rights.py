@@ -31,10 +31,8 @@ Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
 class Rights:
     """Looks at them as long as there is anything to look at. Safe to share between threads.
 
-    Args:
-        link: to the cluster.
-        whole: a range that holds all others.
-        watched: the ranges to be looked at now; none, once and for all, when the store is closing.
+    ``whole`` is a range that holds all others; ``watched`` gives the ranges to look at now, and none once the store is
+    closing.
     """
 
     def __init__(self, link: Link, whole: KeyRange, watched: Callable[[], list[Watched]]) -> None:

@@ -47,7 +47,7 @@ class Stream:
         self._requests.put(pb.WatchRequest(create_request=request))
 
     def cancel(self, watch_id: int) -> None:
-        """Have the server watch something no more."""
+        """Ask the server to end a watch."""
         self._requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
 
     def end(self) -> None:

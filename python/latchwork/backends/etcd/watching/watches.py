@@ -316,10 +316,7 @@ class WatchHub:
             self._read(part.watch)
 
     def _note_live(self, watch: EtcdWatch) -> None:
-        """From when on an answered progress request means that the watch is current.
-
-        An old server answers also while a watch catches up with what it missed, so that gets time first.
-        """
+        """Note when progress answers begin to count: an old server also answers while a watch catches up."""
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)

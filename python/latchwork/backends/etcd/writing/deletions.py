@@ -34,10 +34,7 @@ _TRY_S = 1.0
 class Deletion:
     """One transaction that deletes some keys as they were read. Sent by one thread at a time.
 
-    Args:
-        link: to the cluster.
-        txn: whose conditions must hold too, and which knows what to tell.
-        seen: key to its revision as read, 0 for one that was not there.
+    The conditions of ``txn`` must hold too. ``seen`` has each key's revision as read, 0 for an absent key.
 
     Attributes:
         may_land: it was sent, and nothing is known of it.
@@ -152,13 +149,9 @@ def can_do_without_space(txn: Txn) -> bool:
 
 
 def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[Any]:
-    """Carry out a transaction that only deletes; its outcome.
+    """Carry out a transaction for which ``can_do_without_space`` is true; its outcome.
 
-    Args:
-        link: to the cluster.
-        txn: as ``can_do_without_space`` says.
-        settling: is left a deletion of unknown outcome that may land yet.
-        deadline: of the whole.
+    A deletion of unknown outcome that may land yet is left to ``settling``.
     """
     if txn.deleted_ranges is not None:
         return (yield from _delete_ranges(link, txn, settling, deadline))

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from etcd3 import etcdrpc as pb
 
 from latchwork._core import EtcdCodec, EtcdRequest
 from latchwork.backends.base import VersionKey, check_version
-from latchwork.backends.etcd.layout import Keys, ancestors, lease_of, owner_of, without
+from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
 from latchwork.backends.etcd.writing.conditions import (
     Condition,
     Kind,
@@ -210,7 +211,7 @@ class Compiler:
             return ()
         found = self._parents.get(parent)
         if found is None:
-            found = (*ancestors(parent), parent)
+            found = tuple(accumulate(parent.split("/"), "{}/{}".format))
             _remember(self._parents, parent, found)
         return found
 
@@ -240,8 +241,6 @@ class Compiler:
 
 @dataclass(slots=True)
 class _Spec:
-    """One operation as it is sent."""
-
     op: Op
     raw: bytes
     requests: tuple[bytes, ...]

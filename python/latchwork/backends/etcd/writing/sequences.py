@@ -33,8 +33,6 @@ _REMEMBERED = 1_000
 
 @dataclass(slots=True)
 class _Wish:
-    """A key to be numbered and created."""
-
     key: str
     value: bytes
     session: HasId | None

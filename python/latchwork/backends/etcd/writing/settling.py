@@ -63,12 +63,8 @@ class Settling:
     ) -> Steps[Any]:
         """What a transaction did whose call failed; None if it was not applied and never will be.
 
-        Args:
-            txn: as it was sent.
-            slot: its guard.
-            error: what came instead of its answer.
-            deadline: of the whole.
-            answered: the server has dealt with it, so that it is applied by now or never will be: the slot tells.
+        With ``answered`` the server has dealt with it: it is applied by now or never will be, and the slot tells.
+
         Raises:
             OutcomeUnknown: nothing more could be found out before the deadline.
         """
@@ -242,11 +238,7 @@ class _GuardGone(Exception):
     """A slot has vanished: its lease ended, or somebody deleted it."""
 
 
-def _unknown(txn: Txn, state: str, error: BaseException) -> OutcomeUnknown:
+def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:
     said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
-    ours = OutcomeUnknown(
-        f"could not find out whether etcd did {txn.what} ({said}): {state}; "
-        "read the key with this store, its answer will be final"
-    )
-    ours.__cause__ = error
-    return ours
+    message = f"could not find out whether etcd did {txn.what} ({said}): {state}; "
+    return rpc_errors.caused(OutcomeUnknown(message + "read the key with this store, its answer will be final"), error)

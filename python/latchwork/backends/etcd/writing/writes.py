@@ -218,10 +218,7 @@ class Writer:
         return result
 
     def _judge_full(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        """The server is out of space: it says so also after it has applied the write that filled it. The slot tells.
-
-        The answer is final: it came after the write was applied, or instead of it.
-        """
+        """The server is out of space; it says so instead of the write or after it. That is final, the slot tells."""
         result = yield from self.settling.find_out(txn, slot, error, deadline, answered=True)
         if result is None:
             if not can_do_without_space(txn):

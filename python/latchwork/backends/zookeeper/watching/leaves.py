@@ -21,28 +21,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from latchwork.backends.base import Broken, Delta, Snapshot
+from latchwork.backends.base import Broken, Delta, Sink, Snapshot
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.futures import drive
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
-from latchwork.types import Change
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.base import Sink
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.calls import Call
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.types import Entry
+from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +61,8 @@ class LeafWatch(DeliveringWatch):
 class LeafHub:
     """All such watches of a store. Safe to share.
 
-    Args:
-        connection: the store's own.
-        reader: reads the names beside a key that has gone.
-        timer: for looking again after trouble.
-        lock: that of the hub of the other watches: it puts the requests of both hubs in order.
-        is_watched: whether that hub watches exactly this key; called with the lock held.
+    ``lock`` is that of the hub of the other watches: it puts the requests of both hubs in order. ``is_watched`` tells
+    whether that hub watches exactly this key; it is called with the lock held.
     """
 
     def __init__(
@@ -157,7 +147,7 @@ class LeafHub:
             return
         del self._watches[path]
         if remove and not self._is_watched(watch.prefix):
-            self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+            self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
 
     def _ask(self, watch: LeafWatch, *, barrier: bool = False) -> None:
         with self._lock:

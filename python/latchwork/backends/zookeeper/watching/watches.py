@@ -15,28 +15,22 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from latchwork.backends.base import Broken, Current, Delta, Snapshot
+from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.futures import drive
+from latchwork.backends.futures import Steps, drive
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
+from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from latchwork.backends.base import Sink
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.lists import Lister
-    from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +113,7 @@ class WatchHub:
             removed = not same and self._watches.pop(watch.prefix, None) is not None and not self._closed
             if removed:
                 path = self._layout.path(watch.prefix)
-                self._connection.call(REMOVE_WATCHES, wire.remove_watches(path))
+                self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
         if removed:
             self._leaves.look_again(watch.prefix)
 
@@ -184,7 +178,8 @@ class WatchHub:
             watch.dirty = set()
             load = watch.loads
             path = self._layout.path(watch.prefix)
-            added = self._connection.call(ADD_WATCH, wire.add_watch(path), self._clock.now() + _LOAD_TIMEOUT_S)
+            payload = wire.path_and_flag(path, wire.RECURSIVE)
+            added = self._connection.call(ADD_WATCH, payload, self._clock.now() + _LOAD_TIMEOUT_S)
         drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:

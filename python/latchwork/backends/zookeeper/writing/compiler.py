@@ -8,17 +8,14 @@ The guards that the multi carries, and the race each closes, are listed in docs/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
 from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Part, Plan, PlannedEntry
 from latchwork.errors import Conflict, InvalidKey
 from latchwork.types import Absent, At, Create, Delete, Exists, Op, Put, SessionAlive, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ def compile_plan(
 
 
 def _deletes_first(op: Op) -> bool:
-    """What a deletion makes room for comes after it."""
+    """Deletions come first: they make room for other operations."""
     return not isinstance(op, Delete)
 
 

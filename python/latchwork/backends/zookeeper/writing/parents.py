@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
-from latchwork.backends.zookeeper.layout import parent
+from latchwork.backends.zookeeper.layout import Layout, Znode, parent
+from latchwork.backends.zookeeper.lists import Lister
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
+from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
 from latchwork.backends.zookeeper.writing.states import read_states
+from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.layout import Layout, Znode
-    from latchwork.backends.zookeeper.lists import Lister
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
-    from latchwork.backends.zookeeper.writing.task import Task
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +40,8 @@ def make_parents(task: Task, plan: Plan) -> Steps[None]:
 def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
     """Remove empty implied parents below a key that is to be bound; True if there were none.
 
-    Args:
-        lister: finds what is below.
-        task: in whose name.
-        found: the key.
-        cleared: what was returned when this was called before for the task.
+    ``cleared`` is what the call before returned for this task.
+
     Raises:
         InvalidKey: there are keys; or what is below stays for ever: it numbers sequential keys.
     """
@@ -69,7 +61,7 @@ def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: b
 
 
 def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
-    """Remove those of these that are implied parents without children, and their parents likewise. Best effort."""
+    """Remove the implied parents without children among these keys, and their parents likewise. Best effort."""
     left = sorted(keys, key=len, reverse=True)
     while left:
         try:

@@ -5,16 +5,14 @@ Nothing here does I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.layout import UNKNOWN, Version, Znode, bucket
 from latchwork.errors import InvalidKey
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 
 class NeedStates(Exception):
@@ -104,11 +102,7 @@ class Plan:
 def entries_of(plan: Plan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
     """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
 
-    Args:
-        plan: what was sent.
-        results: one for each part, or none at all.
-        token: zxid of the multi.
-        gens: version of each entry's bucket guard, before or in this multi.
+    ``token`` is the zxid of the multi, ``gens`` has the version of each bucket's guard, before or in this multi.
     """
     entries = []
     for planned in plan.entries:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
 from latchwork.backends.zookeeper.layout import Version, ancestors, below, bucket, encode, parent
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import NO_NODE, OK, MultiReply, Reply
 from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import Unavailable
 from latchwork.types import Entry
-
-if TYPE_CHECKING:
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.backends.zookeeper.writing.task import Task
 
 
 def create_sequential(reader: Reader, memory: Memory, task: Task, key: str, value: bytes) -> Steps[Entry]:

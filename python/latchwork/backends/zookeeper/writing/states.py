@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import UNKNOWN, Version, Znode, ancestors, bucket, known_key, read_entry
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
 from latchwork.backends.zookeeper.writing.plan import Known
 from latchwork.types import At, Entry, Op, SessionAlive, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.reads import Reader
 
 _REMEMBERED = 20_000
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.layout import Layout
+from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
-from latchwork.errors import Unavailable
-
-if TYPE_CHECKING:
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.zookeeper.connection import Connection
-    from latchwork.backends.zookeeper.layout import Layout
-    from latchwork.backends.zookeeper.reads import Reader
-    from latchwork.errors import LatchworkError
+from latchwork.errors import LatchworkError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +58,9 @@ class Task:
 
 
 def prepare(reader: Reader, task: Task, path: str) -> Steps[int]:
-    """Create the evidence of the task's connection, and the root if it is missing.
+    """Create the evidence of the task's connection at a path never used before, and the root if it is missing.
 
-    Args:
-        reader: learns the versions of the guards.
-        task: in whose name.
-        path: of the evidence, never used before.
-    Returns:
-        The zxid of its creation.
+    The zxid of its creation. The reader learns the versions of the guards.
     """
     layout = reader.layout
     payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))

@@ -7,28 +7,24 @@ read and it is compiled again, until it goes through, a freshly read check fails
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import Steps
 from latchwork.backends.outcomes import partly_deleted
+from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
 from latchwork.backends.zookeeper.layout import UNKNOWN, ancestors
+from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.wire import MULTI, NO_AUTH, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import compile_plan
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
 from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Plan, entries_of
 from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from latchwork.backends.futures import Steps
-    from latchwork.backends.timer import Timer
-    from latchwork.backends.zookeeper.lists import Lister
-    from latchwork.backends.zookeeper.writing.task import Task
 
 _EVIDENCE_BYTES = 256
 #: What somebody else's write in between explains: the states are read again.
@@ -40,10 +36,7 @@ _LONGEST_PAUSE_S = 0.05
 class Writer:
     """Commits through any connection that has its evidence. Safe to share.
 
-    Args:
-        lister: reads, and keeps the guards' versions.
-        timer: for backoff.
-        on_emptied: told of parents that may have lost their last child; must not block.
+    ``on_emptied`` is called with parents that may have lost their last child; it must not block.
     """
 
     def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
