@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
-GROUND = {"errors", "types", "clock", "checks"}
+GROUND = {"errors", "types", "clock", "checks", "interrupts"}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "types": set(),
     "clock": set(),
     "checks": {"errors"},
+    "interrupts": {"_core"},
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2
     "store": GROUND | {"backends"},  # 3

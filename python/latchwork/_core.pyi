@@ -8,7 +8,7 @@ is plain string order, by code points.
 Placements are part of the contract: the same arguments give the same result on every machine and in every version.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, final, overload
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "EtcdCodec",
     "EtcdPage",
     "EtcdRequest",
+    "Finally",
     "ItemSet",
     "Moves",
+    "Mutex",
     "RendezvousHasher",
     "ZooKeeperCodec",
     "choose_moves",
@@ -608,3 +610,41 @@ class ZooKeeperCodec:
             An entry for each key, None where there is none; the places of the keys that have children; and place and
             error code of the first key that was refused, if one was.
         """
+
+@final
+class Mutex:
+    """A mutex that knows its thread. Entered and left without any bytecode, so that no interrupt comes in between.
+
+    Where a lock of ``threading`` would make a thread wait for itself, as in a signal handler that came in the middle of
+    the block, this one refuses. Safe to share between threads; ``threading.Condition`` takes one.
+
+    Raises:
+        ReentrantCall: when the thread that holds it enters it.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *raised: object) -> None: ...
+    def acquire(self, blocking: bool = True, timeout: float = -1.0) -> bool:
+        """Take it; False if the time, in seconds, is over first. A negative time is for ever."""
+
+    def release(self) -> None:
+        """Let it go, in any thread.
+
+        Raises:
+            RuntimeError: nobody holds it.
+        """
+
+    def locked(self) -> bool:
+        """Whether somebody holds it."""
+
+@final
+class Finally:
+    """Calls a function when its block ends, and again if the call was cut short by what is no ``Exception``.
+
+    Entered and left without any bytecode. The function has to be one that can be begun again from its start.
+    """
+
+    def __init__(self, cleanup: Callable[[], object]) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...

@@ -7,6 +7,19 @@ interrupt cut it short: its function must be one that can be begun again from th
 
 from __future__ import annotations
 
+import threading
+from typing import Any, cast
+
 from latchwork._core import Finally, Mutex
 
-__all__ = ["Finally", "Mutex"]
+__all__ = ["Finally", "Mutex", "condition", "mutex"]
+
+
+def mutex() -> Mutex:
+    """A new mutex, for one object; in a simulation, one of its own."""
+    return Mutex()
+
+
+def condition(of: Mutex | None = None) -> threading.Condition:
+    """A condition of a mutex: one that there is, or a new one."""
+    return threading.Condition(cast("Any", of or mutex()))

@@ -9,6 +9,7 @@ from typing import Any
 
 from latchwork.backends.base import Sink, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
+from latchwork.interrupts import condition
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class DeliveringWatch:
         self.closed = False
         self._sink = sink
         self._drop = drop
-        self._idle = threading.Condition()
+        self._idle = condition()
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:

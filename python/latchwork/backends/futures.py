@@ -6,11 +6,12 @@ A step is ``result = yield future``; an error of the future is raised at the yie
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeVar
+
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Outcome(Future[T]):
     __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "outlet")
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._has_ended = False  # before the base class had its fields
         self._is_plain = False  # the base class has its fields, or is about to get them
         self._value: T | None = None

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed
+from latchwork.interrupts import condition
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ class Timer:
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._waiting: set[Future[None]] = set()
         self._numbers = itertools.count()

@@ -5,7 +5,6 @@ Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. Several nodes
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BackendNotInstalled
+from latchwork.interrupts import mutex
 from latchwork.jobs.observe.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
 
 try:
@@ -63,7 +63,7 @@ class _Now(Collector):
     """The gauges, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._nodes: dict[str, ObservedNode] = {}
         self._pools: dict[tuple[str, str], int] = {}
 
@@ -118,7 +118,7 @@ def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
 
 
 _known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
-_known_lock = threading.Lock()
+_known_lock = mutex()
 
 
 class PrometheusMetrics(Observer):

@@ -9,6 +9,7 @@ from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed
+from latchwork.interrupts import mutex
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
@@ -34,8 +35,8 @@ class Core:
         self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
         self._closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
-        self._lock = threading.Lock()
-        self._opening = threading.Lock()
+        self._lock = mutex()
+        self._opening = mutex()
         self._primary: Session | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
         self._feeds: dict[Feed, None] = {}

@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from latchwork.interrupts import mutex
+
 _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -81,7 +83,7 @@ class Outlet:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._running = False
 
@@ -127,7 +129,7 @@ class Lane:
         self._pool = pool
         self._drain = drain
         self._label = label
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._queued = False
         self._running = False
         self._again = False

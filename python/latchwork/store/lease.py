@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from latchwork.backends.futures import call_at_once, failed
 from latchwork.clock import Clock
+from latchwork.interrupts import mutex
 
 #: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
 MAX_IN_FLIGHT = 4
@@ -129,7 +129,7 @@ class Renewer:
         self._clock = clock
         self._send = send
         self._answered = answered
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._in_flight = 0
         self.is_failing = False
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from latchwork.backends.futures import Outlet, with_outlet
+from latchwork.interrupts import condition, mutex
 from latchwork.store.calls import Calls
 
 P = ParamSpec("P")
@@ -65,8 +65,8 @@ class Pipeline:
         self._most = max_in_flight
         self._count = 0
         self._waiting = 0
-        self._lock = threading.Lock()
-        self._fewer = threading.Condition(self._lock)
+        self._lock = mutex()
+        self._fewer = condition(self._lock)
         self._in_flight: set[Future[Any]] = set()
 
     def __enter__(self) -> Pipeline:

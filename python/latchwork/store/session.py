@@ -16,6 +16,7 @@ from typing import Literal
 from latchwork.backends.base import BackendSession
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
+from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
@@ -49,7 +50,7 @@ class Session:
         self._backend = backend
         self._clock = clock
         self._on_end = on_end
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._wake = threading.Event()
         every_s = backend.renew_every_s  # the first at once, when opening it took longer
         lease = Lease(

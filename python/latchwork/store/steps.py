@@ -19,6 +19,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, resolve
 from latchwork.clock import Clock
+from latchwork.interrupts import condition
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -213,7 +214,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._condition = condition()
         self._calls: dict[object, Callable[[], object]] = {}
         self._due: list[Callable[[], object]] = []
         self.rings = 0

@@ -9,7 +9,6 @@ import builtins
 import copy
 import logging
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +24,7 @@ from latchwork.backends.futures import attempt, completed
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class EmbeddedBackend(Backend):
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._boot = sessions.boot_id()
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False

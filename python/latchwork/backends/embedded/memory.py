@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 
 from latchwork.backends.embedded.connection import Database, memory_database
 from latchwork.backends.embedded.watches import Poller
+from latchwork.interrupts import mutex
 
 
 class SharedMemory:
@@ -17,7 +17,7 @@ class SharedMemory:
         self.database: Database = memory_database(name)
         self.users = 0
         self._pollers: tuple[Poller, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = mutex()
 
     def add(self, poller: Poller) -> None:
         """Notify this poller of every commit from now on."""
@@ -40,7 +40,7 @@ class SharedMemory:
             poller.nudge()
 
 
-_lock = threading.Lock()
+_lock = mutex()
 _by_name: dict[str, SharedMemory] = {}
 
 
@@ -66,7 +66,7 @@ def leave_memory(shared: SharedMemory) -> None:
 
 def _start_empty_in_child() -> None:
     global _lock  # noqa: PLW0603 - the parent's may be held by a thread that the child does not have
-    _lock = threading.Lock()
+    _lock = mutex()
     _by_name.clear()
 
 

@@ -17,6 +17,7 @@ from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Poller:
     def __init__(self, source: Source, clock: Clock, name: str) -> None:
         self._source = source
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
         self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
         self._wake = threading.Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import copy
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -31,6 +30,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
 _numbers = itertools.count(1)
@@ -63,7 +63,7 @@ class EtcdBackend(Backend):
         self._hub = WatchHub(self._link, self._keys, self._compiler.codec, f"latchwork-etcd-watch-{number}")
         self._sessions = Sessions(self._link, self._keys, self._writer, self._hub)
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._closed = False
 
     @property

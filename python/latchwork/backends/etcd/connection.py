@@ -8,7 +8,6 @@ but cannot serve (cut off from the others, or stopped) is left by opening a chan
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
 from latchwork.errors import Closed, ConnectFailed, LatchworkError, PermissionDenied, Unavailable
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Link:
         self.progress_is_proof = False
         self.closed = False
         self._url = url
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._hosts = list(url.hosts)
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None

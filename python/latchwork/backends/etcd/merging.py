@@ -10,7 +10,6 @@ its keys may not be read, each of its reads is sent by itself, so that each gets
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +18,7 @@ from latchwork.backends.etcd.connection import Link
 from latchwork.backends.futures import Outcome, chain, reject, resolve
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.types import Entry
 
 #: Requests on their way, beyond which reads gather.
@@ -45,7 +45,7 @@ class MergedReads:
         self._link = link
         self._codec = codec
         self._stale_ok = stale_ok
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._in_flight = 0
         self._waiting: list[_Wish] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -26,6 +25,7 @@ from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, chain, drive, failed
 from latchwork.errors import LatchworkError, SessionLost
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Sessions:
         self._keys = keys
         self._writer = writer
         self._hub = hub
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._open: dict[str, tuple[EtcdSession, BackendWatch | None]] = {}
         self.ended: set[str] = set()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -31,6 +30,7 @@ from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
+from latchwork.interrupts import mutex
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class ZooKeeperBackend(Backend):
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
         options = _kazoo_options(url)
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
         self._readying: Future[int] | None = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -31,6 +30,7 @@ from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Connection:
         self._settings = settings
         self._clock = settings.clock
         self._listener = listener
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._outbox: deque[Call] = deque()
         self._outstanding: list[Call] = []
         self._unsettled: list[Call] = []

@@ -30,6 +30,7 @@ from kazoo.retry import KazooRetry
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
+from latchwork.interrupts import mutex
 
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536
@@ -74,7 +75,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._owner = owner
         self._clock = clock
         self._unread = bytearray()
-        self._sending = threading.Lock()  # held while requests are taken from the outbox and sent
+        self._sending = mutex()  # held while requests are taken from the outbox and sent
         self._is_open = False  # to threads that are not the connection's; changes with the lock held
         self._unsent = bytearray()  # what such a thread could not send without waiting
         self._arrivals = select.poll()

@@ -7,7 +7,6 @@ nothing can land in another ZooKeeper session. Nothing here renews by itself.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.errors import SessionLost, Unavailable
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ZooKeeperSession:
         self._settings = settings
         self._marker = layout.marker(self.id)
         self._on_gone = on_gone
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._closing: Future[None] | None = None
         self._check = wire.multi([wire.check(self._marker)])
         self.connection = Connection(settings, ttl_s, self, f"latchwork-zk-session-{self.id[:8]}")

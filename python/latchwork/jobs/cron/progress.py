@@ -8,12 +8,12 @@ all that wait meanwhile. docs/design/0007 has the races.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.interrupts import condition
 from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import commit_all
@@ -64,7 +64,7 @@ class CronProgress:
         self._store = store
         self._job = job_id
         self._prefix = f"{FIRED}/{job_id}"
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._wishes: list[_Wish] = []
         self._busy = False
         self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it

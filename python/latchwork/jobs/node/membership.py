@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from latchwork.errors import Closed, LatchworkError, NodeIdInUse
+from latchwork.interrupts import mutex
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions
@@ -57,7 +58,7 @@ class Membership:
         self.counters = ManagerCounters()
         self._since = time.time()
         self._start_id = uuid.uuid4().hex[:12]
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._session: Session | None = None
         self._joining: Session | None = None  # that of a registration under way
         self._registration: Registration | None = None

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from types import FrameType
 
 from latchwork.errors import Closed, LatchworkError
+from latchwork.interrupts import mutex
 from latchwork.jobs.job.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
@@ -97,7 +98,7 @@ class JobManager:
         self._settings = LiveSettings(self._able, self._options)
         self._reporter = RunReporter(self.node_id)
         self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._state: NodeState = "new"
         self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
         self._settled = threading.Event()  # set when a start has come to its end, good or bad

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 from latchwork.jobs.job.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import Registration, pool_version
 from latchwork.jobs.observe.observer import NOBODY, Observer, PoolInfo
@@ -58,7 +59,7 @@ class Pools:
         self._store = store
         self._clock = store.clock
         self._registration = registration
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._good: dict[str, _Reading] = {}
         self._read_at: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observe.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
@@ -34,7 +35,7 @@ class RunReporter(Observer):
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._live: dict[int, tuple[float, LiveRun]] = {}  # when they began, by the clock
         self._number = 0
         self._said: frozenset[int] = frozenset()

@@ -6,12 +6,12 @@ A watch keeps them current; a read takes no I/O. Safe to share between threads.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from latchwork.interrupts import mutex
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.settings import NODE_DEFAULTS, JobOptions, JobSettings, NodeOptions, Settings
@@ -87,7 +87,7 @@ class LiveSettings:
         self._code = self.node = node
         self._too_long_s: float | None = None
         self._wall_s = wall_s
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
         self.now = Settings()
         self._reader = SettingsReader()

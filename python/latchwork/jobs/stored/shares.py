@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable
 
+from latchwork.interrupts import mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import from_entries_or_read
 from latchwork.store import Mirror, Store
@@ -29,7 +29,7 @@ class WorkerShares:
         self._prefix = f"{keys.assigned(node_id)}/"
         self._on_change = on_change
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._mirror: Mirror = store.mirror(keys.assigned(node_id))
         self._changed = self._jobs_of(self._mirror)
         self._mirror.on_change(self._note)

@@ -6,10 +6,10 @@ Keys:   locks/<job>/<item>, owners/<uuid>; see the persistent locks
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from latchwork.errors import LatchworkError, LockLost
+from latchwork.interrupts import mutex
 from latchwork.jobs.cron.progress import Hold
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
@@ -72,7 +72,7 @@ class ItemLocks:
             store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, ttl_s=ttl_s, owner_label=node_id
         )
         self._wake = wake
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._waits: dict[tuple[str, str], Callable[[], None]] = {}
         self._freed: set[tuple[str, str]] = set()
         self._closing = False

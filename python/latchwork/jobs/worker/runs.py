@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
@@ -41,7 +42,7 @@ class Counters:
     """Runs and failures of one job. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._runs = self._failures = self._active = 0
 
     def begin(self) -> None:
@@ -110,7 +111,7 @@ class JobRun:
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._context: JobContext | None = None
         self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.cron.progress import CronProgress
 from latchwork.jobs.job.context import JobContext
@@ -67,7 +68,7 @@ class Worker:
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {job_id: LocalJob(job, settings.options(job_id)) for job_id, job in jobs.items()}
         self._numbers = count(1)
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
         self._shares: WorkerShares | None = None

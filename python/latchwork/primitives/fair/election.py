@@ -17,6 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
 from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
@@ -56,7 +57,7 @@ class Election:
         self._what = f"election {name!r}"
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, name, self._what, node_id)
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._seats: set[_Seat] = set()
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
 from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork, tell
 from latchwork.primitives.waiting.waiter import Waiter
@@ -82,7 +83,7 @@ class SessionLock(GuardsWork):
         self._home = self._waits.home
         self._reentrant = reentrant
         self._several = several
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._holds: list[Hold] = []
         self._mine = threading.local()
         self._listeners: dict[object, Callable[[], None]] = {}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +28,7 @@ from latchwork.errors import (
     PermissionDenied,
     SessionLost,
 )
+from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
@@ -135,7 +135,7 @@ class TicketQueue:
         self._name = name
         identity = Identity()
         self.about = {"label": check_text(label, f"the label of {what}"), "host": identity.host, "pid": identity.pid}
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._strays: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:

@@ -6,12 +6,12 @@ The key of our process before a restart may be there until its session ends. We 
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 
 from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
 from latchwork.primitives.group.views import GroupMember, check_member_body
 from latchwork.primitives.waiting.common import Patience
@@ -36,7 +36,7 @@ class Membership:
         self.key = f"{parent}/{me.id}"
         self._store = store
         self._what = what
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._me = check_member_body(me)
         self._incarnations: set[str] = set()
         self._session: Session | None = None

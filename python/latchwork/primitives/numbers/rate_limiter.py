@@ -13,9 +13,9 @@ follows it by the limit is written, at the earliest, the interval and the slack 
 from __future__ import annotations
 
 import logging
-import threading
 
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
@@ -77,7 +77,7 @@ class RateLimiter(Closes):
         self._key = f"{name}/permits"
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._window = Window()
         self._watch: Watch | None = None
 

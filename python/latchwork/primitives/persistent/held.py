@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from latchwork.clock import Clock
 from latchwork.errors import LockLost
+from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
@@ -16,7 +17,7 @@ from latchwork.store.steps import Signal, Steps, driven
 from latchwork.types import Entry, Fence
 
 #: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
-_making = threading.Lock()
+_making = mutex()
 
 
 class LockOwner(Renewer):

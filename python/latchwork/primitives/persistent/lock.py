@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, LockLost
+from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import LockHolder, state_of
@@ -61,7 +62,7 @@ class PersistentLock(GuardsWork):
         self._owner_label = check_text(owner_label, f"the owner_label of lock {name!r}")
         self._given = keeper
         self._own: LockKeeper | None = None
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._held: HeldLock | None = None
         self._holder_thread = 0
         self._entered = threading.local()  # the hold of a thread's own ``with``: it must not release another's

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 import uuid
 from collections.abc import Hashable, Iterable, Sequence
@@ -16,6 +15,7 @@ from concurrent.futures import Future
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
+from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.protocol import (
     FREE,
     Doubt,
@@ -47,7 +47,7 @@ class LockTable:
         self.store = store
         self.owners_prefix = check_name(owners_prefix, "owners prefix")
         self.locks_prefix = check_name(locks_prefix, "locks prefix")
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:

@@ -7,11 +7,11 @@ one job cost one watch; a name of one segment is watched alone. Watches outlast 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.waiting.common import Patience
@@ -47,7 +47,7 @@ class LockWaits:
         self._state = state
         self._wake = wake
         self._clock = table.store.clock
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._groups: dict[str, _Group] = {}
         self._blocked_by: dict[str, set[str]] = {}
         self._closed = False

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import threading
 import uuid
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
@@ -50,7 +50,7 @@ class Taking:
         self._names = names
         self._what = what
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._doubtful: dict[str, _Doubt] = {}
 
     async def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:

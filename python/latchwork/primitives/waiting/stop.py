@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class StopSignal:
         self._what = what
         self._clock = clock
         self._stop = threading.Event()
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._listeners: dict[int, StopListener] = {}
         self._next_listener = 0
 

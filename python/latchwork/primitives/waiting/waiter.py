@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from latchwork.errors import Closed, KeyExists, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -34,7 +34,7 @@ class Waiter:
         self.session = session
         self.is_kept = False
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._off = Signal()
         self._watch: Watch | None = None
         self._cancel = session.on_end(self.call_off)

@@ -5,11 +5,11 @@ Nothing here decides what is waited for.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from latchwork.errors import Closed, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
@@ -41,7 +41,7 @@ class Waits:
         self._what = what
         self._given = session
         self.home = Home(what)
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._waiters: set[Waiter] = set()
         self._closed = False
         self._closing = Signal()

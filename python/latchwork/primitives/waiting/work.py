@@ -6,13 +6,13 @@ Nothing here talks to a server: our own clock decides. A thread cannot be stoppe
 from __future__ import annotations
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
+from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import check_least, lost_by_fork
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
@@ -182,7 +182,7 @@ class Ownership:
         self._ttl_s = ttl_s
         self._remaining_s = remaining_s
         self._error = error
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._works: set[Work] = set()
         self._ended = False
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from latchwork import interrupts
 from latchwork.testing._sim.locks import (
     SimLock,
     real_join,
@@ -79,6 +80,7 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     return [
         (threading, "Lock", lock),
         (threading, "_allocate_lock", lock),
+        (interrupts, "Mutex", inside(partial(SimLock, sim), interrupts.Mutex)),
         (threading, "RLock", inside(threading._PyRLock, real_rlock)),  # type: ignore[attr-defined]  # noqa: SLF001 - made of our locks
         (threading, "_time", monotonic),
         (queue, "time", monotonic),

@@ -8,7 +8,6 @@ refused too ends. Nothing here has a thread.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -18,6 +17,7 @@ from etcd3 import etcdrpc as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange
 from latchwork.errors import AuthenticationFailed, LatchworkError, PermissionDenied
+from latchwork.interrupts import mutex
 
 #: What an account without rights, or one that is no more, is told.
 REFUSALS = (PermissionDenied, AuthenticationFailed)
@@ -39,7 +39,7 @@ class Rights:
         self._link = link
         self._whole = whole
         self._watched = watched
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._looking = False
 
     def look_after(self) -> None:

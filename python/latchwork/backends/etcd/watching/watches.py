@@ -40,6 +40,7 @@ from latchwork.backends.etcd.watching.parts import EtcdWatch
 from latchwork.backends.etcd.watching.rights import REFUSALS, Rights, Watched
 from latchwork.backends.etcd.watching.stream import Stream
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
+from latchwork.interrupts import mutex
 from latchwork.types import Change
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class WatchHub:
         self._link = link
         self._keys = keys
         self._codec = codec
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
         self._stream: Stream | None = None

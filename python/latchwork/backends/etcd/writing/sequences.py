@@ -7,7 +7,6 @@ Creations below one parent go one after the other in each store, because they wo
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, reject, resolve
 from latchwork.errors import Conflict, LatchworkError, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.types import Create, Entry, HasId
 
 _DIGITS = 10
@@ -58,7 +58,7 @@ class Sequences:
         self._writer = writer
         self._compiler = compiler
         self._ended = ended
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._lines: dict[str, _Line] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:

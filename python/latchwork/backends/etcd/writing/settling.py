@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -34,6 +33,7 @@ from latchwork.errors import (
     SessionLost,
     Unavailable,
 )
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Settling:
         self._link = link
         self._keys = keys
         self._slots = slots
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self.unsettled: list[Settle] = []
         self._recovering: Future[None] | None = None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from concurrent.futures import Future
 
 from etcd3 import etcdrpc as pb
@@ -22,6 +21,7 @@ from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.futures import Steps, drive
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Slots:
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._numbers = itertools.count()
         self._free: list[Slot] = []
         self.lease = 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -30,6 +29,7 @@ from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
+from latchwork.interrupts import mutex
 from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class WatchHub:
         self._layout = lister.reader.layout
         self._timer = timer
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._watches: dict[str, list[ZooKeeperWatch]] = {}
         self._dirty: set[str] = set()
         self._current: float | None = None
