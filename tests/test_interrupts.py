@@ -1,0 +1,107 @@
+"""The native frames that an interrupt cannot come between."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from latchwork.errors import ReentrantCall
+from latchwork.interrupts import Finally, condition, mutex
+
+
+def test_a_mutex_excludes_other_threads():
+    lock, counted = mutex(), []
+
+    def count():
+        for _ in range(2_000):
+            with lock:
+                before = len(counted)
+                counted.append(before)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted == list(range(8_000))
+
+
+def test_a_mutex_refuses_the_thread_that_holds_it_and_stays_held():
+    lock = mutex()
+    with lock:
+        with pytest.raises(ReentrantCall, match="signal handler"), lock:
+            pass
+        with pytest.raises(ReentrantCall):
+            lock.acquire(blocking=False)
+        assert lock.locked()
+    assert not lock.locked()
+
+
+def test_a_mutex_is_waited_for_no_longer_than_asked():
+    lock, held, done = mutex(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    assert not lock.acquire(blocking=False)
+    assert not lock.acquire(timeout=0.05)
+    done.set()
+    assert lock.acquire(timeout=10)
+    thread.join()
+    lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+def test_a_condition_of_a_mutex_is_notified():
+    changed, seen = condition(), []
+
+    def tell():
+        with changed:
+            seen.append("told")
+            changed.notify_all()
+
+    thread = threading.Thread(target=tell)
+    with changed:
+        thread.start()
+        assert changed.wait_for(lambda: seen, 10)
+    thread.join()
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_block_is_begun_again_when_an_interrupt_cut_it_short(raised):
+    calls = []
+
+    def cleanup():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise raised
+
+    with pytest.raises(raised), Finally(cleanup):
+        pass
+    assert calls == [0, 1]
+
+
+def test_what_ends_a_block_may_fail_and_is_not_begun_again_then():
+    calls = []
+
+    def cleanup():
+        calls.append(1)
+        raise ValueError
+
+    with pytest.raises(ValueError), Finally(cleanup):
+        pass
+    assert calls == [1]
+
+
+def test_the_error_of_a_block_is_raised_once_it_is_ended():
+    calls = []
+    with pytest.raises(KeyError), Finally(lambda: calls.append(1)):
+        raise KeyError
+    assert calls == [1]
