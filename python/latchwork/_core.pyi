@@ -629,10 +629,10 @@ class Mutex:
         """Take it; False if the time, in seconds, is over first. A negative time is for ever."""
 
     def release(self) -> None:
-        """Let it go, in any thread.
+        """Let it go.
 
         Raises:
-            RuntimeError: nobody holds it.
+            RuntimeError: this thread does not hold it.
         """
 
     def locked(self) -> bool:

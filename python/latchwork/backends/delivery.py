@@ -9,7 +9,7 @@ from typing import Any
 
 from latchwork.backends.base import Sink, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.interrupts import condition
+from latchwork.interrupts import condition, mutex
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +27,13 @@ class DeliveringWatch:
         self.closed = False
         self._sink = sink
         self._drop = drop
-        self._idle = condition()
+        self._mutex = mutex()
+        self._idle = condition(self._mutex)
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:
         """Hand an event to the sink, unless closed."""
-        with self._idle:
+        with self._mutex:
             if self.closed:
                 return
             self._deliverer = threading.get_ident()
@@ -41,18 +42,18 @@ class DeliveringWatch:
         except Exception:
             _log.exception("the sink of the watch on %r raised, the event is lost; please report this", self.prefix)
         finally:
-            with self._idle:
+            with self._mutex:
                 self._deliverer = None
                 self._idle.notify_all()
 
     def close(self) -> None:
         """Stop; waits for a delivery that another thread is in. Twice is fine."""
-        with self._idle:
+        with self._mutex:
             first, self.closed = not self.closed, True
         if first:
             self._drop(self)
         deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
-        with self._idle:
+        with self._mutex:
             while self._deliverer not in {None, threading.get_ident()}:
                 if not SYSTEM_CLOCK.wait_condition(self._idle, deadline - SYSTEM_CLOCK.now()):
                     _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)

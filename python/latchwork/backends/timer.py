@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed
-from latchwork.interrupts import condition
+from latchwork.interrupts import condition, mutex
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ class Timer:
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
-        self._changed = condition()
+        self._mutex = mutex()
+        self._changed = condition(self._mutex)
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._waiting: set[Future[None]] = set()
         self._numbers = itertools.count()
@@ -32,14 +33,14 @@ class Timer:
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Run a function after a delay, unless the timer is closed before."""
-        with self._changed:
+        with self._mutex:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
             self._changed.notify()
 
     def after(self, delay_s: float) -> Future[None]:
         """A future that ends after a delay, or with ``Closed`` when the timer is closed before."""
         future: Future[None] = Future()
-        with self._changed:
+        with self._mutex:
             closed = self._closed
             if not closed:
                 self._waiting.add(future)
@@ -51,7 +52,7 @@ class Timer:
 
     def close(self) -> None:
         """Stop, drop what is due later and join the thread. Twice is fine."""
-        with self._changed:
+        with self._mutex:
             self._closed = True
             waiting, self._waiting = self._waiting, set()
             self._changed.notify()
@@ -61,7 +62,7 @@ class Timer:
             self._thread.join()
 
     def _end(self, future: Future[None]) -> None:
-        with self._changed:
+        with self._mutex:
             self._waiting.discard(future)
         resolve(future, None)
 
@@ -73,7 +74,7 @@ class Timer:
                 _log.exception("a delayed step failed; please report this")
 
     def _next(self) -> Callable[[], object] | None:
-        with self._changed:
+        with self._mutex:
             while not self._closed:
                 wait_s = self._due[0][0] - self._clock.now() if self._due else None
                 if wait_s is not None and wait_s <= 0:

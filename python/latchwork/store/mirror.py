@@ -32,7 +32,7 @@ class Mirror(Feed, Mapping[str, Entry]):
         return self._scope.entry(self._tracker.known[self._scope.absolute(key)])
 
     def __iter__(self) -> Iterator[str]:
-        with self._changed:
+        with self._changed.mutex:
             keys = sorted(self._tracker.known)
         return iter([self._scope.relative(key) for key in keys])
 
@@ -49,7 +49,7 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     def snapshot(self) -> dict[str, Entry]:
         """A copy of the whole state, sorted by key."""
-        with self._changed:
+        with self._changed.mutex:
             known = sorted(self._tracker.known.items())
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
@@ -77,7 +77,7 @@ class Mirror(Feed, Mapping[str, Entry]):
         """
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 seen = self._version
             if self._tracker.ready and predicate(self):
                 return
@@ -93,13 +93,13 @@ class Mirror(Feed, Mapping[str, Entry]):
         inbox = Inbox()
 
         def drain() -> None:
-            with self._changed:
+            with self._changed.mutex:
                 batch = inbox.take() if inbox.filled else None
             if batch is not None:
                 fn(batch)
 
         lane = self._dispatcher.lane(drain, f"the mirror of {self.prefix!r}")
-        with self._changed:
+        with self._changed.mutex:
             state = [self._scope.change(Change(key, entry)) for key, entry in self._tracker.known.items()]
             inbox.add(state, ready=self._tracker.ready)
             self._listeners = {**self._listeners, lane: inbox}
@@ -125,6 +125,6 @@ class Mirror(Feed, Mapping[str, Entry]):
                 lane.signal()
 
     def _remove(self, lane: Lane) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._listeners = {each: inbox for each, inbox in self._listeners.items() if each is not lane}
         lane.close()

@@ -19,7 +19,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, resolve
 from latchwork.clock import Clock
-from latchwork.interrupts import condition
+from latchwork.interrupts import condition, mutex
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -209,31 +209,22 @@ class Pause(Until):
 class Bell:
     """A mutex, and a bell that is rung when what it guards has changed. Safe to share between threads.
 
-    ``with bell:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings`` and
-    look at the condition inside, then await ``bell.rung(rings, ...)`` outside, and look again.
+    ``with bell.mutex:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings``
+    and look at the condition inside, then await ``bell.rung(rings, ...)`` outside, and look again.
     """
 
     def __init__(self) -> None:
-        self._condition = condition()
+        self.mutex = mutex()
+        self._condition = condition(self.mutex)
         self._calls: dict[object, Callable[[], object]] = {}
-        self._due: list[Callable[[], object]] = []
         self.rings = 0
 
-    def __enter__(self) -> None:
-        self._condition.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        due, self._due = self._due, []
-        self._condition.release()
-        for call in due:
-            call()
-
     def ring(self) -> None:
-        """Wake whoever waits. The caller holds the mutex."""
+        """Wake whoever waits. The caller holds the mutex: calls that wait are made here, and only wake event loops."""
         self.rings += 1
         self._condition.notify_all()
-        self._due += self._calls.values()
-        self._calls.clear()
+        while self._calls:
+            self._calls.popitem()[1]()
 
     def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
         """The step of waiting until it has been rung more than so many times; False when the time is over."""
@@ -242,7 +233,7 @@ class Bell:
 
     def _wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
         until = None if timeout_s is None else clock.now() + timeout_s
-        with self._condition:
+        with self.mutex:
             while self.rings == rings:
                 left_s = None if until is None else until - clock.now()
                 if left_s is not None and left_s <= 0.0:
@@ -252,7 +243,7 @@ class Bell:
 
     def _call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
         number = object()
-        with self._condition:
+        with self.mutex:
             waits = self.rings == rings
             if waits:
                 self._calls[number] = call

@@ -87,7 +87,7 @@ class Feed:
 
     def __call__(self, event: WatchEvent) -> None:
         """Take an event of the backend; never blocks, never raises."""
-        with self._changed:
+        with self._changed.mutex:
             if self._closed:
                 return
             if isinstance(event, Broken):
@@ -105,7 +105,7 @@ class Feed:
 
     def close(self) -> None:
         """Stop; whoever waits gets ``Closed``. Twice is fine."""
-        with self._changed:
+        with self._changed.mutex:
             if self._closed:
                 return
             self._closed = True
@@ -126,7 +126,7 @@ class Feed:
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 if is_true():
                     return take()
                 self._refuse_ended()
@@ -193,7 +193,7 @@ class Watch(Feed):
         Raises:
             ValueError: the watch has a subscriber already.
         """
-        with self._changed:
+        with self._changed.mutex:
             if self._lane is not None:
                 raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
             self._lane = self._dispatcher.lane(lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}")
@@ -213,7 +213,7 @@ class Watch(Feed):
             self._lane.signal()
 
     def _drain(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None) -> None:
-        with self._changed:
+        with self._changed.mutex:
             batch = self._inbox.take() if self._inbox.filled else None
             error = self._error if batch is None and not self._reported else None
             self._reported = self._reported or error is not None

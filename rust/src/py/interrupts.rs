@@ -66,14 +66,24 @@ impl Mutex {
         }
     }
 
-    fn free(&self) -> PyResult<()> {
+    /// Let it go; false if this thread does not hold it.
+    fn free(&self) -> bool {
         let mut owner = self.owner();
-        if owner.take().is_none() {
-            return Err(PyRuntimeError::new_err("release of a mutex that nobody holds"));
+        let is_mine = *owner == Some(thread::current().id());
+        if is_mine {
+            *owner = None;
+            drop(owner);
+            self.freed.notify_one();
         }
-        drop(owner);
-        self.freed.notify_one();
-        Ok(())
+        is_mine
+    }
+
+    fn refuse_foreign(is_mine: bool) -> PyResult<()> {
+        if is_mine {
+            Ok(())
+        } else {
+            Err(PyRuntimeError::new_err("release of a mutex that this thread does not hold"))
+        }
     }
 }
 
@@ -99,9 +109,14 @@ impl Mutex {
         self.take(py, None)
     }
 
-    #[pyo3(signature = (*_raised))]
-    fn __exit__(&self, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.free()
+    /// A wait for a condition that an interrupt cut short may have let it go already: then that is what is raised.
+    #[pyo3(signature = (*raised))]
+    fn __exit__(&self, raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let is_mine = self.free();
+        if raised.is_empty() || raised.get_item(0)?.is_none() {
+            Self::refuse_foreign(is_mine)?;
+        }
+        Ok(())
     }
 
     #[pyo3(signature = (blocking = true, timeout = -1.0))]
@@ -117,7 +132,7 @@ impl Mutex {
     }
 
     fn release(&self) -> PyResult<()> {
-        self.free()
+        Self::refuse_foreign(self.free())
     }
 
     fn locked(&self) -> bool {

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.interrupts import condition
+from latchwork.interrupts import condition, mutex
 from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import commit_all
@@ -64,7 +64,8 @@ class CronProgress:
         self._store = store
         self._job = job_id
         self._prefix = f"{FIRED}/{job_id}"
-        self._changed = condition()
+        self._mutex = mutex()
+        self._changed = condition(self._mutex)
         self._wishes: list[_Wish] = []
         self._busy = False
         self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
@@ -96,7 +97,7 @@ class CronProgress:
     def _grant(self, wish: _Wish) -> None:
         """Have it done by this thread, with what other threads wish meanwhile, or by the thread that is busy."""
         clock = self._store.clock
-        with self._changed:
+        with self._mutex:
             self._wishes.append(wish)
             while not wish.done and self._busy:
                 clock.wait_condition(self._changed, _WAIT_S)
@@ -107,7 +108,7 @@ class CronProgress:
         try:
             self._do(batch)
         finally:
-            with self._changed:
+            with self._mutex:
                 for each in batch:
                     each.done = True
                 self._busy = False

@@ -89,7 +89,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     def _begin_or_leaving(self) -> Background | None:
         """Begin, unless that was done; returns the thread that is still leaving, if there is one."""
-        with self._changed:
+        with self._changed.mutex:
             self._refuse_closed()
             if self._background is not None:
                 return self._background if self._leaving else None
@@ -117,7 +117,7 @@ class LeaderLatch(GuardsWork, Participant):
     async def _end(self, *, for_good: bool) -> None:
         if self._home.is_foreign:
             return
-        with self._changed:
+        with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
             background, waiter = self._background, self._waiter
@@ -139,14 +139,14 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _hand_over(self) -> None:
         """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
-        with self._changed:
+        with self._changed.mutex:
             place, self._place = self._place, None
         if place is None:
             return
         try:
             await ask(self._store.delete, place.ticket.key)
         except BaseException as error:
-            with self._changed:
+            with self._changed.mutex:
                 self._place = place
             if not isinstance(error, LatchworkError):
                 raise
@@ -154,7 +154,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _ended(self, background: Background) -> None:
         await background
-        with self._changed:
+        with self._changed.mutex:
             if self._background is background:
                 self._background = None
 
@@ -234,7 +234,7 @@ class LeaderLatch(GuardsWork, Participant):
                 return result
 
     async def _await_change(self, most_s: float) -> None:
-        with self._changed:
+        with self._changed.mutex:
             leads, rings = self._led is not None, self._changed.rings
         if leads:
             await self._changed.rung(rings, self._store.clock, most_s)
@@ -246,7 +246,7 @@ class LeaderLatch(GuardsWork, Participant):
         ends it.
         """
         self._refuse_closed()
-        with self._changed:
+        with self._changed.mutex:
             if self._led is not None:
                 self._announcer.post(fn)
             return listen(self._elected_listeners, fn)
@@ -254,7 +254,7 @@ class LeaderLatch(GuardsWork, Participant):
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we cease to be leader, by leaving or by loss, in a callback thread."""
         self._refuse_closed()
-        with self._changed:
+        with self._changed.mutex:
             return listen(self._revoked_listeners, fn)
 
     # Looking around
@@ -286,7 +286,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._revoke("it leaves")
         await self._announcer.settle(self._store.clock, _REVOKE_TIMEOUT_S)
         await self._leave()
-        with self._changed:
+        with self._changed.mutex:
             self._state = "ended" if self._closed or self._error is not None else "new"
             self._changed.ring()
             closed = self._closed
@@ -333,7 +333,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _leave(self) -> None:
         """Delete every ticket of ours, again and again until our session ends."""
-        with self._changed:
+        with self._changed.mutex:
             place, self._place = self._place, None
         if self._session is not None:
             await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
@@ -350,7 +350,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     def _lead(self, place: Place) -> None:
         session = place.session
-        with self._changed:
+        with self._changed.mutex:
             led = self._led
             if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is place.fence):
                 return
@@ -367,7 +367,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._revoke("its session has ended")
 
     def _revoke(self, why: str) -> None:
-        with self._changed:
+        with self._changed.mutex:
             led, self._led = self._led, None
             if led is None:
                 return
@@ -377,7 +377,7 @@ class LeaderLatch(GuardsWork, Participant):
         _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
 
     def _enter(self, state: LatchState) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._state = state
             self._changed.ring()
 

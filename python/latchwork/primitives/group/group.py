@@ -97,7 +97,7 @@ class Group(Participant):
             Closed: the group was closed.
         """
         self._home.check()  # first: a child of a fork may find the lock held for ever
-        with self._changed:
+        with self._changed.mutex:
             self._refuse_closed()
             if self._background is None:
                 self._begin()
@@ -111,7 +111,7 @@ class Group(Participant):
         """
         if self._home.is_foreign:
             return
-        with self._changed:
+        with self._changed.mutex:
             self._leaving = self._closed = True
             background, watch, waiter = self._background, self._watch, self._waiter
             self._changed.ring()
@@ -151,7 +151,7 @@ class Group(Participant):
 
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
         def look() -> View | None:
-            with self._changed:
+            with self._changed.mutex:
                 view, seen = self._view, self._seen
                 self._refuse_ended()
             return view if seen and is_true(view) else None
@@ -197,7 +197,7 @@ class Group(Participant):
         Listeners are called one at a time: a slow one delays the others. Returns what ends it.
         """
         self._refuse_closed()
-        with self._changed:
+        with self._changed.mutex:
             if self._seen:
                 self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             return listen(self._listeners, fn)
@@ -210,7 +210,7 @@ class Group(Participant):
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter, self._store.watch(self.name) as watch:
             cancel = session.on_end(watch.close)
-            with self._changed:
+            with self._changed.mutex:
                 self._watch, self._waiter = watch, waiter
             try:
                 if self._membership is not None and not self._leaving:
@@ -269,7 +269,7 @@ class Group(Participant):
 
     def _tell(self, seen: Seen) -> None:
         log = seen.log
-        with self._changed:
+        with self._changed.mutex:
             if not self._seen:
                 changes = [ViewChange(log.view(), log.view().members, (), ())]
             elif seen.life > self._life:  # somebody deleted the views, and they were begun anew

@@ -41,13 +41,13 @@ class Holdings:
 
     def begin_starting(self) -> bool:
         """True if the caller has to start the thread."""
-        with self._changed:
+        with self._changed.mutex:
             was_started, self.is_started = self.is_started, True
         return not was_started
 
     def close(self) -> list[HeldLock] | None:
         """Refuse everything new; returns what is held, lost holds included, or None if it was closed already."""
-        with self._changed:
+        with self._changed.mutex:
             if self._is_closed:
                 return None
             self._is_closed = True
@@ -67,7 +67,7 @@ class Holdings:
 
     def use_owner(self) -> tuple[LockOwner | None, int]:
         """The current owner, counted as used, and the rings so far; None if there is none, or it has run out."""
-        with self._changed:
+        with self._changed.mutex:
             self.refuse_closed()
             owner = self.current if self.current is not None and not self.current.is_over else None
             if owner is not None:
@@ -76,7 +76,7 @@ class Holdings:
 
     def begin_making(self, owner: LockOwner) -> bool:
         """True if the caller has to create this owner, counted as used; False if there is one, or another makes one."""
-        with self._changed:
+        with self._changed.mutex:
             if self._making or self.current is not None:
                 return False
             self._making = True
@@ -86,7 +86,7 @@ class Holdings:
 
     def end_making(self, owner: LockOwner, *, created: bool) -> None:
         """The owner was created, or may have been created all the same."""
-        with self._changed:
+        with self._changed.mutex:
             self._making = False
             if created:
                 self.current = owner
@@ -97,7 +97,7 @@ class Holdings:
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
         """End this owner; returns the holds that are lost with it, or None if it had ended already."""
-        with self._changed:
+        with self._changed.mutex:
             if self.current is not owner:
                 return None
             self.current = None
@@ -108,7 +108,7 @@ class Holdings:
 
     def give_up(self, owner: LockOwner) -> bool:
         """End an owner that has held nothing for long."""
-        with self._changed:
+        with self._changed.mutex:
             idle_s = self._clock.now() - owner.idle_since
             if idle_s <= IDLE_TTLS * owner.ttl_s or owner.held or owner.users or self.current is not owner:
                 return False
@@ -118,7 +118,7 @@ class Holdings:
 
     def to_bury(self, *, also_current: bool = False) -> list[LockOwner]:
         """Owners that ended and hold nothing, whose keys can be deleted."""
-        with self._changed:
+        with self._changed.mutex:
             if also_current and self.current is not None:
                 self._ended.append(self.current)
                 self.current = None
@@ -126,26 +126,26 @@ class Holdings:
 
     def buried(self, owner: LockOwner) -> None:
         """The key of this owner is gone."""
-        with self._changed:
+        with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
 
     # Holds
 
     def held(self) -> dict[str, HeldLock]:
         """The locks held for certain, by name."""
-        with self._changed:
+        with self._changed.mutex:
             owner = self.current
             return dict(owner.held) if owner is not None and not owner.is_over else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
         """The holds of these names, lost ones included; and the names that are not held."""
-        with self._changed:
+        with self._changed.mutex:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
     def claim(self, names: Iterable[str]) -> list[str]:
         """Make these names busy, except those that are held or busy already; returns those that were claimed."""
-        with self._changed:
+        with self._changed.mutex:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
             self._busy.update(claimed)
@@ -153,22 +153,22 @@ class Holdings:
 
     def done_with(self, names: Iterable[str]) -> None:
         """The end of a claim."""
-        with self._changed:
+        with self._changed.mutex:
             self._busy.difference_update(names)
 
     def is_ours(self, name: str) -> bool:
         """True if the lock is held here, or some thread of this process is writing it."""
-        with self._changed:
+        with self._changed.mutex:
             return self._is_ours(name)
 
     def are_busy(self, names: Iterable[str]) -> list[str]:
         """Those of the names that some thread of this process is writing."""
-        with self._changed:
+        with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
     def grant(self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt]) -> dict[str, HeldLock]:
         """Hold what was taken, by name, and note what may have been taken. Ends a use of the owner."""
-        with self._changed:
+        with self._changed.mutex:
             owner.users -= 1
             owner.idle_since = self._clock.now()
             self._doubts.update({doubt.name: doubt for doubt in doubts})
@@ -186,7 +186,7 @@ class Holdings:
 
         The doubts are noted before the release is sent, so that they are settled however it ends.
         """
-        with self._changed:
+        with self._changed.mutex:
             for held in holds:
                 held.owner.held.pop(held.name, None)
                 held.owner.idle_since = self._clock.now()
@@ -201,13 +201,13 @@ class Holdings:
     @property
     def doubts(self) -> list[Doubt]:
         """Writes that may have landed or may still land."""
-        with self._changed:
+        with self._changed.mutex:
             return list(self._doubts.values())
 
     def begin_settling(self, doubt: Doubt) -> frozenset[str] | None:
         """Claim the name of a doubt; returns the owners whose lock may be freed, or None if there is nothing to do."""
         name = doubt.name
-        with self._changed:
+        with self._changed.mutex:
             if self._doubts.get(name) is not doubt or name in self._busy:
                 return None
             if self._is_ours(name):  # taken again since: the doubtful write can land no more
@@ -219,7 +219,7 @@ class Holdings:
 
     def settled(self, doubts: Iterable[Doubt]) -> None:
         """These are no doubts any more."""
-        with self._changed:
+        with self._changed.mutex:
             for doubt in doubts:
                 if self._doubts.get(doubt.name) is doubt:
                     del self._doubts[doubt.name]

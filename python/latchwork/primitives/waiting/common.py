@@ -194,7 +194,7 @@ class Announcer:
         """Call these in order, after everything that was posted before."""
         if not calls:
             return
-        with self._changed:
+        with self._changed.mutex:
             self._posts.extend(calls)
         self._lane.signal()
 
@@ -209,7 +209,7 @@ class Announcer:
             return False
         patience = Patience(clock, timeout_s)
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 if not self._posts and self._runner is None:
                     return True
                 rings = self._changed.rings
@@ -219,7 +219,7 @@ class Announcer:
 
     def _drain(self) -> None:
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 self._runner = threading.get_ident() if self._posts else None
                 if self._runner is None:
                     self._changed.ring()

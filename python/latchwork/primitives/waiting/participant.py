@@ -100,7 +100,7 @@ class Participant(Starts):
         self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 rings = self._changed.rings
             found = look()
             if found is not None:
@@ -111,7 +111,7 @@ class Participant(Starts):
             await self._changed.rung(rings, self._store.clock, patience.left_s())
 
     def _fail(self, error: LatchworkError) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._error = error
             self._changed.ring()
         if not self._leaving:
