@@ -1,7 +1,7 @@
 """Observers of a system: each is called when something happens, and none can disturb the system.
 
 An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
-logged, once for each of its methods.
+logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,27 @@ from typing import Any, Generic, TypeVar
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Listener = TypeVar("Listener", bound=Callable[..., None])
+
+
+def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
+    """Register a listener; returns a function that removes it, which may be called at any time."""
+    number = object()
+    to[number] = fn
+
+    def cancel() -> None:
+        to.pop(number, None)
+
+    return cancel
+
+
+def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
+    """Call each listener, in this thread; one that raises is logged as this problem and stops no other."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            log.exception(problem, *about)
 
 
 class Observers(Generic[T]):

@@ -6,7 +6,6 @@ renewal was *sent*. A lost session never becomes active again.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
+from latchwork.store.observers import call_each, listen
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
@@ -64,9 +64,8 @@ class Session:
         self._renewer = Renewer(lease, clock, backend.renew, self._renewed)
         self._closed = False
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
-        self._numbers = itertools.count()
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._enders: dict[int, Callable[[], None]] = {}
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._enders: dict[object, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
@@ -106,7 +105,7 @@ class Session:
         """
         with self._lock:
             if not self.lost.is_set():
-                return self._listen(self._listeners, fn)
+                return listen(self._listeners, fn)
         self._call([fn])
         return lambda: None
 
@@ -120,7 +119,7 @@ class Session:
         """
         with self._lock:
             if not (self._closed or self.lost.is_set()):
-                return self._listen(self._enders, fn)
+                return listen(self._enders, fn)
         fn()
         return lambda: None
 
@@ -161,18 +160,8 @@ class Session:
         self._renewer.end()
         self._wake.set()
 
-    def _listen(self, to: dict[int, Callable[[], None]], fn: Callable[[], None]) -> Callable[[], None]:
-        """Register a listener; called with the mutex held."""
-        number = next(self._numbers)
-        to[number] = fn
-
-        def cancel() -> None:
-            to.pop(number, None)
-
-        return cancel
-
     def _tell_end(self, enders: list[Callable[[], None]]) -> None:
-        _call_each(enders, "session %s: what was to wake at its end raised; please report this", self.id)
+        call_each(enders, _log, "session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
         return self.lost.is_set() or self._renewer.is_over
@@ -220,14 +209,5 @@ class Session:
     def _call(self, listeners: list[Callable[[], None]]) -> None:
         if listeners:
             name = f"latchwork-session-lost-{self.id[:8]}"
-            args = (listeners, "an on_lost listener of session %s raised", self.id)
-            threading.Thread(target=as_callback()(_call_each), args=args, name=name, daemon=True).start()
-
-
-def _call_each(listeners: list[Callable[[], None]], problem: str, session_id: str) -> None:
-    """Call all of them; one that raises stops no other, and does not keep the session from ending."""
-    for listener in listeners:
-        try:
-            listener()
-        except Exception:
-            _log.exception(problem, session_id)
+            args = (listeners, _log, "an on_lost listener of session %s raised", self.id)
+            threading.Thread(target=as_callback()(call_each), args=args, name=name, daemon=True).start()

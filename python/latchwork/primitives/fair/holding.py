@@ -13,10 +13,11 @@ from collections.abc import Callable
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
-from latchwork.primitives.waiting.common import Patience, listen, lost_by_fork, tell
+from latchwork.primitives.waiting.common import Patience, lost_by_fork, tell
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import driven, run
 from latchwork.store.store import Store

@@ -18,11 +18,12 @@ from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeo
 from latchwork.primitives.fair.leader import Candidate
 from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
-from latchwork.primitives.waiting.common import Patience, check_name, check_node_id, listen
+from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.backoff import Backoff
+from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import Background, ask, driven, steps_of
 from latchwork.store.store import Store

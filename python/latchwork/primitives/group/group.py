@@ -20,11 +20,12 @@ from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, Owne
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.primitives.group.membership import Membership
 from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
-from latchwork.primitives.waiting.common import Identity, check_name, listen
+from latchwork.primitives.waiting.common import Identity, check_name
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store

@@ -20,6 +20,7 @@ from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.keys import validate_key
+from latchwork.store.observers import call_each
 from latchwork.store.steps import Bell, Signal
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Listener = TypeVar("Listener", bound=Callable[..., None])
 C = TypeVar("C", bound="Closes")
 S = TypeVar("S", bound="Starts")
 
@@ -96,17 +96,6 @@ def lost_by_fork() -> Signal:
     return lost
 
 
-def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener; returns a function that removes it, which may be called at any time."""
-    number = object()
-    to[number] = fn
-
-    def cancel() -> None:
-        to.pop(number, None)
-
-    return cancel
-
-
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
     """Refuse a wait inside a callback: what would end the wait may itself wait for this callback. A try is allowed."""
     if timeout_s != 0 and in_callback():
@@ -117,11 +106,7 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
 
 def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
     """Call each listener of ``what``, in this thread; one that raises is logged and stops no other."""
-    for call in calls:
-        try:
-            call()
-        except Exception:
-            _log.exception("a listener of %s raised; the others are called all the same", what)
+    call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
 
 class Closes(ABC):
