@@ -29,8 +29,8 @@ DEFECTS = (
         "SQLite",
         "a file that was replaced is written all the same",
         "backends/embedded/connection.py",
-        "            self.check()\n            result = work(conn)\n",
-        "            result = work(conn)\n",
+        "                self.check()\n                result = work(conn)\n",
+        "                result = work(conn)\n",
         of(
             "backends/embedded/trouble",
             "deleted_or_replaced_file_is_noticed_before_anything_is_written_to_it",

@@ -144,7 +144,7 @@ def test_a_signal_calls_once_when_it_is_set_and_at_once_if_it_is():
 
 def test_a_bell_that_was_rung_since_the_look_is_not_waited_for():
     bell = Bell()
-    with bell:
+    with bell.mutex:
         before = bell.rings
         bell.ring()
     assert run(one(bell.rung(before, SYSTEM_CLOCK, None)))
