@@ -648,3 +648,41 @@ class Finally:
     def __init__(self, cleanup: Callable[[], object]) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *raised: object) -> None: ...
+
+@final
+class Attempt:
+    """What undoes one call, should an interrupt end it. Safe to share between threads."""
+
+    def __init__(self) -> None: ...
+    def add(self, undo: Callable[[], object]) -> int:
+        """Have this called by ``undo``; returns how many there were before. It must be quick, and may be repeated."""
+
+    def settle(self, count: int) -> None:
+        """Forget all but the first so many: what they undo is over."""
+
+    def undo(self) -> None:
+        """Call and forget them all, the newest first; one that raises goes to ``sys.unraisablehook``."""
+
+class Driven:
+    """A protocol as a method. Its frame has no bytecode, so that whatever the protocol noted is undone after an
+    interrupt at any bytecode.
+
+    Args:
+        protocol: an ``async def`` function.
+        run: drives its coroutine: ``run(steps, attempt)``.
+        ends: it ends something, so that it must not be skipped: if an interrupt comes before it has noted anything, it
+            is called once more, and then the interrupt is raised.
+    """
+
+    def __init__(
+        self, protocol: Callable[..., object], run: Callable[[Any, Attempt], object], ends: bool = False
+    ) -> None: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __call__(self, *args: Any, **options: Any) -> Any: ...
+
+class Surely:
+    """A method that can be begun again from its start, and is if what is no ``Exception`` cut it short."""
+
+    def __init__(self, function: Callable[..., object]) -> None: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __call__(self, *args: Any, **options: Any) -> Any: ...

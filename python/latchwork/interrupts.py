@@ -2,17 +2,23 @@
 
 ``Mutex`` is entered and left in native code: an interrupt comes before or inside the block, and a thread that is
 inside already is refused instead of waiting for itself. ``Finally`` runs what ends a block, and once more if an
-interrupt cut it short: its function must be one that can be begun again from the start.
+interrupt cut it short: its function must be one that can be begun again from the start. ``surely`` makes a method
+like that. An ``Attempt`` has what undoes a call; ``store.steps`` says how a protocol uses it.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
-from latchwork._core import Finally, Mutex
+from latchwork._core import Attempt, Driven, Finally, Mutex, Surely
 
-__all__ = ["Finally", "Mutex", "condition", "mutex"]
+__all__ = ["Attempt", "Driven", "Finally", "Mutex", "condition", "mutex", "surely"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def mutex() -> Mutex:
@@ -23,3 +29,8 @@ def mutex() -> Mutex:
 def condition(of: Mutex | None = None) -> threading.Condition:
     """A condition of a mutex: one that there is, or a new one."""
     return threading.Condition(cast("Any", of or mutex()))
+
+
+def surely(method: Callable[P, T]) -> Callable[P, T]:
+    """Begin the method again if an interrupt cut it short, then raise that: for one that ends something."""
+    return cast("Callable[P, T]", wraps(method)(Surely(method)))

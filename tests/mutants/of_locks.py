@@ -113,8 +113,8 @@ DEFECTS = (
         "Lock",
         "a reentrant lock is free at the first of its releases",
         "primitives/fair/holding.py",
-        "        if hold.depth > 1:\n",
-        "        if hold.depth > 2:\n",
+        "        if len(hold.uses) > 1:\n",
+        "        if len(hold.uses) > 2:\n",
         at("lock", "a_reentrant_lock_is_released_as_often_as_it_was_acquired"),
     ),
     Defect(

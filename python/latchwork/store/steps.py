@@ -4,6 +4,9 @@ A protocol is an ``async def`` function that awaits steps and other protocols, a
 ``run`` waits for each step in the calling thread; an event loop begins each step and goes on when its future ends.
 Whatever interrupts a wait is raised in the protocol at its ``await``; the ``finally`` blocks there may wait in turn.
 
+What must not be left behind is noted before it is made, with ``OnInterrupt``: a driver that an interrupt ends, or a
+cancellation, has it undone, wherever the interrupt came.
+
 A protocol holds no mutex at an ``await``: an event loop would block on it. Nothing here touches the network.
 """
 
@@ -17,9 +20,9 @@ from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from latchwork.backends.futures import Outcome, resolve
+from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.clock import Clock
-from latchwork.interrupts import condition, mutex
+from latchwork.interrupts import Attempt, Driven, condition, mutex
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,6 +53,10 @@ class Step(ABC, Generic[T]):
     def block(self) -> T:
         """Wait in this thread."""
 
+    def block_in(self, _attempt: Attempt) -> T:
+        """Wait in this thread, as a part of a call that can be undone."""
+        return self.block()
+
     @abstractmethod
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
@@ -59,27 +66,28 @@ class Step(ABC, Generic[T]):
         raise AssertionError
 
 
-def run(steps: Steps[T]) -> T:
+def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """Drive a protocol in this thread, and return what it returns.
 
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
+    What it notes with ``OnInterrupt`` goes to the attempt.
     """
     try:
-        return _go_on(steps, None)
+        return _go_on(steps, None, attempt)
     except BaseException as raised:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
-        return _go_on(steps, raised)
+        return _go_on(steps, raised, attempt)
 
 
-def _go_on(steps: Steps[T], error: BaseException | None) -> T:
+def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None) -> T:
     answer: Any = None
     try:
         while True:
             try:
                 step = steps.send(answer) if error is None else steps.throw(error)
                 answer = error = None
-                answer = step.block()
+                answer = step.block() if attempt is None else step.block_in(attempt)
             except BaseException as raised:
                 if getcoroutinestate(steps) != CORO_CLOSED:
                     error = raised
@@ -93,12 +101,19 @@ def _go_on(steps: Steps[T], error: BaseException | None) -> T:
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
     """A protocol as an ordinary function, driven in the thread that calls it; see ``steps_of``."""
+    return _driven(protocol, ends=False)
 
-    @wraps(protocol)
-    def call(*args: P.args, **options: P.kwargs) -> T:
-        return run(protocol(*args, **options))
 
-    return call
+def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
+    """Like ``driven``, for a protocol that ends something: no interrupt makes it end nothing.
+
+    Until its first ``OnInterrupt`` it has no effect that hinders it from being begun again.
+    """
+    return _driven(protocol, ends=True)
+
+
+def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
+    return cast("Callable[P, T]", wraps(protocol)(Driven(protocol, run, ends)))
 
 
 def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
@@ -106,6 +121,56 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
     protocol: Callable[..., Steps[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
     return protocol if owner is None else partial(protocol, owner)
+
+
+class OnInterrupt(Step[int]):
+    """Has something undone if an interrupt, or a cancellation, ends the call: ``await OnInterrupt(undo)``.
+
+    Args:
+        undo: quick, and does no harm where nothing is to be undone. It is called in the thread that made the call,
+            once the whole protocol has ended by the interrupt, and never otherwise.
+
+    The answer is how many undos were noted before; see ``Settled``.
+    """
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        super().__init__()
+        self._undo = undo
+
+    def block(self) -> int:
+        """Nobody undoes anything: a protocol in the background."""
+        return 0
+
+    def block_in(self, attempt: Attempt) -> int:
+        """Note it."""
+        return attempt.add(self._undo)
+
+    def begin(self) -> Future[int]:
+        """For a driver that undoes nothing."""
+        return completed(0)
+
+
+class Settled(Step[None]):
+    """All but the first so many undos are needed no more: ``await Settled(count)``, in what goes on for long."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def block(self) -> None:
+        """Nothing was noted."""
+
+    def block_in(self, attempt: Attempt) -> None:
+        """Forget the others."""
+        attempt.settle(self._count)
+
+    def begin(self) -> Future[None]:
+        """For a driver that undoes nothing."""
+        return completed(None)
 
 
 class Ask(Step[T]):

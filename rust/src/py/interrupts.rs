@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
 
 /// How long a thread waits before it looks whether a signal came.
 const LOOK: Duration = Duration::from_millis(50);
@@ -165,9 +166,178 @@ impl Finally {
         let Err(error) = self.cleanup.call0(py) else {
             return Ok(());
         };
-        if !error.is_instance_of::<PyException>(py) {
+        if is_interrupt(py, &error) {
             self.cleanup.call0(py)?;
         }
         Err(error)
+    }
+}
+
+/// Whether a call was cut short by what is no `Exception`: Ctrl-C, `SystemExit`.
+fn is_interrupt(py: Python<'_>, error: &PyErr) -> bool {
+    !error.is_instance_of::<PyException>(py)
+}
+
+/// Function and instance as a bound method.
+fn bound<'py>(py: Python<'py>, function: Bound<'py, PyAny>, instance: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    static METHOD: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    METHOD.import(py, "types", "MethodType")?.call1((function, instance))
+}
+
+/// What undoes a call that an interrupt ends.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Attempt {
+    undos: Inner<Vec<Py<PyAny>>>,
+}
+
+impl Attempt {
+    fn undos(&self) -> MutexGuard<'_, Vec<Py<PyAny>>> {
+        self.undos.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Attempt {
+    #[new]
+    fn new() -> Self {
+        Self { undos: Inner::new(Vec::new()) }
+    }
+
+    fn add(&self, undo: Py<PyAny>) -> usize {
+        let mut undos = self.undos();
+        undos.push(undo);
+        undos.len() - 1
+    }
+
+    fn settle(&self, count: usize) {
+        let mut undos = self.undos();
+        let settled = if count < undos.len() { undos.split_off(count) } else { Vec::new() };
+        drop(undos); // what is dropped next may run a finalizer, which may add to them
+        drop(settled);
+    }
+
+    fn undo(&self, py: Python<'_>) {
+        loop {
+            let Some(undo) = self.undos().pop() else {
+                return;
+            };
+            let mut done = undo.call0(py);
+            if done.as_ref().is_err_and(|error| is_interrupt(py, error)) {
+                done = undo.call0(py);
+            }
+            if let Err(error) = done {
+                error.write_unraisable(py, Some(undo.bind(py)));
+            }
+        }
+    }
+}
+
+/// A protocol as a method; see `_core.pyi`.
+#[pyclass(frozen, dict, module = "latchwork._core")]
+pub struct Driven {
+    protocol: Py<PyAny>,
+    run: Py<PyAny>,
+    ends: bool,
+}
+
+impl Driven {
+    /// Drive it once; undone, if an interrupt ended it. With an interrupt: whether it had begun anything.
+    fn drive(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyTuple>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> Result<Py<PyAny>, (PyErr, bool)> {
+        let fine = |error: PyErr| (error, true);
+        let steps = self.protocol.call(py, args, options).map_err(fine)?;
+        let attempt = Bound::new(py, Attempt::new()).map_err(fine)?;
+        self.run.call1(py, (steps.bind(py), &attempt)).map_err(|error| {
+            if !is_interrupt(py, &error) {
+                return (error, true);
+            }
+            let had_begun = !attempt.get().undos().is_empty();
+            attempt.get().undo(py);
+            let _ = steps.call_method0(py, "close"); // one that was not even started would warn
+            (error, had_begun)
+        })
+    }
+}
+
+#[pymethods]
+impl Driven {
+    #[new]
+    #[pyo3(signature = (protocol, run, ends = false))]
+    fn new(protocol: Py<PyAny>, run: Py<PyAny>, ends: bool) -> Self {
+        Self { protocol, run, ends }
+    }
+
+    fn __get__<'py>(
+        slf: &Bound<'py, Self>,
+        instance: Option<&Bound<'py, PyAny>>,
+        _owner: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match instance {
+            None => Ok(slf.clone().into_any()),
+            Some(instance) => bound(slf.py(), slf.clone().into_any(), instance),
+        }
+    }
+
+    #[pyo3(signature = (*args, **options))]
+    fn __call__(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyTuple>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.drive(py, args, options).map_err(|(error, had_begun)| {
+            if self.ends && !had_begun {
+                if let Err((again, _)) = self.drive(py, args, options) {
+                    again.write_unraisable(py, Some(self.protocol.bind(py)));
+                }
+            }
+            error
+        })
+    }
+}
+
+/// A method that can be begun again from its start, and is if an interrupt cut it short.
+#[pyclass(frozen, dict, module = "latchwork._core")]
+pub struct Surely {
+    function: Py<PyAny>,
+}
+
+#[pymethods]
+impl Surely {
+    #[new]
+    fn new(function: Py<PyAny>) -> Self {
+        Self { function }
+    }
+
+    fn __get__<'py>(
+        slf: &Bound<'py, Self>,
+        instance: Option<&Bound<'py, PyAny>>,
+        _owner: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match instance {
+            None => Ok(slf.clone().into_any()),
+            Some(instance) => bound(slf.py(), slf.clone().into_any(), instance),
+        }
+    }
+
+    #[pyo3(signature = (*args, **options))]
+    fn __call__(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyTuple>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.function.call(py, args, options).map_err(|error| {
+            if is_interrupt(py, &error) {
+                if let Err(again) = self.function.call(py, args, options) {
+                    again.write_unraisable(py, Some(self.function.bind(py)));
+                }
+            }
+            error
+        })
     }
 }

@@ -58,6 +58,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<hasher::RendezvousHasher>()?;
     module.add_class::<interrupts::Mutex>()?;
     module.add_class::<interrupts::Finally>()?;
+    module.add_class::<interrupts::Attempt>()?;
+    module.add_class::<interrupts::Driven>()?;
+    module.add_class::<interrupts::Surely>()?;
     module.add_class::<items::ItemSet>()?;
     module.add_class::<assignment::Assignment>()?;
     module.add_class::<delta::Delta>()?;

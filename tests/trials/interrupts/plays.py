@@ -43,10 +43,6 @@ def _with(lock: Any, *_: object) -> None:
         pass
 
 
-def _entered(lock: Any, *_: object) -> None:
-    lock.__enter__()  # what `with` does before its block
-
-
 def _acquired(lock: Any, *_: object) -> None:
     lock.acquire(WAIT_S)
 
@@ -88,7 +84,7 @@ def _gone_or_known(make: Callable[..., Any]) -> Callable[..., Any]:
 def _locks() -> list[Play]:
     kinds: dict[str, Callable[..., Any]] = {
         "Lock": p.Lock,
-        "Semaphore": lambda store, name: p.Semaphore(store, name, limit=1),
+        "Semaphore": lambda store, name: p.Semaphore(store, name, leases=1),
         "read": lambda store, name: p.ReadWriteLock(store, name).read,
         "write": lambda store, name: p.ReadWriteLock(store, name).write,
         "PersistentLock": lambda store, name: p.PersistentLock(store, name, ttl_s=30.0),
@@ -99,16 +95,37 @@ def _locks() -> list[Play]:
         rival = rivals[kind]
         plays += [
             Play(f"{kind}.with", make, _with, _gone(rival)),
-            Play(f"{kind}.enter", make, _entered, _gone(rival)),
             Play(f"{kind}.acquire", make, _acquired, _gone_or_known(rival)),
             Play(f"{kind}.release", _had(make), _released, _gone_or_known(rival)),
+            Play(f"{kind}.close", _had(make), lambda lock, *_: lock.close(), _gone(rival)),
         ]
     return plays
+
+
+def _downgrade() -> list[Play]:
+    def written(store: Store, name: str) -> p.ReadWriteLock:
+        lock = p.ReadWriteLock(store, name)
+        lock.write.acquire(WAIT_S)
+        return lock
+
+    def after(lock: p.ReadWriteLock, _mine: Store, other: Store, name: str) -> None:
+        held = [side for side in (lock.read, lock.write) if side.is_held]
+        assert len(held) == 1, "it is held by none of its sides, or by both"
+        held[0].release()
+        with p.ReadWriteLock(other, name).write:
+            pass
+
+    return [Play("ReadWriteLock.downgrade", written, lambda lock, *_: lock.downgrade(), after)]
 
 
 def _election() -> list[Play]:
     def make(store: Store, name: str) -> p.Election:
         return p.Election(store, name, node_id=f"node-{id(store)}")
+
+    def elected(store: Store, name: str) -> p.Election:
+        ours = make(store, name)
+        ours.campaign(timeout_s=WAIT_S)
+        return ours
 
     def after(_ours: p.Election, _mine: Store, other: Store, name: str) -> None:
         theirs = make(other, name)
@@ -117,6 +134,7 @@ def _election() -> list[Play]:
     return [
         Play("Election.run", make, lambda ours, *_: ours.run(lambda _term, _work: None, timeout_s=WAIT_S), after),
         Play("Election.campaign", make, lambda ours, *_: _campaign(ours), after),
+        Play("Election.close", elected, lambda ours, *_: ours.close(), after),
     ]
 
 
@@ -212,4 +230,4 @@ def _store() -> list[Play]:
     ]
 
 
-PLAYS = [*_locks(), *_election(), *_latch(), *_queue(), *_store()]
+PLAYS = [*_locks(), *_downgrade(), *_election(), *_latch(), *_queue(), *_store()]

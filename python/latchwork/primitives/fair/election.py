@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import OnInterrupt, Settled, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -82,6 +82,7 @@ class Election:
         self._waits.check()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
+        await OnInterrupt(seat.abandon)
         with self._lock:
             self._waits.check()
             self._seats.add(seat)
@@ -117,7 +118,9 @@ class Election:
             WaitTimeout, SessionLost, Closed: as ``campaign`` does.
             Exception: whatever ``fn`` raises.
         """
+        undos = await OnInterrupt(lambda: None)
         while True:
+            await Settled(undos)
             term = await steps_of(self.campaign)(value, timeout_s=timeout_s)
             try:
                 try:
@@ -148,16 +151,21 @@ class Election:
         self._waits.check()
         return Observer(self._store, self.name)
 
-    @driven
+    @ending
     async def close(self) -> None:
         """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
         if self._waits.home.is_foreign:
             return
+        await OnInterrupt(self._abandon)
         self._waits.close()  # first: whoever campaigns from now on is refused
         with self._lock:
             seats = list(self._seats)
         for seat in seats:
             await seat.give_up()
+
+    def _abandon(self) -> None:
+        for seat in list(self._seats):
+            seat.abandon()
 
     def _forget(self, seat: _Seat) -> None:
         if self._waits.home.is_foreign:
@@ -182,9 +190,10 @@ class Term(GuardsWork):
     def __enter__(self) -> Term:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    @ending
+    async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         try:
-            self.resign()
+            await steps_of(self.resign)()
         except OwnershipLost as error:
             if exc_type is None:
                 raise
@@ -227,7 +236,7 @@ class Term(GuardsWork):
         """
         await self._seat.proclaim(value)
 
-    @driven
+    @ending
     async def resign(self) -> None:
         """End the term; the next campaign is elected. Once it was resigned or closed, nothing happens.
 
@@ -237,7 +246,7 @@ class Term(GuardsWork):
         if not self._seat.is_over:
             await self._seat.resign()
 
-    @driven
+    @ending
     async def close(self) -> None:
         """End the term, lost or not."""
         await self._seat.give_up()
@@ -280,13 +289,20 @@ class _Seat(SessionLock):
 
     async def resign(self) -> None:
         self._home.check()
+        await OnInterrupt(self.abandon)
         self.is_over = True
         try:
             await steps_of(self.release)()
         finally:
             self._on_over(self)
 
+    def abandon(self) -> None:
+        self.is_over = True
+        super().abandon()
+        self._on_over(self)
+
     async def give_up(self) -> None:
+        await OnInterrupt(self.abandon)
         self.is_over = True
         try:
             await steps_of(self.close)()

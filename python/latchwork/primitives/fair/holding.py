@@ -9,6 +9,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
@@ -19,11 +20,18 @@ from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import driven, run
+from latchwork.store.steps import OnInterrupt, driven, ending
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
+
+
+class Use:
+    """One acquisition of a hold, which has several if it is reentrant."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
 
 
 class Hold:
@@ -34,7 +42,7 @@ class Hold:
         owner: the lock that holds it.
         waiter: what waited for it, with a watch that is closed after the release.
         ownership: what work under it depends on.
-        depth: how often its thread acquired it.
+        uses: one for each time that its thread acquired it and did not release it, the newest last.
         given_back: set once it is released or closed.
     """
 
@@ -42,7 +50,7 @@ class Hold:
         self.place = place
         self.owner = owner
         self.waiter = waiter
-        self.depth = 1
+        self.uses = [Use(self)]
         self.given_back = threading.Event()
         self.ownership = Ownership.by_session(owner.what, place.fence, place.session, owner.clock, owner.error)
         self.unlisten: Callable[[], None] = lambda: None
@@ -92,19 +100,24 @@ class SessionLock(GuardsWork):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
 
-    def __enter__(self) -> Fence:
-        hold = run(self._acquire(None))
-        entered = self._mine.__dict__.setdefault("entered", [])
-        entered.append(hold)
-        return hold.place.fence
+    @driven
+    async def __enter__(self) -> Fence:
+        use = await self._acquire(None)
+        await OnInterrupt(partial(self._leave_with, use))
+        self._entered().append(use)
+        return use.hold.place.fence
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        entered: list[Hold] = getattr(self._mine, "entered", [])
-        hold = entered.pop() if entered else self._to_release()  # a with that ends in another thread
-        if hold.given_back.is_set():
+    @ending
+    async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        entered = self._entered()
+        use = entered[-1] if entered else self._to_release().uses[-1]  # a with that ends in another thread
+        await OnInterrupt(partial(self._leave_with, use))
+        if entered:
+            entered.pop()
+        if use.hold.given_back.is_set():
             return  # released inside the block, or closed
         try:
-            run(hold.owner.end(hold))
+            await use.hold.owner.end(use)
         except (OwnershipLost, ForkedProcess) as error:
             if exc_type is None:
                 raise
@@ -132,9 +145,9 @@ class SessionLock(GuardsWork):
         Source:
             docs/design/0008.
         """
-        return (await self._acquire(timeout_s)).place.fence
+        return (await self._acquire(timeout_s)).hold.place.fence
 
-    @driven
+    @ending
     async def release(self) -> None:
         """Give back what this thread holds; from a thread that holds nothing, what the object holds if that is one.
 
@@ -146,13 +159,14 @@ class SessionLock(GuardsWork):
             LatchworkError: this thread holds nothing, and several others do.
         """
         self._home.check()
-        await self.end(self._to_release())
+        await self.end(self._to_release().uses[-1])
 
-    @driven
+    @ending
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
+        await OnInterrupt(self.abandon)
         self._waits.close()
         with self._lock:
             holds = list(self._holds)
@@ -202,28 +216,30 @@ class SessionLock(GuardsWork):
 
     # Acquiring
 
-    async def _acquire(self, timeout_s: float | None) -> Hold:
+    async def _acquire(self, timeout_s: float | None) -> Use:
         self._home.check()
         again = self._again()
         if again is not None:
-            return again
+            use = Use(again)
+            await OnInterrupt(partial(self._drop, use))
+            again.uses.append(use)
+            return use
         self._before()
         async with self._waits.begin(timeout_s) as (waiter, patience):
             place = await self._take(waiter, patience)
             if place is None:
                 self._waits.refuse_closed(waiter)
                 raise WaitTimeout(await self._timed_out(timeout_s))
-            return await self._had(place, waiter)
+            return (await self._had(place, waiter)).uses[0]
 
     def _again(self) -> Hold | None:
-        """This thread's hold, acquired once more, if it has one and may."""
+        """This thread's hold, if it has one and may acquire it once more."""
         hold = self._of_thread()
         if hold is None or self._several:
             return None
         if self._reentrant:
             if not hold.is_held:
                 raise self.error(f"{self.what} was lost since this thread acquired it; release it, then acquire again")
-            hold.depth += 1
             return hold
         if hold.is_held:
             raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
@@ -238,6 +254,7 @@ class SessionLock(GuardsWork):
 
     async def _had(self, place: Place, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
+        await OnInterrupt(partial(self._forget, hold))
         with self._lock:
             surplus = self._waits.is_closed
             if not surplus:
@@ -255,11 +272,15 @@ class SessionLock(GuardsWork):
 
     # Releasing and losing
 
-    async def end(self, hold: Hold) -> None:
+    async def end(self, use: Use) -> None:
         """Release a hold once; ``LockLost`` if it had run out, or somebody else had ended it."""
         self._home.check()
-        if hold.depth > 1:
-            hold.depth -= 1
+        hold = use.hold
+        if use not in hold.uses:  # its `with` released inside of the block
+            use = hold.uses[-1]
+        if len(hold.uses) > 1:
+            await OnInterrupt(partial(self._drop, use))
+            hold.uses = [each for each in hold.uses if each is not use]
             return
         was_held = hold.is_held
         was_there = await self._give_back(hold)
@@ -268,18 +289,48 @@ class SessionLock(GuardsWork):
 
     async def _give_back(self, hold: Hold) -> bool:
         """End it here and on the server; False if it was not there any more."""
-        with self._lock:
-            if hold.given_back.is_set():
-                return True
-            hold.given_back.set()
-            hold.depth = 0
-            if hold in self._holds:
-                self._holds.remove(hold)
-        hold.unlisten()
-        hold.ownership.end()
+        await OnInterrupt(partial(self._abandon, hold))
+        if not self._withdraw(hold):
+            return True
         was_there = await self._queue.leave(hold.place)
         hold.waiter.close()  # last: the next one waits for the line above
         return was_there
+
+    def _withdraw(self, hold: Hold) -> bool:
+        """Hold it no more, as far as this process goes; False if that was so already."""
+        with self._lock:
+            was_given_back = hold.given_back.is_set()
+            hold.given_back.set()
+            self._holds = [each for each in self._holds if each is not hold]
+        hold.unlisten()
+        hold.ownership.end()
+        return not was_given_back
+
+    # After an interrupt. What is done here may be done already, or half
+
+    def abandon(self) -> None:
+        """Give back all that is held through this object: here now, and on the server in the background."""
+        for hold in list(self._holds):
+            self._abandon(hold)
+
+    def _leave_with(self, use: Use) -> None:
+        self._mine.entered = [each for each in self._entered() if each is not use]
+        self._drop(use)
+
+    def _drop(self, use: Use) -> None:
+        """Release a hold once."""
+        hold = use.hold
+        hold.uses = [each for each in hold.uses if each is not use]
+        if not hold.uses:
+            hold.owner._abandon(hold)  # noqa: SLF001 - the other side of a ReadWriteLock
+
+    def _abandon(self, hold: Hold) -> None:
+        self._forget(hold)
+        self._queue.leave_later(hold.place)
+
+    def _forget(self, hold: Hold) -> None:
+        self._withdraw(hold)
+        hold.waiter.close()
 
     def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners."""
@@ -290,6 +341,11 @@ class SessionLock(GuardsWork):
         tell(list(self._listeners.values()), self.what)
 
     # Which hold
+
+    def _entered(self) -> list[Use]:
+        """The uses of this thread's ``with`` blocks."""
+        entered: list[Use] = self._mine.__dict__.setdefault("entered", [])
+        return entered
 
     def _push(self, hold: Hold) -> None:
         self._stack().append(hold)

@@ -9,6 +9,7 @@ Holders: the first ticket; and if that reads, all that follow up to the first th
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
@@ -18,7 +19,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import OnInterrupt, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -99,9 +100,10 @@ class ReadWriteLock:
         tickets = await self._queue.tickets()
         return tickets[held_count(tickets) :]
 
-    @driven
+    @ending
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
+        await OnInterrupt(self.write.abandon)
         await steps_of(self.read.close)()
         await steps_of(self.write.close)()
 
@@ -124,16 +126,19 @@ class Side(SessionLock):
         hold = self._of_thread()
         if hold is None or not hold.is_held:
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
-        if hold.depth > 1:
-            raise LatchworkError(f"{self.what} is held {hold.depth} times by this thread; release all but one of them")
+        if len(hold.uses) > 1:
+            raise LatchworkError(
+                f"{self.what} is held {len(hold.uses)} times by this thread; release all but one of them"
+            )
         ticket = hold.place.ticket
         shared = write_body({**read_body(ticket.value), "mode": "read"})
+        await OnInterrupt(partial(self._house, hold))
         await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
         try:
             await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
-        except BaseException as error:
+        except LatchworkError as error:
             await self.other.hand_to_other(hold)
             if isinstance(error, Conflict):
                 raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
@@ -145,20 +150,36 @@ class Side(SessionLock):
         with self._lock:
             if hold.given_back.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")
-            self._holds.remove(hold)
-            self._mine.stack = [each for each in self._mine.stack if each is not hold]
         await self.other.adopt(hold)
 
     async def adopt(self, hold: Hold) -> None:
         """Hold what the other side held, in this thread."""
         hold.owner = self
-        with self._lock:
-            surplus = self._waits.is_closed
-            self._holds.append(hold)
-        self._push(hold)
-        if surplus:
+        self._house(hold)
+        if self._waits.is_closed:
             await self._give_back(hold)
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
+
+    def _house(self, hold: Hold) -> None:
+        """Have a hold of this thread known to its owner, and to no other side; an interrupt may be between the two."""
+        owner = hold.owner
+        assert isinstance(owner, Side)
+        if not hold.given_back.is_set():
+            owner.note(hold)
+        owner.other.forget(hold)
+
+    def note(self, hold: Hold) -> None:
+        """Know of a hold of this thread."""
+        self.forget(hold)
+        with self._lock:
+            self._holds.append(hold)
+        self._push(hold)
+
+    def forget(self, hold: Hold) -> None:
+        """Know of it no more."""
+        with self._lock:
+            self._holds = [each for each in self._holds if each is not hold]
+        self._mine.stack = [each for each in self._stack() if each is not hold]
 
     def _before(self) -> None:
         theirs = self.other.of_this_thread()

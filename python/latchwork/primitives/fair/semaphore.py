@@ -12,6 +12,7 @@ docs/design/0008 says why more than n can never be held.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
@@ -20,7 +21,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import OnInterrupt, ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Create, Delete, Entry, Exists
@@ -96,6 +97,7 @@ class Semaphore(SessionLock):
         if place is None:
             return None
         lease: Place | None = None
+        await OnInterrupt(partial(self._queue.leave_later, place, (self._lease_key(place),)))
         try:
             lease = await self._await_lease(place, waiter, patience)
         finally:

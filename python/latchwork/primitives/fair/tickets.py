@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from latchwork.errors import (
     Closed,
@@ -33,7 +34,7 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, ask
+from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry, Exists, Fence
@@ -121,6 +122,15 @@ class Place:
         return Ticket.of(self.ticket).nonce
 
 
+@dataclass(slots=True)
+class _Joining:
+    """A ticket that is being created, and has been once it is known."""
+
+    nonce: str
+    session: Session
+    ticket: Entry | None = None
+
+
 class TicketQueue:
     """The tickets below one name, which the primitive has checked. Safe to share between threads.
 
@@ -162,16 +172,24 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        nonce = uuid.uuid4().hex
+        joining = _Joining(uuid.uuid4().hex, session)
+        before = await OnInterrupt(partial(self._undo, joining))
         try:
-            ticket = await self._create(write_body({**self.about, "nonce": nonce, **(more or {})}), nonce, session)
+            joining.ticket = ticket = await self._create(
+                write_body({**self.about, "nonce": joining.nonce, **(more or {})}), joining.nonce, session
+            )
         except LatchworkError:
-            raise
-        except BaseException:  # an interrupt while the ticket was being created
-            self.disown(nonce)
-            self._hunt_later(session, nonce)
+            await Settled(before)
             raise
         return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
+
+    def _undo(self, joining: _Joining) -> None:
+        """Have no ticket: remove the one that is there, or may come."""
+        if joining.ticket is not None:
+            self._clear_later(joining.session, (joining.ticket.key,))
+        else:
+            self.disown(joining.nonce)
+            self._hunt_later(joining.session, joining.nonce)
 
     async def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
@@ -243,6 +261,10 @@ class TicketQueue:
     async def leave(self, place: Place) -> bool:
         """Delete our ticket; see ``discard``."""
         return await self.discard(place.session, (place.ticket.key,))
+
+    def leave_later(self, place: Place, more: Iterable[str] = ()) -> None:
+        """Delete our ticket in the background, then more keys."""
+        self._clear_later(place.session, (place.ticket.key, *more))
 
     async def discard(self, session: Session, keys: Iterable[str]) -> bool:
         """Delete keys of a session: now, or in the background until it works or the session has ended.
@@ -343,10 +365,12 @@ class TicketQueue:
                     await waiter.pause(backoff.next_s())
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        Background(self.clear(session, keys), f"latchwork-leaving-{self._name}")
+        if session.remaining_s() > 0.0:
+            Background(self.clear(session, keys), f"latchwork-leaving-{self._name}")
 
     def _hunt_later(self, session: Session, nonce: str) -> None:
-        Background(self._hunt(session, nonce), f"latchwork-leaving-{self._name}")
+        if session.remaining_s() > 0.0:
+            Background(self._hunt(session, nonce), f"latchwork-leaving-{self._name}")
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from latchwork.errors import Closed, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.interrupts import mutex
@@ -15,7 +16,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ask
 from latchwork.store.store import Store
 
 
@@ -69,7 +70,9 @@ class Waits:
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        with self.waiter(await self._open_session(patience)) as waiter:
+        waiter = Waiter(self._store, await self._open_session(patience))
+        await OnInterrupt(partial(self._forget, waiter))
+        with self._waiting(waiter):
             try:
                 yield waiter, patience
             except SessionLost as error:
@@ -94,7 +97,11 @@ class Waits:
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
         """Wait inside the ``with`` by another waiter: calling it off does not call off the others."""
-        waiter = Waiter(self._store, session)
+        with self._waiting(Waiter(self._store, session)) as waiter:
+            yield waiter
+
+    @contextmanager
+    def _waiting(self, waiter: Waiter) -> Iterator[Waiter]:
         try:
             with self._lock:
                 if not self._closed:
@@ -106,6 +113,11 @@ class Waits:
                 self._waiters.discard(waiter)
             if not waiter.is_kept:
                 waiter.close()
+
+    def _forget(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._waiters.discard(waiter)
+        waiter.close()
 
     def refuse_closed(self, waiter: Waiter, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` if the object or the session of a wait was closed."""
