@@ -57,9 +57,20 @@ DEFECTS = (
     ),
     Defect(
         "Lock",
+        "a waiter with one ticket ahead takes its turn although its own was deleted",
+        "primitives/fair/tickets.py",
+        "            return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None\n",
+        "            return True\n",
+        (
+            *at("lock", "a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn"),
+            *at("latch", "a_candidate_whose_ticket_is_deleted_by_hand_leads_only_by_another"),
+        ),
+    ),
+    Defect(
+        "Lock",
         "a waiter goes ahead although the others before it are still there",
         "primitives/fair/turns.py",
-        "        if alone or await queue.are_gone(place, ahead[:-1], waiter.beside):\n",
+        "        if await queue.are_gone(place, ahead[:-1], waiter.beside):\n",
         "        if ahead:\n",
         at("lock", "a_waiter_that_leaves_the_middle_of_the_queue_lets_nobody_through"),
     ),
@@ -89,8 +100,8 @@ DEFECTS = (
         "Lock",
         "every waiter watches the holder",
         "primitives/fair/turns.py",
-        "not await until_over(ahead[-1], blocks, waiter, patience, beside=not alone)",
-        "not await until_over(ahead[0], blocks, waiter, patience, beside=not alone)",
+        "not await until_over(ahead[-1], blocks, waiter, patience, beside=True)",
+        "not await until_over(ahead[0], blocks, waiter, patience, beside=True)",
         at("lock", "each_waiter_watches_exactly_the_one_before_it_and_one_wakes"),
     ),
     Defect(

@@ -252,6 +252,20 @@ def test_a_session_that_ends_revokes_though_the_server_does_not_answer(connect, 
     answer.set()
 
 
+def test_a_candidate_whose_ticket_is_deleted_by_hand_leads_only_by_another(candidates, store, eventually):
+    first = candidates("first")
+    first.wait(10.0)
+    second = candidates("second")
+    eventually(lambda: second.state == "waiting")
+    deleted = first.candidates()[1].ticket
+    eventually(lambda: second._waiter._watch is not None)
+    store.delete(deleted)
+    first.close()
+    fence = second.wait(10.0)
+    assert [each.ticket for each in second.candidates()] == [second._place.ticket.key] != [deleted]
+    store.commit([fence], [])
+
+
 def test_a_latch_that_leaves_leads_no_more_before_its_ticket_is_deleted(connect, candidates, monkeypatch, in_thread):
     store, asked, answer = connect(session_ttl_s=30.0), threading.Event(), threading.Event()
     latch = candidates("n1", store=store)

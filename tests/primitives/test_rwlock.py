@@ -57,6 +57,19 @@ def test_the_head_of_the_queue_holds_the_lock(tickets, held):
     assert held_count(tickets) == held
 
 
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn(mode, rwlock, store, in_thread, eventually):
+    first, second = rwlock(), rwlock()
+    first.write.acquire(5.0)
+    waiting = in_thread(getattr(second, mode).acquire)
+    eventually(lambda: first.waiters())
+    store.delete(first.waiters()[0].key)
+    first.write.release()
+    with pytest.raises(LockLost, match="somebody deleted it; queue again"):
+        waiting.outcome()
+    assert not getattr(second, mode).is_held
+
+
 def test_readers_hold_it_together(rwlock, store):
     first, second = rwlock(label="r1"), rwlock(label="r2")
     with first.read as one, second.read as two:

@@ -234,9 +234,11 @@ class TicketQueue:
 
         Args:
             place: ours.
-            ahead: keys of the tickets seen.
+            ahead: keys of the tickets seen; none if they are known to be gone, and only ours is in question.
             names: of the tickets, when they were read already; None: costs one request.
         """
+        if names is None and not ahead:
+            return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None
         if names is None and len(ahead) > _MANY:
             first = await ask(self.store.list, self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
             return bool(first) and first[0].key == place.ticket.key

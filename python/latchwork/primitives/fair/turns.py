@@ -1,7 +1,7 @@
 """Waiting for a turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
 
-A hand-over costs the next in the queue one watch event, and one request to see that it is first: none when only one
-ticket was ahead, because nothing can appear ahead later. The values of tickets are read only where they decide.
+A hand-over costs the next in the queue one watch event, and one request to see that it is first, and that its own ticket
+is still there. The values of tickets are read only where they decide.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
         if not ahead:
             return True
-        alone = len(ahead) == 1
-        if patience.is_over or not await until_over(ahead[-1], blocks, waiter, patience, beside=not alone):
+        if patience.is_over or not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
             return False
         over.add(ahead[-1])
-        if alone or await queue.are_gone(place, ahead[:-1], waiter.beside):
+        if await queue.are_gone(place, ahead[:-1], waiter.beside):
             return True
 
 
