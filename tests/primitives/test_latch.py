@@ -561,10 +561,45 @@ def test_run_waits_for_a_renewal_instead_of_running_what_would_be_told_to_stop_a
     calls = []
     running = in_thread(lambda: latch.run(calls.append, margin_s=10 * TTL_S))
     threading.Event().wait(0.3)
-    latch.leave()
+    latch.close()
     with pytest.raises(Closed):
         running.outcome()
     assert calls == []
+
+
+def test_run_goes_on_after_the_latch_was_left_and_started_again(queue, in_thread, eventually):
+    first, second = queue("n1", "n2")
+    first.wait(5.0)
+    running = in_thread(lambda: second.run(lambda work: work.fence.token))
+    eventually(lambda: second.state == "waiting")
+    second.leave()
+    threading.Event().wait(0.1)
+    second.start()
+    eventually(lambda: second.state == "waiting")
+    first.close()
+    assert running.outcome() > 0
+
+
+def test_run_of_a_latch_that_was_left_ends_when_it_is_closed(queue, in_thread, eventually):
+    first, second = queue("n1", "n2")
+    first.wait(5.0)
+    running = in_thread(lambda: second.run(lambda _work: None))
+    eventually(lambda: second.state == "waiting")
+    second.leave()
+    second.close()
+    with pytest.raises(Closed):
+        running.outcome()
+
+
+def test_run_of_a_latch_that_was_left_ends_with_its_store(connect, candidates, in_thread):
+    store = connect(session_ttl_s=TTL_S)
+    latch = candidates("n1", store=store)
+    latch.wait(5.0)
+    running = in_thread(lambda: latch.run(lambda work: work.wait()))
+    latch.leave()
+    store.close()
+    with pytest.raises(Closed):
+        running.outcome()
 
 
 def test_run_ends_with_the_error_of_its_work_and_the_latch_stays(queue):

@@ -355,3 +355,37 @@ def test_a_with_that_ends_in_another_thread_releases_all_the_same(connect):
     ending.join(30.0)
     assert not mine.is_held
     assert mine.holder() is None
+
+
+def test_locks_that_are_never_closed_share_one_keeper_that_ends_with_the_store(connect, eventually):
+    others = set(threading.enumerate())
+    store = connect()
+    store.put("warm", b"")
+    before = {thread.name for thread in threading.enumerate() if thread not in others}
+    for number in range(20):
+        lock = PersistentLock(store, f"lock-{number}")
+        lock.acquire(5.0)
+        lock.release()
+    left = [thread for thread in threading.enumerate() if thread not in others and thread.name not in before]
+    assert len(left) <= 4  # the keeper's, and those that call its listeners
+    store.close()
+    eventually(lambda: not any(thread.is_alive() for thread in left))
+
+
+def test_a_lock_that_is_held_when_its_store_is_closed_can_be_had_at_once(connect, locks):
+    store = connect()
+    PersistentLock(store, "orders", ttl_s=60.0).acquire(5.0)
+    store.close()
+    locks("orders").acquire(5.0)
+
+
+def test_closing_a_lock_wakes_who_waits_for_it_through_a_given_keeper(connect, in_thread, eventually):
+    store = connect()
+    with LockKeeper(store) as theirs, LockKeeper(store) as keeper:
+        theirs.acquire("orders")
+        lock = PersistentLock(store, "orders", keeper=keeper)
+        waiting = in_thread(lock.acquire)
+        eventually(keeper.waiting)
+        lock.close()
+        with pytest.raises(Closed):
+            waiting.outcome()

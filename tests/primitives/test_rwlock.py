@@ -62,7 +62,7 @@ def test_a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn(mode, r
     first, second = rwlock(), rwlock()
     first.write.acquire(5.0)
     waiting = in_thread(getattr(second, mode).acquire)
-    eventually(lambda: first.waiters())
+    eventually(first.waiters)
     store.delete(first.waiters()[0].key)
     first.write.release()
     with pytest.raises(LockLost, match="somebody deleted it; queue again"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
 from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import MAX_DURATION_S
@@ -17,6 +19,13 @@ from latchwork.store.session import Session
 from latchwork.store.watch import Feed
 
 _log = logging.getLogger(__name__)
+
+
+class Shared(Protocol):
+    """What is made once for a store, and ends with it."""
+
+    def close(self) -> None:
+        """From any thread; twice is fine."""
 
 
 class Core:
@@ -33,6 +42,7 @@ class Core:
         self.call_timeout_s = call_timeout_s
         self.answers = Answers(url, clock, call_timeout_s)
         self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
+        self._is_ending = False
         self._closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
         self._lock = mutex()
@@ -40,6 +50,7 @@ class Core:
         self._primary: Session | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
         self._feeds: dict[Feed, None] = {}
+        self._shared: dict[Hashable, Shared] = {}
 
     def check(self) -> None:
         """Let a call pass.
@@ -97,15 +108,29 @@ class Core:
         watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside, beats=beats)
         feed.attach(watch, self._forget_feed)
 
-    def close(self) -> None:
-        """End sessions, watches and the backend, in that order."""
+    def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
+        """What there is under this key; made if there is nothing, without I/O, and closed with the store."""
+        self.check()
         with self._lock:
-            if self._closed:
-                return
+            if self._is_ending:
+                raise Closed(f"the store {self.url} is being closed; connect again")
+            if key not in self._shared:
+                self._shared[key] = make()
+            return self._shared[key]
+
+    def close(self) -> None:
+        """End what is shared, sessions, watches and the backend, in that order; go on if that was cut short."""
+        with self._lock:
+            self._is_ending = True
+            shared = list(self._shared.values())
+        if self._home.is_foreign:  # the parent's connections are not ours to close
+            self._closed = True
+            return
+        for each in shared:
+            each.close()
+        with self._lock:
             self._closed = True
             sessions, feeds = list(self._sessions), list(self._feeds)
-        if self._home.is_foreign:  # the parent's connections are not ours to close
-            return
         for session in sessions:
             session.close()
         for feed in feeds:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LockLost, OwnershipLost, Unavailable
+from latchwork.interrupts import surely
 from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
-from latchwork.store.core import Core
+from latchwork.store.core import Core, Shared
 from latchwork.store.keys import Scope, validate_key, validate_prefix
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
@@ -26,6 +27,7 @@ from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op
 
+S = TypeVar("S", bound=Shared)
 T = TypeVar("T")
 
 
@@ -51,6 +53,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
+    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -303,6 +306,24 @@ class Store:
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
         return _Namespace(self._core, Scope(self._scope.absolute(validate_key(prefix))), self._limit)
+
+    def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
+        """One object for all that use this store and this prefix: made at the first use, closed before the store ends.
+
+        For libraries: something with a thread that many small objects of theirs need.
+
+        Args:
+            kind: names it.
+            make: makes it without I/O, of a store with this prefix. It has a ``close()``, of which twice is fine.
+        Raises:
+            Closed: the store was closed, or is being closed.
+        """
+        made = self._core.shared((kind, self._scope), lambda: make(_Namespace(self._core, self._scope)))
+        return cast("S", made)
+
+    def time_left_s(self) -> float | None:
+        """Seconds that its calls may wait if it is one for work under an ownership, see ``within``; None for others."""
+        return None if self._limit is None else max(0.0, self._limit.remaining_s())
 
     def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
         """The same interface for work under an ownership: no call waits longer than that lasts.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Literal, TypeVar
 
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
@@ -124,6 +125,7 @@ class LeaderLatch(GuardsWork, Participant):
             background, waiter = self._background, self._waiter
             if background is None and self._closed:
                 self._state = "ended"
+                self._changed.ring()
         self._revoke("it leaves")
         try:
             if await self._announcer.settle(self._store.clock, 0.0):
@@ -195,8 +197,18 @@ class LeaderLatch(GuardsWork, Participant):
             PermissionDenied: the account may not write here.
             LatchworkError: this is a callback, and we do not lead.
         """
-        late = f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s"
-        return await self._until(self._look, timeout_s, self._what, lambda: WaitTimeout(late))
+        return await self._until(self._look, timeout_s, self._what, partial(self._late, timeout_s))
+
+    def _late(self, timeout_s: float | None) -> WaitTimeout:
+        return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
+
+    def _look_again(self) -> Fence | None:
+        """Like ``_look``, of a latch that may be started again after it was left."""
+        session = self._session
+        if session is None or session.state == "closed" or self._closed or self._error is not None:
+            return self._look()
+        led = self._led
+        return led.fence if led is not None and led.remaining_s() > 0.0 else None
 
     def _look(self) -> Fence | None:
         led = self._led
@@ -219,11 +231,12 @@ class LeaderLatch(GuardsWork, Participant):
         Returns:
             What it returned when it ended without having been told to stop.
         Raises:
-            WaitTimeout, SessionLost, Closed, PermissionDenied: as ``wait`` does.
+            WaitTimeout, SessionLost, Closed, PermissionDenied: as ``wait`` does; not by ``leave``, it awaits a start.
             Exception: whatever ``fn`` raises.
         """
+        self._look()
         while True:
-            await steps_of(self.wait)(timeout_s)
+            await self._until(self._look_again, timeout_s, self._what, partial(self._late, timeout_s), look_s=1.0)
             try:
                 work = self.guard_work(margin_s)
             except NotLeader:

@@ -1,7 +1,7 @@
 """Waiting for a turn in a queue of tickets: each waiter watches exactly one ticket ahead of it.
 
-A hand-over costs the next in the queue one watch event, and one request to see that it is first, and that its own ticket
-is still there. The values of tickets are read only where they decide.
+A hand-over costs the next in the queue one watch event, and one request to see that it is first and that its own ticket
+is there. The values of tickets are read only where they decide.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
-from latchwork.store.steps import Signal, Steps, driven
+from latchwork.store.steps import Signal, Steps, ending
 from latchwork.types import Entry, Fence
 
 #: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
@@ -32,12 +32,13 @@ class LockOwner(Renewer):
         renew: sends a renewal; returns the future of the local time of its send.
         renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
         release: releases these locks.
+        let_go: has them released in the background; again does no harm.
 
     Attributes:
         id: the uuid.
         lost: set once it has run out or was taken over.
         held: its locks by name; guarded by ``Holdings``, as are the next two.
-        users: calls that are using it now.
+        users: the calls that are using it now.
         idle_since: when it last had a lock or a user.
     """
 
@@ -50,12 +51,13 @@ class LockOwner(Renewer):
         renew: Callable[[LockOwner], Future[float]],
         renewed: Callable[[LockOwner, BaseException | None], None],
         release: Callable[[Sequence[HeldLock]], Steps[None]],
+        let_go: Callable[[Sequence[HeldLock]], None],
     ) -> None:
-        self.clock, self.ttl_s, self.home, self.release = clock, ttl_s, home, release
+        self.clock, self.ttl_s, self.home, self.release, self.let_go = clock, ttl_s, home, release, let_go
         self.id = uuid.uuid4().hex
         self.lost: Signal = Signal()
         self.held: dict[str, HeldLock] = {}
-        self.users = 0
+        self.users: set[object] = set()
         self.idle_since = clock.now()
         lease = Lease(self.idle_since, ttl_s)
         super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
@@ -106,7 +108,7 @@ class HeldLock(GuardsWork):
         """Seconds it is ours for certain if no further renewal succeeds; 0 once released or lost. Does no I/O."""
         return self.owner.remaining_s() if self.is_kept else 0.0
 
-    @driven
+    @ending
     async def release(self) -> None:
         """Give the lock back; somebody else can have it at once.
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import LockState, state_of, states_below
 from latchwork.primitives.persistent.protocol import Doubt
@@ -23,7 +23,7 @@ from latchwork.primitives.persistent.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Steps, driven, steps_of
+from latchwork.store.steps import OnInterrupt, Pause, Settled, Signal, Steps, driven, ending, steps_of
 from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LockKeeper(KeeperThread):
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
 
-    @driven
+    @ending
     async def close(self, *, release: bool = True) -> None:
         """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.
 
@@ -60,7 +60,10 @@ class LockKeeper(KeeperThread):
             release: give all locks back, so that others can have them at once. False leaves them to run out, which
                 takes others up to 1.05 TTL; use it when what they protect may still be going on.
         """
-        held = None if self._home.is_foreign else self._state.close()
+        if self._home.is_foreign:
+            return
+        await OnInterrupt(partial(self._close_later, release=release))
+        held = self._state.close()
         if held is None:
             return
         if not release:
@@ -70,8 +73,6 @@ class LockKeeper(KeeperThread):
         if release:
             await self._give_back(held)
         await self._stop()
-        await self._urgent.settle(self._clock, 1.0)
-        self._dispatcher.close()
 
     # Taking and releasing
 
@@ -97,11 +98,17 @@ class LockKeeper(KeeperThread):
         Source:
             docs/design/0006.
         """
+        return await self.acquire_unless(name, timeout_s, Signal())
+
+    async def acquire_unless(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
+        """Like ``acquire``, until the signal is set: ``Closed`` then."""
         check_name(name, "lock")
         self._home.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
         patience, backoff = Patience(self._clock, timeout_s), Backoff()
+        before = await OnInterrupt(lambda: None)
         while True:
+            await Settled(before)
             trouble: LatchworkError | None = None
             try:
                 held = (await self._take_free([name])).get(name)
@@ -112,10 +119,12 @@ class LockKeeper(KeeperThread):
             if patience.is_over:
                 raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and await self._waits.until_free(name, patience):
+            if trouble is None and await self._waits.until_free(name, patience, off):
                 backoff.reset()
-            else:
+            elif not off.is_set():
                 await self._pause(patience.left_s(pause_s))
+            if off.is_set():
+                raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
 
     @driven
     async def try_acquire(self, name: str) -> HeldLock | None:
@@ -178,7 +187,7 @@ class LockKeeper(KeeperThread):
             self._refuse_closed()  # the reason why it was not tried again
             raise
 
-    @driven
+    @ending
     async def release(self, names: Iterable[str]) -> None:
         """Give locks back, many in one transaction; others can have them at once.
 
@@ -249,23 +258,28 @@ class LockKeeper(KeeperThread):
         """
         self.start()
         granted: dict[str, HeldLock] = {}
+        claimer = object()
+        before = await OnInterrupt(partial(self._done_with, claimer))
         try:
-            with self._claimed(names) as claimed:
-                await self._take(claimed, granted)
+            with self._claimed(names, claimer) as claimed:
+                await self._take(claimed, granted, claimer)
         except (Unavailable, OutcomeUnknown) as error:
             if not granted:
+                await Settled(before)
                 raise
             _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
-        except BaseException:  # an interrupt: nobody will know of them
-            await self._give_back(list(granted.values()))
-            raise
+        if not granted:
+            await Settled(before)
         return granted
 
-    async def _take(self, names: Sequence[str], granted: dict[str, HeldLock], heir_of: str | None = None) -> None:
+    async def _take(
+        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, heir_of: str | None = None
+    ) -> None:
         """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
         while left := [name for name in names if name not in granted]:
-            owner = await self._use_owner()
+            owner = await self._use_owner(claimer)
             written: dict[str, Entry | Doubt] = {}
+            await OnInterrupt(partial(self._undo, owner, written, claimer))
             try:
                 await self._table.take(left, owner.id, written, heir_of=heir_of)
             except Conflict:
@@ -273,21 +287,30 @@ class LockKeeper(KeeperThread):
             else:
                 return
             finally:
-                granted.update(self._grant(owner, written))
+                granted.update(self._grant(owner, written, claimer))
             self._lose(owner, "another owner took it over")
 
-    async def _use_owner(self) -> LockOwner:
+    async def _use_owner(self, claimer: object) -> LockOwner:
         """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
         while True:
             self._lose_if_over()
-            owner, rings = self._state.use_owner()
+            current = self._state.current
+            if current is not None:
+                await OnInterrupt(partial(current.users.discard, claimer))
+            owner, rings = self._state.use_owner(claimer)
             if owner is not None:
                 return owner
-            release = steps_of(self.release_held)
             owner = LockOwner(
-                self._clock, self.ttl_s, self._home, renew=self._renew, renewed=self._renewed, release=release
+                self._clock,
+                self.ttl_s,
+                self._home,
+                renew=self._renew,
+                renewed=self._renewed,
+                release=steps_of(self.release_held),
+                let_go=self._let_go,
             )
-            if self._state.begin_making(owner):
+            await OnInterrupt(partial(self._undo, owner, {}, claimer))
+            if self._state.begin_making(owner, claimer):
                 await self._make(owner)
                 return owner
             await self._state.rung(rings, 1.0)  # another thread makes one
@@ -302,26 +325,25 @@ class LockKeeper(KeeperThread):
         self._wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
 
-    def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt]) -> dict[str, HeldLock]:
+    def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt], claimer: object) -> dict[str, HeldLock]:
         holds, doubts = [], []
         for name, what in written.items():
             if isinstance(what, Doubt):
                 doubts.append(what)
             else:
                 holds.append(HeldLock(owner, name, what, self._store.fence(what.token, At(what))))
-        granted = self._state.grant(owner, holds, doubts)
+        granted = self._state.grant(owner, holds, doubts, claimer)
         for name, held in granted.items():
             _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
         return granted
 
     @contextmanager
-    def _claimed(self, names: Iterable[str]) -> Iterator[list[str]]:
+    def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
         """Claim these names against other threads of this process, except those that are held or busy already."""
-        claimed = self._state.claim(names)
         try:
-            yield claimed
+            yield self._state.claim(names, claimer)
         finally:
-            self._done_with(claimed)
+            self._done_with(claimer)
 
     async def _pause(self, seconds: float | None) -> None:
         await Pause(self._clock, self._closing, seconds)
@@ -349,9 +371,11 @@ class LockKeeper(KeeperThread):
         await self._persist(lambda: self._table.prolong(old), patience, backoff)
         found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
         left = names = [name for name in found if only is None or name in only]
+        claimer = object()
+        await OnInterrupt(partial(self._done_with, claimer))
         while left:
-            with self._claimed(left) as claimed:  # also while we pause: nobody settles what is in doubt
-                await self._persist(partial(self._take, claimed, granted, old), patience, backoff)
+            with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
+                await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
             left = self._state.are_busy(name for name in left if name not in granted)
             if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
                 return granted

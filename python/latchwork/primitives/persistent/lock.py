@@ -24,7 +24,7 @@ from latchwork.primitives.waiting.common import check_name, check_text, lost_by_
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.observers import listen
-from latchwork.store.steps import Steps, driven, run, steps_of
+from latchwork.store.steps import OnInterrupt, Signal, Steps, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -35,16 +35,16 @@ class PersistentLock(GuardsWork):
     """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
 
     Construction does no I/O. Safe to share between threads: they exclude each other as processes do. Not reentrant: a
-    thread that holds it gets an error when it asks again. Not fair: whoever notices first takes a free lock. Used with
-    ``with`` it acquires and releases, any number of times; otherwise call ``close()`` in the end, which also ends the
-    thread that renews (the end of the store does so too).
+    thread that holds it gets an error when it asks again. Not fair: whoever notices first takes a free lock. The locks
+    of a store are renewed together, by a thread that ends with the store and gives back what is still held then.
 
     Args:
         store: the store, or a namespace of it.
         name: the lock's name: one or more key segments.
         ttl_s: seconds the lock outlives its last renewal; less than 0.3 is raised to that, with a logged warning.
             Ignored when a keeper is given.
-        keeper: renews this lock together with others; it stays the caller's. None makes one for this lock alone.
+        keeper: renews this lock together with others; it stays the caller's. None takes the one that all locks of this
+            store have in common which have the same TTL and label.
         owner_label: what others see when they ask who holds it; ignored when a keeper is given.
     """
 
@@ -62,46 +62,48 @@ class PersistentLock(GuardsWork):
         self._ttl_s = raised_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s
         self._owner_label = check_text(owner_label, f"the owner_label of lock {name!r}")
         self._given = keeper
-        self._own: LockKeeper | None = None
+        self._own: LockKeeper | None = None  # once it was used
         self._lock = mutex()
         self._held: HeldLock | None = None
         self._holder_thread = 0
         self._entered = threading.local()  # the hold of a thread's own ``with``: it must not release another's
-        self._acquiring = 0
+        self._acquiring: set[object] = set()
+        self._closing = Signal()
         self._home = Home(f"lock {name!r}")
         self._lost_listeners: dict[object, Callable[[], None]] = {}
         self._failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
         self._listening = ExitStack()
+        self._told: HeldLock | None = None  # the hold whose loss was told
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<PersistentLock {self.name!r} {self.remaining_s():.2f}s>"
 
-    def __enter__(self) -> Fence:
-        self._home.check()
-        try:
-            held = run(self._acquire(None))
-        except BaseException:
-            run(self._end_keeper(only_idle=True))
-            raise
-        self._entered.held = held
+    @driven
+    async def __enter__(self) -> Fence:
+        held = await self._acquire(None)
+        await OnInterrupt(partial(self._forget_entered, held))
+        self._entered_here().append(held)
         return held.fence
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    @ending
+    async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is None:
             self._home.check()
         if self._home.is_foreign:
             return
-        held: HeldLock | None = getattr(self._entered, "held", self._held)  # a with may end in another thread
+        entered = self._entered_here()
+        held = entered[-1] if entered else self._held  # a with may end in another thread
+        await OnInterrupt(partial(self._forget_entered, held))
+        if entered:
+            entered.pop()
         try:
             if held is not None and not self._closed:
-                run(self._release(held))
+                await self._release(held)
         except LockLost:
             if exc_type is None:
                 raise
             _log.warning("lock %r was lost while its work failed", self.name)
-        finally:
-            run(self._end_keeper(only_idle=True))
 
     @driven
     async def acquire(self, timeout_s: float | None = None) -> Fence:
@@ -146,7 +148,7 @@ class PersistentLock(GuardsWork):
 
         return (await self._have(inherit)).fence
 
-    @driven
+    @ending
     async def release(self) -> None:
         """Give the lock back; somebody else can have it at once.
 
@@ -162,20 +164,22 @@ class PersistentLock(GuardsWork):
             raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
         await self._release(held)
 
-    @driven
+    @ending
     async def close(self) -> None:
-        """Release the lock if it is held, and end its own keeper. From any thread; twice is fine."""
+        """Release the lock if it is held, and call off who waits for it. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
+        await OnInterrupt(partial(self._let_go, self._held))
         with self._lock:
             self._closed = True
-            held, self._held = self._held, None
-        if held is not None and self._given is not None:
+        self._closing.set()
+        held = self._held
+        if held is not None:
             try:
-                await steps_of(held.release)()
+                await self._release(held)
             except LockLost as error:
                 _log.warning("lock %r was closed after it was lost: %s", self.name, error)
-        await self._end_keeper()
+        self._listen_no_more()
 
     @property
     def fence(self) -> Fence:
@@ -252,66 +256,98 @@ class PersistentLock(GuardsWork):
         return self._current().ownership
 
     async def _acquire(self, timeout_s: float | None) -> HeldLock:
-        return await self._have(lambda keeper: steps_of(keeper.acquire)(self.name, timeout_s))
+        left_s = self._store.time_left_s()
+        if left_s is not None and self._given is None:  # the keeper in common knows nothing of that limit
+            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+        return await self._have(lambda keeper: keeper.acquire_unless(self.name, timeout_s, self._closing))
 
     async def _have(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
         self._home.check()
-        keeper = self._keeper_for_use()
-        held: HeldLock | None = None
+        claimer, found = object(), list[HeldLock]()
+        await OnInterrupt(partial(self._undo, claimer, found))
+        keeper = self._keeper_for_use(claimer)
         try:
-            held = await take(keeper)
+            found.append(await take(keeper))
         finally:
             with self._lock:
-                self._acquiring -= 1
+                self._acquiring.discard(claimer)
                 surplus = self._closed
-                if held is not None and not surplus:
-                    self._held = held
+                if found and not surplus:
                     self._holder_thread = threading.get_ident()
+                    self._held = found[0]
+            if not found or surplus:
+                self._listen_no_more()
         if surplus:
-            await steps_of(held.release)()
+            await steps_of(found[0].release)()
             raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
-        return held
+        return found[0]
 
     async def _release(self, held: HeldLock) -> None:
+        await OnInterrupt(partial(self._let_go, held))
         with self._lock:
             if self._held is held:
                 self._held = None
+        self._listen_no_more()
         await steps_of(held.release)()
 
-    def _keeper_for_use(self) -> LockKeeper:
-        """The keeper, counted as in use until the acquisition has ended."""
+    # After an interrupt. What is done here may be done already, or half
+
+    def _undo(self, claimer: object, found: list[HeldLock]) -> None:
+        """Hold nothing; the keeper gives back what it had taken for us."""
+        with self._lock:
+            self._acquiring.discard(claimer)
+        self._let_go(found[0] if found else None)
+
+    def _forget_entered(self, held: HeldLock | None) -> None:
+        self._entered.stack = [each for each in self._entered_here() if each is not held]
+        self._let_go(held)
+
+    def _let_go(self, held: HeldLock | None) -> None:
+        with self._lock:
+            if held is not None and self._held is held:
+                self._held = None
+        self._listen_no_more()
+        if held is not None:
+            held.owner.let_go([held])
+
+    def _entered_here(self) -> list[HeldLock]:
+        """The holds of this thread's ``with`` blocks, each of which releases its own and none other."""
+        entered: list[HeldLock] = self._entered.__dict__.setdefault("stack", [])
+        return entered
+
+    def _keeper_for_use(self, claimer: object) -> LockKeeper:
+        """The keeper; we listen to it until the acquisition has failed, or its hold ended."""
         with self._lock:
             self._refuse_closed()
             is_mine = self._holder_thread == threading.get_ident()
             if is_mine and self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")
-            keeper = self._given or self._own
+            keeper = self._given
             if keeper is None:
-                keeper = self._own = LockKeeper(self._store, ttl_s=self._ttl_s, owner_label=self._owner_label)
+                keeper = self._own = self._store.shared(("lock keeper", self._ttl_s, self._owner_label), self._make)
+            self._acquiring.add(claimer)
             self._listening.close()
             self._listening.callback(keeper.on_lost(self._lost))
             self._listening.callback(keeper.on_prolong_failed(self._prolong_failed))
-            self._acquiring += 1
             return keeper
 
+    def _make(self, store: Store) -> LockKeeper:
+        return LockKeeper(store, ttl_s=self._ttl_s, owner_label=self._owner_label)
+
+    def _listen_no_more(self) -> None:
+        """Stop listening to the keeper, unless a thread holds the lock or acquires it."""
+        with self._lock:
+            if not self._acquiring and self._held is None:
+                self._listening.close()
+
     def _lost(self, names: tuple[str, ...]) -> None:
-        if self.name in names and self._held is not None:
+        held = self._held
+        if self.name in names and held is not None and held is not self._told and not held.is_held:
+            self._told = held
             tell(list(self._lost_listeners.values()), f"lock {self.name!r}")
 
     def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
-        if self._held is not None:
+        held = self._held
+        if held is not None and held.is_kept:
             calls = [partial(fn, error, remaining_s) for fn in list(self._failed_listeners.values())]
             tell(calls, f"lock {self.name!r}")
-
-    async def _end_keeper(self, *, only_idle: bool = False) -> None:
-        """Stop listening, and end the keeper if it is ours; a later ``acquire`` makes another.
-
-        With ``only_idle`` this does nothing while another thread holds the lock through it, or acquires it.
-        """
-        with self._lock:
-            if only_idle and (self._acquiring > 0 or self._held is not None):
-                return
-            keeper, self._own = self._own, None
-            self._listening.close()
-        if keeper is not None:
-            await steps_of(keeper.close)()

@@ -1,18 +1,20 @@
 """What one keeper holds and writes: no I/O, one mutex, and answers instead of calls.
 
-A name is busy while some thread of this process writes its lock; no other thread of this process touches it meanwhile.
+A name is busy while some call, its claimer, writes its lock; no other call of this process touches it meanwhile. What a
+claimer began can be taken back any number of times: after an interrupt nobody knows how far it got.
 A doubt is a write of a lock that may have landed or may still land; the keeper settles it once the name is not busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.protocol import Doubt
 from latchwork.store.steps import Bell, Step
+from latchwork.types import Entry
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
 IDLE_TTLS = 2.0
@@ -24,26 +26,18 @@ class Holdings:
     Attributes:
         current: the owner in use; None before the first, and between two.
         ids: the ids of all owners of this keeper, ended ones included.
-        is_started: the keeper's thread was started, or is about to be.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.current: LockOwner | None = None
         self.ids: set[str] = set()
-        self.is_started = False
         self._clock = clock
         self._changed = Bell()
         self._is_closed = False
-        self._making = False
+        self._making: LockOwner | None = None
         self._ended: list[LockOwner] = []
-        self._busy: set[str] = set()
+        self._busy: dict[str, object] = {}
         self._doubts: dict[str, Doubt] = {}
-
-    def begin_starting(self) -> bool:
-        """True if the caller has to start the thread."""
-        with self._changed.mutex:
-            was_started, self.is_started = self.is_started, True
-        return not was_started
 
     def close(self) -> list[HeldLock] | None:
         """Refuse everything new; returns what is held, lost holds included, or None if it was closed already."""
@@ -52,6 +46,11 @@ class Holdings:
                 return None
             self._is_closed = True
             self._changed.ring()
+            return self._all_held()
+
+    def all_held(self) -> list[HeldLock]:
+        """What is held, lost holds included."""
+        with self._changed.mutex:
             return self._all_held()
 
     def refuse_closed(self) -> None:
@@ -65,35 +64,29 @@ class Holdings:
 
     # Owners
 
-    def use_owner(self) -> tuple[LockOwner | None, int]:
-        """The current owner, counted as used, and the rings so far; None if there is none, or it has run out."""
+    def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
+        """The current owner, used by this call, and the rings so far; None if there is none, or it has run out."""
         with self._changed.mutex:
             self.refuse_closed()
             owner = self.current if self.current is not None and not self.current.is_over else None
             if owner is not None:
-                owner.users += 1
+                owner.users.add(claimer)
             return owner, self._changed.rings
 
-    def begin_making(self, owner: LockOwner) -> bool:
-        """True if the caller has to create this owner, counted as used; False if there is one, or another makes one."""
+    def begin_making(self, owner: LockOwner, claimer: object) -> bool:
+        """True if the caller has to create this owner, which it uses; False if there is one, or another makes one."""
         with self._changed.mutex:
-            if self._making or self.current is not None:
+            if self._making is not None or self.current is not None:
                 return False
-            self._making = True
+            owner.users.add(claimer)
             self.ids.add(owner.id)
-            owner.users += 1
+            self._making = owner
             return True
 
     def end_making(self, owner: LockOwner, *, created: bool) -> None:
         """The owner was created, or may have been created all the same."""
         with self._changed.mutex:
-            self._making = False
-            if created:
-                self.current = owner
-            else:
-                owner.users -= 1
-                self._ended.append(owner)
-            self._changed.ring()
+            self._end_making(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
         """End this owner; returns the holds that are lost with it, or None if it had ended already."""
@@ -143,18 +136,21 @@ class Holdings:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
-    def claim(self, names: Iterable[str]) -> list[str]:
+    def claim(self, names: Iterable[str], claimer: object) -> list[str]:
         """Make these names busy, except those that are held or busy already; returns those that were claimed."""
         with self._changed.mutex:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
-            self._busy.update(claimed)
+            self._busy.update(dict.fromkeys(claimed, claimer))
             return claimed
 
-    def done_with(self, names: Iterable[str]) -> None:
-        """The end of a claim."""
+    def done_with(self, claimer: object) -> list[str]:
+        """The end of a claim; returns the names that were claimed."""
         with self._changed.mutex:
-            self._busy.difference_update(names)
+            claimed = [name for name, other in self._busy.items() if other is claimer]
+            for name in claimed:
+                del self._busy[name]
+            return claimed
 
     def is_ours(self, name: str) -> bool:
         """True if the lock is held here, or some thread of this process is writing it."""
@@ -166,10 +162,12 @@ class Holdings:
         with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
-    def grant(self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt]) -> dict[str, HeldLock]:
-        """Hold what was taken, by name, and note what may have been taken. Ends a use of the owner."""
+    def grant(
+        self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt], claimer: object
+    ) -> dict[str, HeldLock]:
+        """Hold what was taken, by name, and note what may have been taken. Ends this call's use of the owner."""
         with self._changed.mutex:
-            owner.users -= 1
+            owner.users.discard(claimer)
             owner.idle_since = self._clock.now()
             self._doubts.update({doubt.name: doubt for doubt in doubts})
             if self._is_closed or owner.is_over:  # too late: these are no holds, and must not stay in anybody's way
@@ -181,20 +179,33 @@ class Holdings:
                 owner.held[held.name] = held
         return {held.name: held for held in holds}
 
-    def take_back(self, holds: Iterable[HeldLock]) -> tuple[list[Doubt], set[str]]:
-        """Forget these holds; returns the doubts about their release, and the names that were claimed for it.
+    def undo(self, owner: LockOwner, written: Mapping[str, Entry | Doubt], claimer: object) -> None:
+        """Hold nothing of what a call may have taken by this owner: all of it is in doubt. Does not end its claim."""
+        with self._changed.mutex:
+            owner.users.discard(claimer)
+            if self._making is owner:
+                self._end_making(owner, created=False)
+            for name, what in written.items():
+                held = owner.held.get(name)
+                if held is not None and held.entry is not what:
+                    continue  # another call took it since
+                owner.held.pop(name, None)
+                self._doubts[name] = what if isinstance(what, Doubt) else Doubt(name, what)
+
+    def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[Doubt]:
+        """Forget these holds, and claim their names for their release; returns the doubts about it.
 
         The doubts are noted before the release is sent, so that they are settled however it ends.
         """
         with self._changed.mutex:
-            for held in holds:
-                held.owner.held.pop(held.name, None)
-                held.owner.idle_since = self._clock.now()
             doubts = [Doubt(held.name, held.entry) for held in holds]
             self._doubts.update({doubt.name: doubt for doubt in doubts})
-            claimed = {doubt.name for doubt in doubts} - self._busy  # a lost one may be being taken again
-            self._busy |= claimed
-        return doubts, claimed
+            for held in holds:
+                if held.owner.held.get(held.name) is held:
+                    del held.owner.held[held.name]
+                held.owner.idle_since = self._clock.now()
+                self._busy.setdefault(held.name, claimer)  # a lost one may be being taken again
+        return doubts
 
     # Doubts
 
@@ -204,7 +215,7 @@ class Holdings:
         with self._changed.mutex:
             return list(self._doubts.values())
 
-    def begin_settling(self, doubt: Doubt) -> frozenset[str] | None:
+    def begin_settling(self, doubt: Doubt, claimer: object) -> frozenset[str] | None:
         """Claim the name of a doubt; returns the owners whose lock may be freed, or None if there is nothing to do."""
         name = doubt.name
         with self._changed.mutex:
@@ -213,7 +224,7 @@ class Holdings:
             if self._is_ours(name):  # taken again since: the doubtful write can land no more
                 del self._doubts[name]
                 return None
-            self._busy.add(name)
+            self._busy[name] = claimer
             # A lost hold may still be at work: its lock is left to run out, or to be released by who holds it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
@@ -225,6 +236,15 @@ class Holdings:
                     del self._doubts[doubt.name]
 
     # With the mutex held
+
+    def _end_making(self, owner: LockOwner, *, created: bool) -> None:
+        self._making = None
+        if created:
+            self.current = owner
+        else:
+            owner.users.clear()
+            self._ended.append(owner)
+        self._changed.ring()
 
     def _all_held(self) -> list[HeldLock]:
         owners = [owner for owner in (self.current, *self._ended) if owner is not None]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import Sweeper
 from latchwork.primitives.persistent.protocol import (
@@ -31,9 +32,9 @@ from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
-from latchwork.store.steps import Background, Pause, Signal, driven, run, steps_of
+from latchwork.store.steps import Background, OnInterrupt, Pause, Signal, ending, run, steps_of
 from latchwork.store.store import Store
-from latchwork.types import Change
+from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,9 @@ class KeeperThread(Starts):
         self._closing = Signal()
         self._stopping = Signal()
         self._ended = Signal()
+        self._starting = mutex()
         self._background: Background | None = None
+        self._runner: object = None  # an interrupt may leave a thread that was started and is not known
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
@@ -84,18 +87,22 @@ class KeeperThread(Starts):
             Closed: the keeper was closed.
         """
         self._refuse_closed()
-        if not self._state.begin_starting():
+        if self._is_running():
             return
-        try:
-            mirror = self._store.mirror(self._table.owners_prefix, wait=False)
-        except BaseException:
-            self._state.is_started = False
-            raise
-        mirror.on_change(self._owners_changed)
-        self._mirror = mirror
-        self._background = Background(self._run(), f"latchwork-locks-{self._record.label}")
+        with self._starting:
+            if self._is_running():
+                return
+            mirror = self._mirror
+            if mirror is None:
+                mirror = self._mirror = self._store.mirror(self._table.owners_prefix, wait=False)
+                mirror.on_change(self._owners_changed)
+            runner = self._runner = object()
+            self._background = Background(self._run(runner), f"latchwork-locks-{self._record.label}")
         if self._stopping.is_set():  # closed meanwhile, which may not have seen it
             mirror.close()
+
+    def _is_running(self) -> bool:
+        return self._background is not None
 
     def held(self) -> dict[str, HeldLock]:
         """The locks this keeper holds for certain, by name."""
@@ -158,20 +165,16 @@ class KeeperThread(Starts):
         self._state.refuse_closed()
 
     async def _stop(self) -> None:
-        """End the thread, and delete the keys of owners that hold nothing."""
+        """End the thread, which deletes the keys of owners that hold nothing."""
         self._stopping.set()
         self._wake.set()
         background = self._background
-        if (
-            background is not None
-            and not background.is_mine
-            and await Pause(self._clock, self._ended, _CLOSE_TIMEOUT_S)
-        ):
+        if background is None:
+            self._dispatcher.close()
+        elif not background.is_mine and await Pause(self._clock, self._ended, _CLOSE_TIMEOUT_S):
             await background
-        if self._mirror is not None:
-            self._mirror.close()
 
-    @driven
+    @ending
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
         """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
         self._home.check()
@@ -190,8 +193,10 @@ class KeeperThread(Starts):
 
     # The thread
 
-    async def _run(self) -> None:
+    async def _run(self, runner: object) -> None:
         while not self._stopping.is_set():
+            if self._runner is not runner:
+                return
             try:
                 due = await self._step(self._clock.now())
             except Exception:  # renewing must go on, whatever went wrong once
@@ -201,6 +206,10 @@ class KeeperThread(Starts):
             self._wake.clear()
         await self._bury(also_current=True)
         self._waits.close()
+        if self._mirror is not None:
+            self._mirror.close()
+        await self._urgent.settle(self._clock, 1.0)
+        self._dispatcher.close()
         self._ended.set()
 
     async def _step(self, now: float) -> float:
@@ -252,7 +261,7 @@ class KeeperThread(Starts):
         return True
 
     async def _settle(self, doubt: Doubt) -> None:
-        ours = self._state.begin_settling(doubt)
+        ours = self._state.begin_settling(doubt, doubt)
         if ours is None:
             return
         try:
@@ -261,11 +270,14 @@ class KeeperThread(Starts):
         except LatchworkError as error:
             _log.info("lock %r is not settled yet: %s", doubt.name, error)
         finally:
-            self._done_with([doubt.name])
+            self._done_with(doubt)
 
     async def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
         """Free these locks on the server, now or later; returns the names that others have taken."""
-        doubts, claimed = self._state.take_back(found)
+        claimer = object()
+        await OnInterrupt(partial(self._done_with, claimer))
+        await OnInterrupt(partial(self._let_go, found))
+        doubts = self._state.take_back(found, claimer)
         for held in found:
             held.end_work()
         try:
@@ -277,11 +289,35 @@ class KeeperThread(Starts):
             self._state.settled(doubts)
             return gone
         finally:
-            self._done_with(claimed)
+            self._done_with(claimer)
 
-    def _done_with(self, names: Iterable[str]) -> None:
-        self._state.done_with(names)
-        self._waits.poke(names)
+    def _undo(self, owner: LockOwner, written: Mapping[str, Entry | Doubt], claimer: object) -> None:
+        """Hold nothing of what was taken by this owner: nobody will know of it."""
+        self._state.undo(owner, written, claimer)
+        self._done_with(claimer)
+        self._chores.signal()
+
+    def _close_later(self, *, release: bool) -> None:
+        """End the keeper, and leave the rest to its thread; some of that may be done already."""
+        self._state.close()
+        self._closing.set()
+        self._waits.close()
+        if release:
+            self._let_go(self._state.all_held())
+        self._stopping.set()
+        self._wake.set()
+
+    def _let_go(self, found: Sequence[HeldLock]) -> None:
+        """Hold these locks no more, and free them in the background; some of that may be done already."""
+        claimer = object()
+        self._state.take_back([held for held in found if held.is_kept], claimer)
+        for held in found:
+            held.end_work()
+        self._done_with(claimer)
+        self._chores.signal()
+
+    def _done_with(self, claimer: object) -> None:
+        self._waits.poke(self._state.done_with(claimer))
 
     # The owner
 

@@ -16,7 +16,7 @@ from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal
+from latchwork.store.steps import OnInterrupt, Pause, Signal
 from latchwork.types import Change
 
 #: Seconds a watch is kept after its last waiter went.
@@ -64,12 +64,15 @@ class LockWaits:
         elif is_new:
             self._open(prefix, group)
         self.poke([name])
-        return partial(self._cancel, group, name, fire)
+        return partial(self.cancel, name, fire)
 
-    async def until_free(self, name: str, patience: Patience) -> bool:
-        """Wait until the lock looks free or the time is over; False if it looked free at once."""
+    async def until_free(self, name: str, patience: Patience, off: Signal) -> bool:
+        """Wait until the lock looks free, ``off`` is set or the time is over; False if it looked free at once."""
         looks_free = Signal()
-        cancel = self.add(name, looks_free.set)
+        fire = looks_free.set
+        await OnInterrupt(partial(self._undo, name, fire))
+        self.add(name, fire)
+        forget = off.call_when_set(fire)
         try:
             if looks_free.is_set():
                 return False
@@ -77,7 +80,8 @@ class LockWaits:
             await Pause(self._clock, looks_free, patience.left_s())
             return True
         finally:
-            cancel()
+            forget()
+            self.cancel(name, fire)
 
     def names(self) -> list[str]:
         """The names waited for, sorted."""
@@ -155,8 +159,16 @@ class LockWaits:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._drop(group, name)
 
-    def _cancel(self, group: _Group, name: str, fire: Fire) -> None:
+    def _undo(self, name: str, fire: Fire) -> None:
+        """Call it no more; a watch that was being opened for it may never be there, so others open another one."""
+        self.cancel(name, fire)
+        group = self._groups.get(name.partition("/")[0])
+        self._end(lambda other: other is group and other.mirror is None)
+
+    def cancel(self, name: str, fire: Fire) -> None:
+        """Call it no more."""
         with self._lock:
+            group = self._groups.get(name.partition("/")[0], _Group())
             waiters = group.waiters.get(name, [])
             if fire in waiters:
                 waiters.remove(fire)

@@ -94,9 +94,15 @@ class Participant(Starts):
             self._wake.clear()
 
     async def _until(
-        self, look: Callable[[], T | None], timeout_s: float | None, what: str, late: Callable[[], WaitTimeout]
+        self,
+        look: Callable[[], T | None],
+        timeout_s: float | None,
+        what: str,
+        late: Callable[[], WaitTimeout],
+        *,
+        look_s: float | None = None,
     ) -> T:
-        """Wait until a look finds something; it looks again after each change, without the mutex."""
+        """Wait until a look finds something; it looks again after each change, and that often, without the mutex."""
         self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         while True:
@@ -108,7 +114,7 @@ class Participant(Starts):
             refuse_in_callback(what, timeout_s)
             if patience.is_over:
                 raise late()
-            await self._changed.rung(rings, self._store.clock, patience.left_s())
+            await self._changed.rung(rings, self._store.clock, patience.left_s(look_s))
 
     def _fail(self, error: LatchworkError) -> None:
         with self._changed.mutex:
