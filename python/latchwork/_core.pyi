@@ -9,6 +9,7 @@ Placements are part of the contract: the same arguments give the same result on 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, final, overload
 
 __all__ = [
@@ -634,6 +635,9 @@ class Mutex:
         Raises:
             RuntimeError: this thread does not hold it.
         """
+
+    def trying(self) -> AbstractContextManager[bool]:
+        """For a ``with`` that holds it if nobody does, this thread included; its value says so. Used once."""
 
     def locked(self) -> bool:
         """Whether somebody holds it."""

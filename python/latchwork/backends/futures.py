@@ -1,6 +1,7 @@
 """Futures without an event loop: write several steps as one generator, drive it by callbacks.
 
-A step is ``result = yield future``; an error of the future is raised at the yield. Nothing here touches the network.
+A step is ``result = yield future``; an error of the future is raised at the yield. An interrupt of the thread that
+takes a step is the future's error, and is raised in that thread too. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -116,11 +117,13 @@ class Outcome(Future[T]):
             if not self._has_ended:
                 self._mapping = (fn, explain)
                 return True
-        self._value, self._error = _apply((fn, explain), self._value, self._error)
+        before = self._error
+        self._value, self._error = _apply((fn, explain), self._value, before)
+        _raise_interrupt(self._error, before)
         return True
 
     def _end(self, result: T | None, exception: BaseException | None) -> None:
-        mapping = self._mapping
+        mapping, before = self._mapping, exception
         if mapping is not None:
             result, exception = _apply(mapping, result, exception)
         with self._mutex:
@@ -140,6 +143,8 @@ class Outcome(Future[T]):
             super().set_result(result)  # type: ignore[arg-type]
         else:
             super().set_exception(exception)
+        if exception is not None:
+            _raise_interrupt(exception, before)
 
     def _call(self, callbacks: tuple[_Callback, ...]) -> None:
         for callback in callbacks:
@@ -175,6 +180,12 @@ def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -
         return None, error if explain is None else explain(error)
     except BaseException as raised:
         return None, raised
+
+
+def _raise_interrupt(error: BaseException | None, before: BaseException | None) -> None:
+    """Raise what interrupted this thread, and not what it was only told of."""
+    if error is not None and error is not before and not isinstance(error, Exception):
+        raise error
 
 
 def completed(value: T) -> Future[T]:
@@ -298,7 +309,9 @@ def _advance(steps: Steps[T], outcome: Future[T], ready: Future[Any] | None) -> 
             resolve(outcome, stop.value)
             return
         except BaseException as error:
+            told = ready.exception() if ready is not None and ready.done() else None
             reject(outcome, error)
+            _raise_interrupt(error, told)
             return
         if not ready.done():
             ready.add_done_callback(lambda ended: _advance(steps, outcome, ended))

@@ -1,5 +1,6 @@
 //! What has to hold when an interrupt comes at any bytecode: entered and left here, where no bytecode is between.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex as Inner, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -136,6 +137,10 @@ impl Mutex {
         Self::refuse_foreign(self.free())
     }
 
+    fn trying(slf: Py<Self>) -> Trying {
+        Trying { mutex: slf, has_it: AtomicBool::new(false) }
+    }
+
     fn locked(&self) -> bool {
         self.owner().is_some()
     }
@@ -143,6 +148,27 @@ impl Mutex {
     /// For `threading.Condition`.
     fn _is_owned(&self) -> bool {
         *self.owner() == Some(thread::current().id())
+    }
+}
+
+/// A mutex for a block that goes on without it.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Trying {
+    mutex: Py<Mutex>,
+    has_it: AtomicBool,
+}
+
+#[pymethods]
+impl Trying {
+    fn __enter__(&self) -> bool {
+        let has_it = self.mutex.get().try_take(thread::current().id()).unwrap_or(false);
+        self.has_it.store(has_it, Ordering::Relaxed);
+        has_it
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Mutex::refuse_foreign(!self.has_it.swap(false, Ordering::Relaxed) || self.mutex.get().free())
     }
 }
 

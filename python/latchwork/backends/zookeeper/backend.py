@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, chain, drive, failed, then
+from latchwork.backends.futures import Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
@@ -29,7 +29,7 @@ from latchwork.backends.zookeeper.writing.sequences import create_sequential
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
-from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL
+from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
@@ -263,12 +263,16 @@ class ZooKeeperBackend(Backend):
 
     def _ready(self, task: Task) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
-        with self._lock:
-            if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
-                return self._readying
-            readying: Future[int] = Future()
-            self._readying = readying
-        chain(drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex))), readying)
+        readying: Future[int] = Future()
+        try:
+            with self._lock:
+                if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
+                    return self._readying
+                self._readying = readying
+            chain(drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex))), readying)
+        except BaseException:  # others wait for it
+            reject(readying, Unavailable(f"{task.what}: another thread was interrupted as it prepared it; try again"))
+            raise
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:

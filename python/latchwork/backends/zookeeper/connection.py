@@ -18,10 +18,13 @@ import contextlib
 import logging
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
+
+from kazoo.exceptions import ConnectionLoss
 
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
@@ -30,7 +33,7 @@ from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Finally, mutex
 
 _log = logging.getLogger(__name__)
 
@@ -156,26 +159,24 @@ class Connection:
     def _submit(
         self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None, last: bool = False
     ) -> None:
-        with self._lock:
-            wake = not self._woken
-            sweep = not self._sweeping
+        due: list[Callable[[], None]] = []  # what an interrupt must not leave out: others rely on it
+        with Finally(partial(_call_each, due)), self._lock:
             over = self.over
             if not over:
+                if not self._sweeping:
+                    due.append(self._sweep_soon)
+                if not self._woken:
+                    due.append(self._link.flush)
+                self._woken = self._sweeping = True
                 if head is not None:
                     self._stamp(call, *head)
                 if barrier:
                     call.barrier = self._share_barrier(call.deadline)
                 self._outbox.append(call)
                 self._outstanding.append(call)
-                self._woken = self._sweeping = True
                 self.over = last
         if over:
             call.set_exception(Cut(sent=False, over=True))
-            return
-        if wake:
-            self._link.flush()
-        if sweep:
-            self._settings.timer.call_later(_SWEEP_S, self._sweep)
 
     def _stamp(self, call: Call, head: bytes, evidence: str) -> None:
         self._number += 1
@@ -184,11 +185,13 @@ class Connection:
 
     def _share_barrier(self, deadline: float) -> Call:
         """One barrier serves all reads that are asked for before it is sent."""
-        if self._barrier is None or self._barrier.epoch or self._barrier.done():
-            self._barrier = Call(MULTI, _BARRIER, deadline)
-            self._outbox.append(self._barrier)
-            self._outstanding.append(self._barrier)
-        return self._barrier
+        barrier = self._barrier
+        if barrier is None or barrier.epoch or barrier.done():
+            barrier = Call(MULTI, _BARRIER, deadline)
+            self._outbox.append(barrier)
+            self._outstanding.append(barrier)
+            self._barrier = barrier  # last: others wait for it
+        return barrier
 
     # Ending.
 
@@ -233,11 +236,12 @@ class Connection:
             self._woken = False
             waiting = self._settling if self._unsettled else self._outbox
             while waiting and size < most_bytes:
-                call = waiting.popleft()
+                call = waiting[0]
                 if not call.done():
                     call.epoch, call.sent_at = self._epoch, now
                     batch.append(call)
                     size += len(call.payload) + 12
+                waiting.popleft()
             again = self._woken = bool(waiting)
         if again:
             self._link.wake()
@@ -246,6 +250,8 @@ class Connection:
     def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
         """Look for the evidence of unsettled writes first, then let the listener send, then everybody."""
         self._link.ask_for(granted_s)
+        for call in self._forgotten():
+            call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
         with self._lock:
             self._epoch += 1
             self.up = True
@@ -261,6 +267,12 @@ class Connection:
         with contextlib.suppress(InvalidStateError):
             self.first_up.set_result(None)
         self._link.wake()
+
+    def _forgotten(self) -> list[Call]:
+        """What was taken to be sent on an earlier connection, and is not known there: its sender was interrupted."""
+        with self._lock:
+            kept = {id(call) for calls in (self._outbox, self._unsettled, self._settling) for call in calls}
+            return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
     def went_down(self) -> None:
         """Writes in flight were held already."""
@@ -377,4 +389,14 @@ class Connection:
         if cuts:
             self._link.wake()
         if again:
-            self._settings.timer.call_later(_SWEEP_S, self._sweep)
+            self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        self._settings.timer.call_later(_SWEEP_S, self._sweep)
+
+
+def _call_each(calls: list[Callable[[], None]]) -> None:
+    """Make these calls; each is forgotten once it was made, so that this can be begun again."""
+    while calls:
+        calls[-1]()
+        calls.pop()

@@ -6,8 +6,9 @@ the connection's thread.
 
 While nothing is in flight, the thread that asks sends: to wake the connection's thread for that is a good part of what
 a small request costs. One lock covers sending, and the step from sending to the end of a connection. A thread that asks
-only tries for it; it never waits, for the lock or for the network. With TLS the connection's thread sends everything,
-because such a socket must not be used by two threads.
+only tries for it; it never waits, for the lock or for the network. An interrupt in the middle of that leaves nobody
+knowing how much was sent, so nothing more is sent on that connection: it is torn. With TLS the connection's thread
+sends everything, because such a socket must not be used by two threads.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._unread = bytearray()
         self._sending = mutex()  # held while requests are taken from the outbox and sent
         self._is_open = False  # to threads that are not the connection's; changes with the lock held
+        self._is_torn = False  # a thread began to send on this connection, and was interrupted
         self._unsent = bytearray()  # what such a thread could not send without waiting
         self._arrivals = select.poll()
         self._xid = 0
@@ -149,6 +151,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         arrivals.register(self._socket, select.POLLIN)
         with self._sending:
             self._arrivals = arrivals
+            self._is_torn = False
             self._is_open = not self.client.use_ssl
         return read_ms, connect_ms
 
@@ -174,23 +177,31 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         With nothing in flight, what has arrived is an event or the end of the connection: that comes first, so that
         nothing is sent on a connection that is known to be closed.
         """
-        if self.client._pending or not self._sending.acquire(blocking=False):  # noqa: SLF001
+        if self.client._pending:  # noqa: SLF001
             return False
-        try:
-            if not self._is_open or self._unsent or self._arrivals.poll(0):
+        with self._sending.trying() as is_mine:
+            if not is_mine or not self._is_open or self._is_torn or self._unsent or self._arrivals.poll(0):
                 return False
-            batch = self._next_batch()
-            sent = 0
+            self._is_torn = True
             try:
-                sent = self._socket.send(batch) if batch else 0
-            except BlockingIOError:
-                pass
-            except OSError:  # broken: the connection's thread sees that as well, and fails what is in flight
-                sent = len(batch)
-            self._unsent += batch[sent:]
+                self._send_some()
+            except BaseException:
+                self.cut()  # the connection's thread sees it, and fails what is in flight
+                raise
+            self._is_torn = False
             return not self._unsent
-        finally:
-            self._sending.release()
+
+    def _send_some(self) -> None:
+        """With the lock held: as much as can be sent without waiting."""
+        batch = self._next_batch()
+        sent = 0
+        try:
+            sent = self._socket.send(batch) if batch else 0
+        except BlockingIOError:
+            pass
+        except OSError:  # broken: the connection's thread sees that as well, and fails what is in flight
+            sent = len(batch)
+        self._unsent += batch[sent:]
 
     def _next_batch(self) -> bytearray:
         """With the lock held: requests from the outbox, as bytes; from here on they are in flight."""
@@ -216,6 +227,8 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             super()._send_ping(connect_timeout)
 
     def _send_rest(self, connect_timeout: float) -> None:
+        if self._is_torn:
+            raise ConnectionDropped("a thread was interrupted while it sent; connecting anew")
         rest, self._unsent = self._unsent, bytearray()
         if rest:
             self._write(rest, connect_timeout)
