@@ -81,8 +81,8 @@ DEFECTS = (
         "Queue",
         "a claim with a lost answer stays with nobody behind it",
         "primitives/queue/taking.py",
-        "            if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):\n",
-        "            if not isinstance(error, LatchworkError):\n",
+        "            if isinstance(error, OutcomeUnknown):\n",
+        "            if not isinstance(error, OutcomeUnknown):\n",
         at("queue", "a_claim_that_nobody_got_to_know_of_is_given_back"),
     ),
     Defect(

@@ -37,7 +37,7 @@ PARTS = {
     "lock_states": "LockKeeper",
 }
 #: For the parts of this package among themselves.
-OURS = {"abandon", "acquire_unless", "lose"}
+OURS = {"abandon", "acquire_unless", "end_soon", "lose"}
 PRIMITIVES = sorted(set(primitives.__all__) - set(PARTS))
 
 

@@ -203,6 +203,11 @@ async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     return cast("T", await result) if isinstance(result, Step) else result
 
 
+async def called_as_steps(function: Callable[[], T]) -> T:
+    """Call a function of ours that may be a protocol: then its steps are ours."""
+    return await steps_of(function)() if isinstance(getattr(function, "__func__", None), Driven) else function()
+
+
 class Signal(threading.Event):
     """An event that an event loop can wait for too. Safe to share between threads."""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from latchwork import primitives as p
-from latchwork.errors import LatchworkError
+from latchwork.errors import LockLost, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ def _latch() -> list[Play]:
 
     return [
         Play("LeaderLatch.with", make, _with, after),
-        Play("LeaderLatch.run", make, lambda ours, *_: ours.run(lambda _work: None, timeout_s=WAIT_S), after),
+        Play("LeaderLatch.run", started, lambda ours, *_: ours.run(lambda _work: None, timeout_s=WAIT_S), after),
         Play("LeaderLatch.leave", started, lambda ours, *_: ours.leave(), after),
         Play("LeaderLatch.close", started, lambda ours, *_: ours.close(), after),
     ]
@@ -181,9 +181,16 @@ def _queue() -> list[Play]:
 
     def done(_ours: object, _mine: Store, other: Store, name: str) -> None:
         queue = p.Queue(other, name)
-        with suppress(LatchworkError), queue.take(0.3):  # or it is finished already
-            pass
-        assert not other.list(name, recursive=True), "an item or a claim that nobody can have"
+        for _ in range(2):
+            with suppress(WaitTimeout), queue.take(0.0 if queue.size() == 0 else WAIT_S):
+                pass
+        assert queue.size() == 0, "an item that nobody can have"
+
+    def ended(claim: p.Claim, mine: Store, other: Store, name: str) -> None:
+        if claim.is_held:
+            with suppress(LockLost):
+                claim.release()
+        done(claim, mine, other, name)
 
     def put(queue: p.Queue, *_: object) -> None:
         queue.put(b"item")
@@ -191,8 +198,8 @@ def _queue() -> list[Play]:
     return [
         Play("Queue.put", p.Queue, put, done),
         Play("Queue.take", filled, take, done),
-        Play("Claim.ack", taken, lambda claim, *_: claim.ack(), done),
-        Play("Claim.release", taken, lambda claim, *_: claim.release(), done),
+        Play("Claim.ack", taken, lambda claim, *_: claim.ack(), ended),
+        Play("Claim.release", taken, lambda claim, *_: claim.release(), ended),
     ]
 
 

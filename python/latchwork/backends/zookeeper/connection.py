@@ -164,7 +164,7 @@ class Connection:
             over = self.over
             if not over:
                 if not self._sweeping:
-                    due.append(self._sweep_soon)
+                    due.append(partial(self._settings.timer.call_later, _SWEEP_S, self._sweep))
                 if not self._woken:
                     due.append(self._link.flush)
                 self._woken = self._sweeping = True
@@ -389,10 +389,7 @@ class Connection:
         if cuts:
             self._link.wake()
         if again:
-            self._sweep_soon()
-
-    def _sweep_soon(self) -> None:
-        self._settings.timer.call_later(_SWEEP_S, self._sweep)
+            self._settings.timer.call_later(_SWEEP_S, self._sweep)
 
 
 def _call_each(calls: list[Callable[[], None]]) -> None:

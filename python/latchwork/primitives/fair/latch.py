@@ -17,16 +17,16 @@ from typing import Literal, TypeVar
 
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.leader import Candidate
+from latchwork.primitives.fair.place import HasPlace
 from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
-from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.backoff import Backoff
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, ask, driven, steps_of
+from latchwork.store.steps import Background, OnInterrupt, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -41,7 +41,7 @@ _REVOKE_TIMEOUT_S = 5.0
 _WATCH_AFTER_S = 0.002
 
 
-class LeaderLatch(GuardsWork, Participant):
+class LeaderLatch(GuardsWork, HasPlace):
     """A candidate for leadership: ``with`` joins the queue without waiting, and leaves it at the end.
 
     Construction does no I/O. Safe to share between threads. After its session is lost it joins again by itself, at the
@@ -61,11 +61,9 @@ class LeaderLatch(GuardsWork, Participant):
         self.name = check_name(name, "latch")
         self.node_id = check_node_id(node_id, "latch")
         what = f"latch {name!r}"
-        super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}")
-        self._queue = TicketQueue(store, name, what, node_id)
+        queue = TicketQueue(store, name, what, node_id)
+        super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}", queue=queue)
         self._state: LatchState = "new"
-        self._place: Place | None = None
-        self._session: Session | None = None
         self._led: Ownership | None = None
         self._elected_listeners: dict[object, Callable[[], None]] = {}
         self._revoked_listeners: dict[object, Callable[[], None]] = {}
@@ -102,12 +100,12 @@ class LeaderLatch(GuardsWork, Participant):
             self._begin()
             return None
 
-    @driven
+    @ending
     async def leave(self) -> None:
         """Leave the queue like ``close``, but ``start`` may join it again, at its end."""
         await self._end(for_good=False)
 
-    @driven
+    @ending
     async def close(self) -> None:
         """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, then the next candidate leads.
 
@@ -119,6 +117,7 @@ class LeaderLatch(GuardsWork, Participant):
     async def _end(self, *, for_good: bool) -> None:
         if self._home.is_foreign:
             return
+        await OnInterrupt(partial(self._end_soon, for_good=for_good))
         with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
@@ -140,20 +139,22 @@ class LeaderLatch(GuardsWork, Participant):
         if for_good and (background is None or not background.thread.is_alive()):  # else it does so at its end
             self._dispatcher.close()
 
-    async def _hand_over(self) -> None:
-        """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
+    def end_soon(self) -> None:
+        """Leave for good, in the background."""
+        self._end_soon(for_good=True)
+
+    def _end_soon(self, *, for_good: bool) -> None:
+        """After an interrupt: have our thread leave; some of that may be done already."""
         with self._changed.mutex:
-            place, self._place = self._place, None
-        if place is None:
-            return
-        try:
-            await ask(self._store.delete, place.ticket.key)
-        except BaseException as error:
-            with self._changed.mutex:
-                self._place = place
-            if not isinstance(error, LatchworkError):
-                raise
-            _log.debug("%s: node %r could not leave at once: %s", self._what, self.node_id, error)
+            self._closed = self._closed or for_good
+            self._leaving = True
+            background, waiter = self._background, self._waiter
+        self._revoke("it leaves")
+        self._wake.set()
+        if waiter is not None:
+            waiter.call_off()
+        if background is None or not background.thread.is_alive():
+            Background(self._leave(), f"latchwork-{self._name}")
 
     async def _ended(self, background: Background) -> None:
         await background
@@ -338,19 +339,6 @@ class LeaderLatch(GuardsWork, Participant):
         self._enter("waiting")
         _log.info("%s: node %r queues with ticket %s", self._what, self.node_id, place.ticket.key)
         return place
-
-    def _lose_place(self) -> None:
-        """Stop counting our ticket; if it is still there, it is removed rather than waited for."""
-        place, self._place = self._place, None
-        if place is not None:
-            self._queue.disown(place.nonce)
-
-    async def _leave(self) -> None:
-        """Delete every ticket of ours, again and again until our session ends."""
-        with self._changed.mutex:
-            place, self._place = self._place, None
-        if self._session is not None:
-            await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
 
     # Leading
 

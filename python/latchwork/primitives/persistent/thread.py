@@ -297,6 +297,10 @@ class KeeperThread(Starts):
         self._done_with(claimer)
         self._chores.signal()
 
+    def end_soon(self) -> None:
+        """Give back what is held, and end the thread, in the background."""
+        self._close_later(release=True)
+
     def _close_later(self, *, release: bool) -> None:
         """End the keeper, and leave the rest to its thread; some of that may be done already."""
         self._state.close()

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.queue.items import Item, Names
@@ -18,7 +19,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import Background, OnInterrupt, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Entry, Fence, Op, Put
 
@@ -67,16 +68,29 @@ class Claim(GuardsWork):
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
+    @ending
+    async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
         if self._is_over:
             return
+        await OnInterrupt(partial(self._end_later, exc))
         if exc_type is None:
-            self.ack()
+            await steps_of(self.ack)()
             return
         try:
-            self.release(repr(exc))
+            await steps_of(self.release)(repr(exc))
         except LatchworkError as error:  # the failure of the work is what the caller has to see
             _log.warning("%s could not be given back, its session will: %s", self._what, error)
+
+    def _end_later(self, exc: BaseException | None) -> None:
+        """After an interrupt: go on with the end of a ``with``, unless that is over."""
+        if not self._is_over and not self._home.is_foreign:
+            Background(self._end_quietly(exc), f"latchwork-claims-{self._names.name}")
+
+    async def _end_quietly(self, exc: BaseException | None) -> None:
+        try:
+            await (steps_of(self.ack)() if exc is None else steps_of(self.release)(repr(exc)))
+        except LatchworkError as error:
+            _log.warning("%s: what was to end it was interrupted, and then failed: %s", self._what, error)
 
     @property
     def fence(self) -> Fence:
@@ -149,6 +163,7 @@ class Claim(GuardsWork):
         if self._is_over or self._session.remaining_s() <= 0.0:
             raise self._lost()
         patience = Patience(self._store.clock, timeout_s)
+        await OnInterrupt(self._be_unsure)
         self._is_ending = True  # once it is written another may take the item, before we hear that it was
         try:
             with closing(Waiter(self._store, self._session)) as waiter:
@@ -157,6 +172,11 @@ class Claim(GuardsWork):
         finally:
             self._is_ending = False
         self._ownership.end()
+
+    def _be_unsure(self) -> None:
+        """After an interrupt: it may be over, which the next try finds out."""
+        self._is_ending = False
+        self._is_doubtful = True
 
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
         """Commit once. While our session lives, nobody but us removes the claim."""

@@ -11,6 +11,7 @@ import logging
 import random
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
@@ -22,7 +23,7 @@ from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, ask
+from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
@@ -110,11 +111,14 @@ class Taking:
         body = {**self.queue.about, "nonce": nonce}
         taken = item.taken()
         ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
+        doubt = _Doubt(key, nonce, session, entry)
+        undos = await OnInterrupt(partial(self._doubt, doubt))
         try:
             claim = (await ask(self._store.commit, [At(entry)], ops)).entries[1]
-        except BaseException as error:  # an interrupt, too
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, LatchworkError):
-                self._doubt(_Doubt(key, nonce, session, entry))
+        except LatchworkError as error:
+            await Settled(undos)
+            if isinstance(error, OutcomeUnknown):
+                self._doubt(doubt)
             raise
         return await self._claimed(taken, claim, session)
 
@@ -123,7 +127,7 @@ class Taking:
         if item.data_id:
             try:
                 data = await ask(self._store.get, self._names.data(item.data_id))
-            except BaseException:
+            except LatchworkError:
                 self._doubt(_Doubt(claim.key, str(read_body(claim.value).get("nonce")), session, None))
                 raise
             if data is None:
@@ -145,6 +149,7 @@ class Taking:
         with self._lock:
             mine = [doubt for doubt in self._doubtful.values() if doubt.session is session]
         for doubt in mine:
+            await OnInterrupt(partial(self._doubt, doubt))  # whoever ends a doubt has the claim
             claim, item = await self._decide(doubt)
             if self._is_mine_to_end(doubt) and claim is not None and item is not None:
                 return await self._claimed(Item.of(item), claim, session)

@@ -21,7 +21,7 @@ from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.keys import validate_key
 from latchwork.store.observers import call_each
-from latchwork.store.steps import Bell, Signal
+from latchwork.store.steps import Bell, OnInterrupt, Signal, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,8 +115,9 @@ class Closes(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @ending
+    async def __exit__(self, *_: object) -> None:
+        await called_as_steps(self.close)
 
     @abstractmethod
     def close(self) -> None:
@@ -126,13 +127,18 @@ class Closes(ABC):
 class Starts(Closes):
     """What a ``with`` starts, and closes at its end."""
 
-    def __enter__(self) -> Self:
-        self.start()
+    @driven
+    async def __enter__(self) -> Self:
+        await OnInterrupt(self.end_soon)
+        await called_as_steps(self.start)
         return self
 
     @abstractmethod
     def start(self) -> None:
         """Begin in the background; twice is fine."""
+
+    def end_soon(self) -> None:
+        """After an interrupt: what ``close`` does, as far as that needs no wait; the rest in the background."""
 
 
 class Patience:
