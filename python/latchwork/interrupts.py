@@ -14,8 +14,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from latchwork._core import Attempt, Driven, Finally, Mutex, Surely
+from latchwork.errors import ReentrantCall
 
-__all__ = ["Attempt", "Driven", "Finally", "Mutex", "condition", "mutex", "surely"]
+__all__ = ["Attempt", "Driven", "Event", "Finally", "Mutex", "condition", "mutex", "once_left", "surely"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +30,26 @@ def mutex() -> Mutex:
 def condition(of: Mutex | None = None) -> threading.Condition:
     """A condition of a mutex: one that there is, or a new one."""
     return threading.Condition(cast("Any", of or mutex()))
+
+
+def once_left(call: Callable[[], object]) -> None:
+    """Make a call once this thread has left what it is inside of: in a thread of its own, which waits for that."""
+    threading.Thread(target=call, name="latchwork-after-handler", daemon=True).start()
+
+
+class Event(threading.Event):
+    """An event that a signal handler may set while its thread sets it, or waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = condition()
+
+    def set(self) -> None:
+        """Set it, and wake who waits; a moment later in such a handler."""
+        try:
+            super().set()
+        except ReentrantCall:
+            once_left(super().set)
 
 
 def surely(method: Callable[P, T]) -> Callable[P, T]:

@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from latchwork.interrupts import mutex
+from latchwork.errors import ReentrantCall
+from latchwork.interrupts import mutex, once_left
+from latchwork.store.pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +51,8 @@ class Dispatcher:
     """Bounded pools of callback threads. Safe to share."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
-        self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
+        self._pool = Pool(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
+        self._futures = Pool(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def lane(self, drain: Callable[[], None], label: str) -> Lane:
         """A new lane that runs ``drain`` after each signal."""
@@ -89,11 +92,15 @@ class Outlet:
 
     def __call__(self, fn: Callable[[Any], object], value: Any) -> None:
         """Have ``fn(value)`` called, after everything given before."""
-        with self._lock:
-            self._calls.append((fn, value))
-            if self._running:
-                return
-            self._running = True
+        try:
+            with self._lock:
+                self._calls.append((fn, value))
+                if self._running:
+                    return
+                self._running = True
+        except ReentrantCall:
+            once_left(partial(self, fn, value))
+            return
         try:
             self._pool.submit(self._run)
         except RuntimeError:  # the pool was closed, with the store or with the process
@@ -137,13 +144,17 @@ class Lane:
 
     def signal(self) -> None:
         """See to it that ``drain`` runs at least once after this moment."""
-        with self._lock:
-            if self._closed or self._queued:
-                return
-            if self._running:
-                self._again = True
-                return
-            self._queued = True
+        try:
+            with self._lock:
+                if self._closed or self._queued:
+                    return
+                if self._running:
+                    self._again = True
+                    return
+                self._queued = True
+        except ReentrantCall:
+            once_left(self.signal)
+            return
         self._submit()
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.clock import Clock
-from latchwork.interrupts import Attempt, Driven, condition, mutex
+from latchwork.errors import ReentrantCall
+from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,10 +71,15 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """Drive a protocol in this thread, and return what it returns.
 
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
-    What it notes with ``OnInterrupt`` goes to the attempt.
+    What it notes with ``OnInterrupt`` goes to the attempt. A call in a signal handler that is refused half-way is
+    undone like one that is interrupted, once its thread has left what it is inside of.
     """
     try:
         return _go_on(steps, None, attempt)
+    except ReentrantCall:
+        if attempt is not None:
+            once_left(attempt.undo)
+        raise
     except BaseException as raised:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
@@ -208,7 +214,7 @@ async def called_as_steps(function: Callable[[], T]) -> T:
     return await steps_of(function)() if isinstance(getattr(function, "__func__", None), Driven) else function()
 
 
-class Signal(threading.Event):
+class Signal(Event):
     """An event that an event loop can wait for too. Safe to share between threads."""
 
     def __init__(self) -> None:

@@ -26,15 +26,27 @@ class Interrupt(KeyboardInterrupt):
     """The one that we raised, and nobody else."""
 
 
+def _raise() -> None:
+    raise Interrupt
+
+
 class Interrupter:
     """Makes calls, and interrupts each once.
 
+    Args:
+        act: what the interrupt does; a signal handler of a user may do something else than raise.
+        also: files beside ours whose lines count.
+
     Attributes:
         where: file, line and function at which the last call was interrupted; None if it was over before.
+        calls: how many calls were made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, act: Callable[[], object] = _raise, *, also: tuple[str, ...] = ()) -> None:
+        self._act = act
+        self._where = (_OURS, *also)
         self.where: str | None = None
+        self.calls = 0
         self._left = 0
         self._files: dict[CodeType, bool] = {}
 
@@ -44,6 +56,7 @@ class Interrupter:
         An interrupt that the call takes for itself and does not raise is an error of its own.
         """
         self.where = None
+        self.calls += 1
         self._left = line
         before = sys.gettrace()
         sys.settrace(self._frame)
@@ -53,14 +66,15 @@ class Interrupter:
             return True
         finally:
             sys.settrace(before)
-        assert self.where is None, f"the interrupt at {self.where} was swallowed"
-        return False
+        if self._act is _raise:
+            assert self.where is None, f"the interrupt at {self.where} was swallowed"
+        return self.where is not None
 
     def _frame(self, frame: FrameType, _event: str, _arg: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         ours = self._files.get(code)
         if ours is None:
-            ours = self._files[code] = code.co_filename.startswith(_OURS)
+            ours = self._files[code] = code.co_filename.startswith(self._where)
         return self._line if ours and self._left > 0 else None
 
     def _line(self, frame: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
@@ -70,7 +84,7 @@ class Interrupter:
                 code = frame.f_code
                 file = code.co_filename.removeprefix(_OURS + "/")
                 self.where = f"{file}:{frame.f_lineno} in {code.co_name}"
-                raise Interrupt
+                self._act()
         return self._line
 
 

@@ -16,8 +16,8 @@ from typing import Protocol
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
+from latchwork.errors import LatchworkError, ReentrantCall
+from latchwork.interrupts import Event, mutex, once_left
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Poller:
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
         self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
-        self._wake = threading.Event()
+        self._wake = Event()
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
@@ -114,8 +114,11 @@ class Poller:
 
     def nudge(self) -> None:
         """Look at once, for watches or for a new session deadline."""
-        with self._lock:
-            self._asked += 1
+        try:
+            with self._lock:
+                self._asked += 1
+        except ReentrantCall:  # a signal handler's; what it wrote is written
+            once_left(self.nudge)
         self._wake.set()
 
     def sweep_soon(self) -> None:

@@ -166,7 +166,7 @@ class SessionLock(GuardsWork):
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
-        await OnInterrupt(self.abandon)
+        await OnInterrupt(self._close_soon)
         self._waits.close()
         with self._lock:
             holds = list(self._holds)
@@ -307,6 +307,10 @@ class SessionLock(GuardsWork):
         return not was_given_back
 
     # After an interrupt. What is done here may be done already, or half
+
+    def _close_soon(self) -> None:
+        self._waits.close()
+        self.abandon()
 
     def abandon(self) -> None:
         """Give back all that is held through this object: here now, and on the server in the background."""
