@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "types": set(),
     "clock": set(),
     "checks": {"errors"},
-    "interrupts": {"_core"},
+    "interrupts": {"_core", "errors"},
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2
     "store": GROUND | {"backends"},  # 3

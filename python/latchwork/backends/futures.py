@@ -7,15 +7,17 @@ takes a step is the future's error, and is raised in that thread too. Nothing he
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from latchwork.interrupts import mutex
+from latchwork.interrupts import mutex, once_left
 
 _log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 Steps = Generator["Future[Any]", Any, T]
@@ -323,3 +325,27 @@ def _step(steps: Steps[Any], ready: Future[Any] | None) -> Future[Any]:
         return next(steps)
     error = ready.exception()
     return steps.throw(error) if error is not None else steps.send(ready.result())
+
+
+#: The threads that are giving work to a pool.
+_inside: set[int] = set()
+
+
+class Pool(ThreadPoolExecutor):
+    """An executor that a signal handler may give work to while its thread gives it some. Safe to share.
+
+    Executors share a lock of their library, which is no mutex of ours: a thread would wait for itself.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have it called in the pool; in the midst of another ``submit`` of this thread, a moment later."""
+        me = threading.get_ident()
+        if me in _inside:
+            outcome: Future[T] = Future()
+            once_left(lambda: chain(self.submit(fn, *args, **kwargs), outcome))
+            return outcome
+        _inside.add(me)
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            _inside.discard(me)

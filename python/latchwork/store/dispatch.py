@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from latchwork.backends.futures import Pool
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import mutex, once_left
-from latchwork.store.pool import Pool
 
 _log = logging.getLogger(__name__)
 
