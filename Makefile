@@ -40,6 +40,7 @@ help:
 	@echo '                 WHAT=primitive-faults  every primitive through every fault on every server (30 minutes)'
 	@echo '                 WHAT=history           100,000 calls under faults on every backend, judged (40 minutes)'
 	@echo '                 WHAT=schedules         every primitive under 2,000 random schedules, in virtual time'
+	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
 	@echo '                 WHAT=chaos             a cluster under faults, on each server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys and values; only our own errors may come out'

@@ -25,7 +25,7 @@ EVERY_DAY = ("conformance/", "backends/")
 #: Samples of long forms: each play is in a run on one day in so many.
 PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
-SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "model/")
+SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "trials/interrupts/", "model/")
 #: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)
 _ALWAYS = frozenset(backend.name for backend in BACKENDS if backend.when is When.ALWAYS)

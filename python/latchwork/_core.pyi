@@ -643,6 +643,18 @@ class Mutex:
         """Whether somebody holds it."""
 
 @final
+class OncePerThread:
+    """For blocks that a thread must not enter again before it has left: entered and left without any bytecode.
+
+    Raises:
+        ReentrantCall: when a thread that is inside enters it.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
+
+@final
 class Finally:
     """Calls a function when its block ends, and again if the call was cut short by what is no ``Exception``.
 

@@ -13,10 +13,21 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from latchwork._core import Attempt, Driven, Finally, Mutex, Surely
+from latchwork._core import Attempt, Driven, Finally, Mutex, OncePerThread, Surely
 from latchwork.errors import ReentrantCall
 
-__all__ = ["Attempt", "Driven", "Event", "Finally", "Mutex", "condition", "mutex", "once_left", "surely"]
+__all__ = [
+    "Attempt",
+    "Driven",
+    "Event",
+    "Finally",
+    "Mutex",
+    "OncePerThread",
+    "condition",
+    "mutex",
+    "once_left",
+    "surely",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")

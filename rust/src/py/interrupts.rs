@@ -1,5 +1,6 @@
 //! What has to hold when an interrupt comes at any bytecode: entered and left here, where no bytecode is between.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex as Inner, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -169,6 +170,36 @@ impl Trying {
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         Mutex::refuse_foreign(!self.has_it.swap(false, Ordering::Relaxed) || self.mutex.get().free())
+    }
+}
+
+/// Refuses a thread that is inside already.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct OncePerThread {
+    inside: Inner<HashSet<ThreadId>>,
+}
+
+impl OncePerThread {
+    fn inside(&self) -> MutexGuard<'_, HashSet<ThreadId>> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl OncePerThread {
+    #[new]
+    fn new() -> Self {
+        Self { inside: Inner::new(HashSet::new()) }
+    }
+
+    fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
+        let is_first = self.inside().insert(thread::current().id());
+        if is_first { Ok(()) } else { Err(reentrant(py)) }
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, _raised: &Bound<'_, PyTuple>) {
+        self.inside().remove(&thread::current().id());
     }
 }
 

@@ -57,6 +57,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<board::Moves>()?;
     module.add_class::<hasher::RendezvousHasher>()?;
     module.add_class::<interrupts::Mutex>()?;
+    module.add_class::<interrupts::OncePerThread>()?;
     module.add_class::<interrupts::Finally>()?;
     module.add_class::<interrupts::Attempt>()?;
     module.add_class::<interrupts::Driven>()?;

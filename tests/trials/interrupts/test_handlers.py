@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from latchwork.errors import LatchworkError, ReentrantCall
+from latchwork.errors import LatchworkError, OutcomeUnknown, ReentrantCall, Unavailable
 from latchwork.primitives import Lock, Semaphore
 from trials.interrupts.harness import Interrupter
 
@@ -23,7 +23,7 @@ STEP = {"memory": 1, "sqlite": 5}
 #: What we wait with: a handler may come there, too.
 WAITS = (threading.__file__, str(Path(concurrent.futures.__file__).parent))
 #: Seconds after which a call hangs.
-HANGS_S = 6.0
+HANGS_S = 20.0
 
 
 def handled_at_every_line(outer: Callable[[], object], inner: Callable[[], object], step: int) -> list[str]:
@@ -38,6 +38,8 @@ def handled_at_every_line(outer: Callable[[], object], inner: Callable[[], objec
             inner()
         except ReentrantCall as error:
             refused.append(f"{interrupter.where}: {error}")
+        except (OutcomeUnknown, Unavailable):  # at its deadline: its thread held what the answer needs
+            pass
 
     interrupter = Interrupter(act, also=WAITS)
     raised: list[BaseException] = []

@@ -25,7 +25,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
 from latchwork.errors import Closed, ConnectFailed, LatchworkError, PermissionDenied, Unavailable
-from latchwork.interrupts import mutex
+from latchwork.interrupts import OncePerThread, mutex
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class Link:
         self.closed = False
         self._url = url
         self._lock = mutex()
+        self._sending = OncePerThread()  # gRPC holds a lock of its own there, for which a signal handler would wait
         self._hosts = list(url.hosts)
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
@@ -110,13 +111,15 @@ class Link:
 
         Raises:
             Closed: the connection was closed.
+            ReentrantCall: this thread is sending another call; nothing is sent.
         """
         # A stale token would fail even the call that replaces it.
         metadata = () if method == "Authenticate" else self.metadata
         try:
-            if now:
-                return Answered(self._channel.calls[method](request, timeout_s, metadata))
-            return self._channel.calls[method].future(request, timeout_s, metadata)
+            with self._sending:
+                if now:
+                    return Answered(self._channel.calls[method](request, timeout_s, metadata))
+                return self._channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
             return Answered(error=error)
         except ValueError as error:

@@ -33,7 +33,7 @@ from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
-from latchwork.interrupts import Finally, mutex
+from latchwork.interrupts import Finally, OncePerThread, mutex
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Connection:
         self._clock = settings.clock
         self._listener = listener
         self._lock = mutex()
+        self._asking = OncePerThread()  # a signal handler could wait for what its thread has not sent yet
         self._outbox: deque[Call] = deque()
         self._outstanding: list[Call] = []
         self._unsettled: list[Call] = []
@@ -160,7 +161,7 @@ class Connection:
         self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None, last: bool = False
     ) -> None:
         due: list[Callable[[], None]] = []  # what an interrupt must not leave out: others rely on it
-        with Finally(partial(_call_each, due)), self._lock:
+        with self._asking, Finally(partial(_call_each, due)), self._lock:
             over = self.over
             if not over:
                 if not self._sweeping:

@@ -27,7 +27,7 @@ from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.slots import Slot, Slots
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
-from latchwork.errors import Closed, QuotaExceeded, SessionLost, Unavailable
+from latchwork.errors import Closed, QuotaExceeded, ReentrantCall, SessionLost, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +101,9 @@ class Writer:
         except Closed as error:
             reject(outcome, error)
             return outcome
+        except ReentrantCall:  # nothing was sent
+            self.slots.give_back(slot)
+            raise
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
             self.settling.leave_slot(slot)
             raise
