@@ -264,6 +264,7 @@ class Store:
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
+        self._core.check()  # in a child of a fork no thread is left that would make the call
         if hasattr(Calls, method):
             future: Future[Any] = getattr(self._calls_in_flight(), method)(*args, **options)
             return future

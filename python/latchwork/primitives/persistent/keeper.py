@@ -23,6 +23,7 @@ from latchwork.primitives.persistent.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.observers import check_listener
 from latchwork.store.steps import OnInterrupt, Pause, Settled, Signal, Steps, driven, ending, steps_of
 from latchwork.types import At, Entry
 
@@ -210,8 +211,10 @@ class LockKeeper(KeeperThread):
             A function that cancels it.
         Raises:
             Closed, InvalidKey: as for ``acquire``.
+            TypeError: it is no plain function.
         """
         check_name(name, "lock")
+        check_listener(fn)
         self.start()
         cancel = self._waits.add(name, lambda: self._relaxed.post(partial(fn, name)))
         self._wake.set()

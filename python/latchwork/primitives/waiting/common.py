@@ -21,7 +21,7 @@ from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.keys import validate_key
 from latchwork.store.observers import call_each
-from latchwork.store.steps import Bell, OnInterrupt, Signal, called_as_steps, driven, ending
+from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,13 +87,6 @@ class Identity:
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-
-
-def lost_by_fork() -> Signal:
-    """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""
-    lost = Signal()
-    lost.set()
-    return lost
 
 
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
@@ -216,4 +209,8 @@ class Announcer:
                     self._changed.ring()
                     return
                 call = self._posts.popleft()
-            tell([call], self._label)
+            try:
+                tell([call], self._label)
+            except BaseException:  # an interrupt, in a call; the calls behind it are made all the same
+                self._lane.signal()
+                raise
