@@ -71,7 +71,9 @@ DEFECTS = (
         "store/session.py",
         "        self._tell_end(enders)\n        self._call(listeners)\n        if not was_lost:\n",
         "        self._tell_end(enders)\n        if not was_lost:\n",
-        of("primitives/endings", "a_hold_is_lost_at_once_when_its_session_or_store_is_closed", on="memory"),
+        of(
+            "primitives/endings", "a_hold_is_lost_at_once_when_its_session_or_store_is_closed", on="memory-session-lock"
+        ),
     ),
     Defect(
         "Store",

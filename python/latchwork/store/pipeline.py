@@ -57,6 +57,8 @@ class Pipeline:
     delays the callbacks of this pipeline and nothing else. They must not wait for locks and other primitives, which
     refuse it (``LatchworkError``), nor for other callbacks of this pipeline. After ``Store.close`` a callback may run
     in the thread that adds it. That a callback has run is not promised when ``flush`` or ``result`` returns.
+
+    A future is of a call that is on its way: ``cancel`` is False, always.
     """
 
     def __init__(self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:

@@ -185,7 +185,8 @@ class Store:
         """Read and write in one transaction, tried again when others were faster.
 
         ``fn(tx)`` may run several times and should do nothing but read and write through ``tx``. The commit checks all
-        that it read; nothing is committed when it wrote nothing.
+        that it read, also when it wrote nothing: what it returns is made of one moment. Up to there it may see keys of
+        different moments, and what it raises is raised at once.
 
         Args:
             fn: called with a ``Tx``; its result is returned.
@@ -194,6 +195,7 @@ class Store:
             attempts: how often to try; between tries it backs off with jitter.
         Raises:
             Conflict: refused that many times.
+            TransactionTooLarge: it read or wrote more than 100 keys.
             OutcomeUnknown: as for any write; it is not tried again.
         """
         if attempts < 1:
@@ -203,7 +205,7 @@ class Store:
             tx = Tx(self.get, self.list, guard)
             result = fn(tx)
             checks, ops = tx.plan()
-            if not ops:
+            if not (checks or ops):
                 return result
             try:
                 self.commit(checks, ops)
