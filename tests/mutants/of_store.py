@@ -228,8 +228,20 @@ DEFECTS = (
         "Transaction",
         "a guard that is only read is not bumped",
         "store/transaction.py",
-        "        if self._guard is not None and self._guard not in self._written:\n",
-        "        if self._guard is not None and self._guard in self._written and not ops:\n",
+        "        if ops and self._guard is not None and self._guard not in self._written:\n",
+        "        if not ops and self._guard is not None and self._guard in self._written:\n",
         of("store/transaction", "a_guard_that_is_only_read_is_written_all_the_same"),
+    ),
+    Defect(
+        "Transaction",
+        "what was only read is not checked",
+        "store/transaction.py",
+        "        if not self._written and len(self._read) < 2 and not self._listed:\n",
+        "        if not self._written:\n",
+        of(
+            "conformance/transact",
+            "a_function_that_only_reads_sees_keys_that_are_written_together_as_of_one_moment",
+            on="memory",
+        ),
     ),
 )

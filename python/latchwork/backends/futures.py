@@ -70,7 +70,7 @@ class Outcome(Future[T]):
             vars(self).update(vars(plain))
 
     def cancel(self) -> bool:
-        """End it without a result, unless it was given to a user: his call is on its way and would land all the same."""
+        """End it without a result, unless it was given to a user: that call is on its way and would land."""
         return self.outlet is None and super().cancel()
 
     def running(self) -> bool:

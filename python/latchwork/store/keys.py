@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from latchwork.backends.grammar import SEGMENT
 from latchwork.errors import InvalidKey
 from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
-_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{1,120}"
-_KEY = re.compile(rf"(?!@){_SEGMENT}(?:/{_SEGMENT})*\Z")
-_ONE_SEGMENT = re.compile(rf"{_SEGMENT}\Z")
+_KEY = re.compile(rf"(?!@){SEGMENT}(?:/{SEGMENT})*\Z")
+_ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
 _RULE = "a key is segments joined by single slashes, each 1-120 characters of A-Z a-z 0-9 . _ - ~ % @ : + = ,"
 
 

@@ -16,7 +16,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry, visible
+from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
 
@@ -253,4 +253,4 @@ class Reader:
         if reply.error != OK:
             check_found(reply.error, "list", key)
             return []
-        return visible(wire.parse_names(reply.body)[0], key)
+        return self.layout.visible(wire.parse_names(reply.body)[0], key)

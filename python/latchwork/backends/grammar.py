@@ -1,0 +1,68 @@
+"""What a key is, for backends that find what other programs wrote: below the root, and no key of the contract.
+
+Such keys are skipped: they are no entries, imply no parents and change nothing. They are counted, and each is named
+once in a warning. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from latchwork.interrupts import mutex
+
+_log = logging.getLogger(__name__)
+
+#: Characters of a segment, at most.
+MAX_SEGMENT = 120
+SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
+_KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
+#: So many strangers are remembered, and named; and so many in one warning.
+_REMEMBERED, _NAMED = 1_000, 5
+_SHOWN = 100
+
+
+def is_key(text: str) -> bool:
+    """Whether a text below a root is a key, reserved or not, however many segments it has. O(characters)."""
+    return _KEY.match(text) is not None
+
+
+class Strangers:
+    """Counts what is below a root and no key, and warns of each once. Safe to share between threads.
+
+    Args:
+        where: the root, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = mutex()
+        self._seen: set[bytes | str] = set()
+
+    @property
+    def count(self) -> int:
+        """How many were found; beyond a thousand no more are counted."""
+        return len(self._seen)
+
+    def note(self, found: Iterable[bytes | str]) -> None:
+        """Some were found, maybe not for the first time."""
+        if not found:
+            return
+        with self._lock:
+            room = _REMEMBERED - len(self._seen)
+            new = [one for one in dict.fromkeys(found) if one not in self._seen][:room]
+            self._seen.update(new)
+            is_full = bool(new) and len(self._seen) == _REMEMBERED
+        if new:
+            named = ", ".join(ascii(one)[:_SHOWN] for one in new[:_NAMED])
+            more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+            last = "; further ones are skipped without a word" if is_full else ""
+            _log.warning(
+                "%d names below %s are no keys, another program wrote them; they are skipped: %s%s%s",
+                len(new),
+                self._where,
+                named,
+                more,
+                last,
+            )
