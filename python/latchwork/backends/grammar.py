@@ -16,11 +16,29 @@ _log = logging.getLogger(__name__)
 
 #: Characters of a segment, at most.
 MAX_SEGMENT = 120
+#: Characters and segments of a key with its namespaces, without the root of the URL.
+MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 1_000, 32
+#: Of what others put their keys below: a namespace, the name of a primitive, the root of a URL. One of a namespace and
+#: one of a primitive leave 200 characters and 8 segments.
+MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS = 400, 12
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
 _KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
 #: So many strangers are remembered, and named; and so many in one warning.
 _REMEMBERED, _NAMED = 1_000, 5
 _SHOWN = 100
+
+
+def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> bool:
+    """Whether it has more characters or segments."""
+    return len(text) > chars or text.count("/") >= segments
+
+
+def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
+    """What a message says of one that is too long."""
+    return (
+        f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "
+        f"and may have {chars:,} and {segments}; use a shorter one"
+    )
 
 
 def is_key(text: str) -> bool:

@@ -20,6 +20,7 @@ from typing import cast
 from urllib.parse import quote, unquote
 
 from latchwork.backends.base import Backend
+from latchwork.backends.grammar import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, is_too_long, sizes
 from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,
@@ -294,6 +295,8 @@ def _check_root(root: str, *, show: bool) -> str:
             f"{what}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
             "slashes, none of them . or .., the first not starting with @"
         )
+    if is_too_long(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS):
+        raise InvalidURL(f"the root of the URL {sizes(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")
     return root
 
 

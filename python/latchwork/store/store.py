@@ -19,7 +19,7 @@ from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
-from latchwork.store.keys import Scope, validate_key, validate_prefix
+from latchwork.store.keys import Scope, validate_root
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
@@ -171,7 +171,8 @@ class Store:
         Args:
             checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` and every ``Fence``; at most 100 after fences are
                 opened. They hold at one moment, the moment of the write.
-            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once, 1,000,000 bytes in all.
+            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once. Keys and values come to 1,000,000 bytes at
+                most, with the keys of the checks; that of an ``Absent`` counts twice.
         Returns:
             The token of the commit, the entries written in order, the keys really deleted.
         Raises:
@@ -239,7 +240,7 @@ class Store:
             beside: with ``leaf``, read the names of its siblings as soon as it is gone, where that is quicker than to
                 ask for them then; see ``Watch.beside``.
         """
-        absolute = self._scope.absolute(validate_prefix(prefix))
+        absolute = self._scope.below(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
         self._core.add_feed(watch, absolute, leaf=leaf, beside=beside)
         return watch
@@ -255,7 +256,7 @@ class Store:
         Raises:
             Unavailable: the first state did not come within the call timeout.
         """
-        absolute = self._scope.absolute(validate_prefix(prefix))
+        absolute = self._scope.below(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
         self._core.add_feed(mirror, absolute, beats=True)
         return self._ready(mirror) if wait else mirror
@@ -308,7 +309,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, Scope(self._scope.absolute(validate_key(prefix))), self._limit)
+        return _Namespace(self._core, Scope(validate_root(self._scope.key(prefix))), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
         """One object for all that use this store and this prefix: made at the first use, closed before the store ends.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
-from latchwork.store.keys import validate_key
+from latchwork.store.keys import validate_root
 from latchwork.store.observers import call_each
 from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: A message shows so many characters of a name that cannot be used.
+_SHOWN = 130
+
 C = TypeVar("C", bound="Closes")
 S = TypeVar("S", bound="Starts")
 
@@ -35,9 +38,9 @@ S = TypeVar("S", bound="Starts")
 def check_name(name: str, kind: str) -> str:
     """The name itself; ``InvalidKey`` if it cannot be a key. The message says which primitive's name it is."""
     try:
-        return validate_key(name)
+        return validate_root(name)
     except InvalidKey as error:
-        raise InvalidKey(f"{kind} name {name!r} cannot be used: {error}") from None
+        raise InvalidKey(f"{kind} name {repr(name)[:_SHOWN]} cannot be used: {error}") from None
 
 
 def check_node_id(node_id: str, kind: str) -> str:
