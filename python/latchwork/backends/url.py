@@ -25,6 +25,7 @@ from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,
     Validator,
+    file_mode,
     find_spec,
     known_schemes,
     module_of,
@@ -39,6 +40,7 @@ from latchwork.errors import BackendNotInstalled, InvalidURL
 __all__ = [
     "SchemeSpec",
     "StoreURL",
+    "file_mode",
     "find_spec",
     "known_schemes",
     "one_of",
