@@ -10,12 +10,15 @@ import logging
 import re
 from collections.abc import Iterable
 
+from latchwork.errors import QuotaExceeded
 from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
 #: Characters of a segment, at most.
 MAX_SEGMENT = 120
+#: Of a sequential key.
+SUFFIX_DIGITS = 10
 #: Characters and segments of a key with its namespaces, without the root of the URL.
 MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 1_000, 32
 #: Of what others put their keys below: a namespace, the name of a primitive, the root of a URL. One of a namespace and
@@ -26,6 +29,17 @@ _KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
 #: So many strangers are remembered, and named; and so many in one warning.
 _REMEMBERED, _NAMED = 1_000, 5
 _SHOWN = 100
+
+
+def numbered(key: str, number: int) -> str:
+    """A sequential key.
+
+    Raises:
+        QuotaExceeded: the number has more digits than the suffix, and would sort before others.
+    """
+    if number >= 10**SUFFIX_DIGITS:
+        raise QuotaExceeded(f"all numbers of sequential keys beside {key!r} were given out; use another parent")
+    return f"{key}{number:0{SUFFIX_DIGITS}d}"
 
 
 def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> bool:

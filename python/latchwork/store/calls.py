@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from latchwork.backends.base import Backend
 from latchwork.backends.futures import mapped
+from latchwork.backends.grammar import SUFFIX_DIGITS
 from latchwork.errors import Conflict, KeyExists
 from latchwork.store.answers import Limit
 from latchwork.store.keys import Scope
@@ -21,7 +22,7 @@ Entries = list[Entry]
 Names = list[str]
 
 #: What a sequential key gets, on every backend.
-_LONGEST_SUFFIX = "9" * 10
+_LONGEST_SUFFIX = "9" * SUFFIX_DIGITS
 #: No server counts further: a limit beyond it is none.
 _MANY = 2**31 - 1
 

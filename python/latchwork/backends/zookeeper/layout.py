@@ -2,7 +2,8 @@
 
     /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: an implied parent
     /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid
-    /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart
+    /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart; data:
+                             once the server's counter has come to its end, the next number
     /<root>/@gen/<00..3f>    one guard for each bucket of keys: its version grows with every deletion in the bucket
     /<root>/@s/<session>     ephemeral: the session lives; data: the number of its last write
     /<root>/@w/<uuid>        ephemeral: data: the number of the last write of a store's own connection
@@ -27,7 +28,8 @@ from latchwork.types import Entry
 
 BUCKETS = 64
 BORN, KEEP = "#born", "#keep"
-UNKNOWN = -1
+UNKNOWN = -(2**40)  # no version that the server could tell
+ANY = -1  # what the server takes for "whichever": a version that is really this cannot be checked
 _PLAIN, _BOUND, _END = b"=", b"@", b"="
 _OWNER_CHARS = 32
 _OWNER = re.compile(rb"[0-9a-f]{%d}" % _OWNER_CHARS)

@@ -57,7 +57,9 @@ class Reader:
 
     def learn(self, number: int, gen: int) -> None:
         """A bucket's guard has had this version."""
-        self._gens[number] = max(self._gens[number], gen)
+        before = self._gens[number]
+        if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
+            self._gens[number] = gen
 
     def gens(self) -> list[int]:
         """For each bucket a version its guard has reached by now; valid with whatever is read or written from now."""
