@@ -261,10 +261,9 @@ class LeaderLatch(GuardsWork, HasPlace):
         ends it.
         """
         self._refuse_closed()
-        check_listener(fn)
         with self._changed.mutex:
             if self._led is not None:
-                self._announcer.post(fn)
+                self._announcer.post(check_listener(fn))
             return listen(self._elected_listeners, fn)
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
