@@ -163,8 +163,8 @@ DEFECTS = (
         "Watch",
         "what changes while a listener runs is not delivered",
         "store/dispatch.py",
-        "                self._again = True\n                return\n",
-        "                return\n",
+        "                    self._again = True\n                    return\n",
+        "                    return\n",
         of("store/dispatch", "a_signal_during_a_run_causes_exactly_one_more_run"),
     ),
     Defect(

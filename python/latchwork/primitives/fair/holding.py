@@ -202,10 +202,7 @@ class SessionLock(GuardsWork):
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time a hold is lost: stop what it protected. Returns what ends that.
-
-        It is lost with its session, also when that or the store is closed; not by a release.
-        """
+        """Call ``fn()`` when a hold is lost, with its session lost or closed, not on release. Returns what ends that."""
         self._waits.check()
         return listen(self._listeners, fn)
 
