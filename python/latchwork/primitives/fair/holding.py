@@ -202,7 +202,7 @@ class SessionLock(GuardsWork):
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when a hold is lost, with its session lost or closed, not on release. Returns what ends that."""
+        """Call ``fn()`` when a hold is lost, its session lost or closed, not on release. Returns what ends that."""
         self._waits.check()
         return listen(self._listeners, fn)
 
