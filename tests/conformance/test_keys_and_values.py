@@ -72,12 +72,12 @@ def test_error_for_a_slash_too_many_names_the_key_and_the_rule(store):
         store.put("jobs//x", b"")
 
 
-LONGEST = "/".join(["x" * 120] * 8 + ["y" * 32])
-DEEPEST = "/".join("d" * 32)
+LONGEST = "/".join(["x" * 120] * 41 + ["y" * 39])
+DEEPEST = "/".join("d" * 64)
 
 
 def test_the_longest_and_the_deepest_key_can_be_written_read_listed_followed_and_deleted(store, other):
-    assert (len(LONGEST), DEEPEST.count("/")) == (1_000, 31)
+    assert (len(LONGEST), DEEPEST.count("/")) == (5_000, 63)
     with store.mirror("") as mirror:
         for key in (LONGEST, DEEPEST):
             entry = other.put(key, b"v", session=other.session)
@@ -92,7 +92,7 @@ def test_the_longest_and_the_deepest_key_can_be_written_read_listed_followed_and
 def test_longer_and_deeper_keys_are_refused_at_every_door(store, key):
     for call in doors(store, key):
         with pytest.raises(
-            InvalidKey, match=r"has .* characters and .* segments, and may have 1,000 and 32"
+            InvalidKey, match=r"has .* characters and .* segments, and may have 5,000 and 64"
         ) as refused:
             call()
         assert len(str(refused.value)) < 300
@@ -104,23 +104,31 @@ def test_longer_and_deeper_keys_are_refused_at_every_door(store, key):
 
 def test_a_namespace_counts(store):
     inner = store.namespace("/".join(["n" * 99] * 3))  # 299 characters
-    longest = "/".join(["x" * 99] * 7)  # 699 characters
+    longest = "/".join(["x" * 99] * 47)  # 4,699 characters
     assert inner.get(inner.put(longest + "y", b"v").key) is not None
     for call in doors(inner, longest + "yz"):
-        with pytest.raises(InvalidKey, match="with its namespace has 1,001 characters and 10 segments"):
+        with pytest.raises(InvalidKey, match="with its namespace has 5,001 characters and 50 segments"):
             call()
 
 
 @pytest.mark.parametrize("prefix", ["/".join(["n" * 100] * 4), "/".join("n" * 13)])
-def test_what_others_have_their_keys_below_is_shorter(store, prefix):
+def test_a_namespace_leaves_room(store, prefix):
     room = "may have 400 and 12; use a shorter one"
     with pytest.raises(InvalidKey, match=room):
         store.namespace(prefix)
     with pytest.raises(InvalidKey, match=room):
         store.namespace("a/b").namespace(prefix[2:])
-    for make in (lambda: Lock(store, prefix), lambda: Queue(store, prefix), lambda: PersistentLock(store, prefix)):
-        with pytest.raises(InvalidKey, match=f"name .* cannot be used: .* {room}"):
+
+
+@pytest.mark.parametrize("name", ["/".join(["n" * 100] * 40), "/".join("n" * 41)])
+def test_the_name_of_a_primitive_leaves_room(store, name):
+    room = "name .* cannot be used: .* may have 4,000 and 40; use a shorter one"
+    for make in (lambda: Lock(store, name), lambda: Queue(store, name), lambda: PersistentLock(store, name)):
+        with pytest.raises(InvalidKey, match=room):
             make()
+    longest = store.namespace("/".join(["m" * 99] * 4))
+    with Lock(longest, name[:-2].rpartition("/")[0]) as fence:
+        assert fence.token > 0
 
 
 def test_a_sequential_key_has_room_for_its_suffix(store):

@@ -20,10 +20,12 @@ MAX_SEGMENT = 120
 #: Of a sequential key.
 SUFFIX_DIGITS = 10
 #: Characters and segments of a key with its namespaces, without the root of the URL.
-MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 1_000, 32
-#: Of what others put their keys below: a namespace, the name of a primitive, the root of a URL. One of a namespace and
-#: one of a primitive leave 200 characters and 8 segments.
+MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 5_000, 64
+#: Of a namespace with those around it, and of the root of a URL.
 MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS = 400, 12
+#: Of the name of a primitive, such as the lock of an item of a job. In the longest namespace it leaves 600 characters
+#: and 12 segments to what is put below it.
+MAX_NAME_CHARS, MAX_NAME_SEGMENTS = 4_000, 40
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
 _KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
 #: So many strangers are remembered, and named; and so many in one warning.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.backends.grammar import (
+    MAX_NAME_CHARS,
+    MAX_NAME_SEGMENTS,
     MAX_PREFIX_CHARS,
     MAX_PREFIX_SEGMENTS,
     SEGMENT,
@@ -41,13 +43,22 @@ def validate_prefix(prefix: str) -> str:
 
 
 def validate_root(key: str) -> str:
-    """The key itself, which others have their keys below, all of which have to be short enough.
+    """The key itself, as a namespace: what is below it has to be short enough.
 
     Raises:
-        InvalidKey: it is no key, or leaves them no room.
+        InvalidKey: it is no key, or leaves no room.
     """
-    if is_too_long(validate_key(key), MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS):
-        raise InvalidKey(f"{_shown(key)} {sizes(key, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")
+    return _with_room(key, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)
+
+
+def validate_name(key: str) -> str:
+    """The key itself, as the name of a primitive; see ``validate_root``."""
+    return _with_room(key, MAX_NAME_CHARS, MAX_NAME_SEGMENTS)
+
+
+def _with_room(key: str, chars: int, segments: int) -> str:
+    if is_too_long(validate_key(key), chars, segments):
+        raise InvalidKey(f"{_shown(key)} {sizes(key, chars, segments)}")
     return key
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
-from latchwork.store.keys import validate_root
+from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
 from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
 
@@ -38,7 +38,7 @@ S = TypeVar("S", bound="Starts")
 def check_name(name: str, kind: str) -> str:
     """The name itself; ``InvalidKey`` if it cannot be a key. The message says which primitive's name it is."""
     try:
-        return validate_root(name)
+        return validate_name(name)
     except InvalidKey as error:
         raise InvalidKey(f"{kind} name {repr(name)[:_SHOWN]} cannot be used: {error}") from None
 
