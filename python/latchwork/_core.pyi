@@ -525,15 +525,20 @@ class EtcdPage:
     def size(self) -> int:
         """Of the answer, in bytes."""
 
-    def __len__(self) -> int: ...
-    def keys(self) -> list[bytes]:
-        """Where the keys live in etcd, in order. O(bytes)."""
+    def __len__(self) -> int:
+        """How many there are, those included that are no keys of the contract."""
+
+    def names(self) -> list[str]:
+        """The keys below the root, in order. O(bytes)."""
+
+    def strangers(self) -> list[bytes]:
+        """Where those live in etcd that are no keys of the contract: nothing else tells of them. O(keys)."""
 
     def last(self) -> bytes:
-        """Where the last key lives. O(1); a ValueError when there is none."""
+        """Where the last one lives, key or not. O(1); a ValueError when there is none."""
 
-    def direct(self, skip: int) -> int:
-        """How many keys have no slash from a place on. O(bytes)."""
+    def count(self, skip: int | None = None) -> int:
+        """How many keys there are; with ``skip`` those only that have no slash from there on. O(bytes)."""
 
     def entries(self, skip: int | None = None) -> list[Any]:
         """The entries in order; with ``skip`` of those keys only that have no slash from there on. O(bytes)."""

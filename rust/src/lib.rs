@@ -11,6 +11,7 @@ pub mod budget;
 pub mod etcd;
 pub mod even;
 pub mod flow;
+pub mod grammar;
 pub mod hash;
 pub mod input;
 pub mod items;

@@ -29,6 +29,8 @@ pub struct Znode<'a> {
     pub version: i32,
     /// How many it has.
     pub children: i32,
+    /// It ends with a session.
+    pub ephemeral: bool,
 }
 
 /// The answer to one read of a multi-read.
@@ -76,7 +78,8 @@ impl<'a> Answers<'a> {
         let stat = self.take(68)?;
         let long = |at: usize| i64::from_be_bytes(array(&stat[at..at + 8]));
         let int = |at: usize| i32::from_be_bytes(array(&stat[at..at + 4]));
-        Ok(Znode { data, created: long(0), written: long(8), version: int(32), children: int(56) })
+        let ephemeral = long(44) != 0;
+        Ok(Znode { data, created: long(0), written: long(8), version: int(32), children: int(56), ephemeral })
     }
 
     #[inline]
@@ -99,12 +102,18 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     found
 }
 
-/// The value in a znode's data, and the session that owns it; data that other programs wrote are taken as they are.
-pub fn value_and_owner(data: &[u8]) -> (&[u8], Option<&[u8]>) {
+/// The value in a znode's data, and the session that owns it; data that other programs wrote are taken as they are: what
+/// looks like an owner of a znode that ends with no session, or like none that we could have written, is a value.
+pub fn value_and_owner(data: &[u8], ephemeral: bool) -> (&[u8], Option<&str>) {
     match data {
         [b'=', value @ ..] => (value, None),
-        [b'@', rest @ ..] if rest.get(OWNER_CHARS) == Some(&b'=') => {
-            (&rest[OWNER_CHARS + 1..], Some(&rest[..OWNER_CHARS]))
+        [b'@', rest @ ..] if ephemeral && rest.get(OWNER_CHARS) == Some(&b'=') => {
+            let owner = &rest[..OWNER_CHARS];
+            let is_hex = owner.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            match std::str::from_utf8(owner) {
+                Ok(owner) if is_hex => (&rest[OWNER_CHARS + 1..], Some(owner)),
+                _ => (data, None),
+            }
         }
         _ => (data, None),
     }
@@ -179,7 +188,7 @@ mod tests {
         let mut body = answer(b"=x");
         body.extend([0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0x9b, 0xff, 0xff, 0xff, 0x9b]);
         body.extend(END);
-        let znode = Znode { data: b"=x", created: 7, written: 9, version: 3, children: 5 };
+        let znode = Znode { data: b"=x", created: 7, written: 9, version: 3, children: 5, ephemeral: false };
         assert_eq!(all(&body), Ok(vec![Answer::Data(znode), Answer::Error(-101)]));
     }
 
@@ -203,9 +212,12 @@ mod tests {
         let mut bound = vec![b'@'];
         bound.extend([b'a'; 32]);
         bound.extend(b"=v");
-        assert_eq!(value_and_owner(&bound), (&b"v"[..], Some(&[b'a'; 32][..])));
-        assert_eq!(value_and_owner(b"=v"), (&b"v"[..], None));
-        assert_eq!(value_and_owner(b"@short=v"), (&b"@short=v"[..], None));
+        assert_eq!(value_and_owner(&bound, true), (&b"v"[..], Some("a".repeat(32).as_str())));
+        assert_eq!(value_and_owner(&bound, false), (&bound[..], None));
+        assert_eq!(value_and_owner(b"=v", true), (&b"v"[..], None));
+        assert_eq!(value_and_owner(b"@short=v", true), (&b"@short=v"[..], None));
+        bound[9] = b'/';
+        assert_eq!(value_and_owner(&bound, true), (&bound[..], None));
     }
 
     #[test]

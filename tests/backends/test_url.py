@@ -289,3 +289,9 @@ def test_parsing_imports_no_client_library():
 def test_store_url_is_a_value():
     assert parse_url("memory://a/b") == StoreURL("memory", (), None, None, "b", "a", {})
     assert hash(parse_url("memory://a/b")) == hash(parse_url("memory://a/b"))
+
+
+@pytest.mark.parametrize("root", ["/".join(["r" * 100] * 4), "/".join("r" * 13)])
+def test_a_root_that_leaves_no_room_is_refused(root):
+    with pytest.raises(InvalidURL, match=r"the root of the URL has .* may have 400 and 12; use a shorter one"):
+        parse_url(f"memory://trial/{root}")

@@ -143,6 +143,31 @@ def test_a_million_bytes_in_one_transaction_fit(store):
     assert [len(entry.value) for entry in store.list("")] == [249_990] * 4
 
 
+def test_the_keys_of_checks_count_too_and_an_absent_one_twice(store):
+    keys = [f"{n:03}/" + "/".join(["x" * 95] * 10) for n in range(100)]  # 963 characters
+    checks = sum(map(len, keys))
+    room = store.capabilities.max_txn_bytes - 2 + 1
+    with pytest.raises(TransactionTooLarge, match="bytes"):
+        store.commit([Exists(key) for key in keys], [Put("k", b"x" * (room - checks)), Put("m", b"")])
+    with pytest.raises(TransactionTooLarge, match="bytes"):
+        store.commit([Absent(key) for key in keys], [Put("k", b"x" * (room - 2 * checks)), Put("m", b"")])
+    assert store.list("", recursive=True) == []
+
+
+@pytest.mark.parametrize("check", [Absent, Exists, At])
+def test_the_portable_limits_hold_together_for_keys_of_500_characters_and_16_segments(store, check):
+    def keys(letter):
+        return [f"{letter}{n:03}/" + "/".join([letter * 32] * 15) for n in range(100)]
+
+    checked, written = keys("c"), keys("w")
+    assert {(len(key), key.count("/")) for key in checked} == {(499, 15)}
+    entries = [] if check is Absent else store.commit([], [Put(key, b"") for key in checked]).entries
+    checks = [check(each) for each in (entries if check is At else checked)]
+    size = (1_000_000 - sum(map(len, written)) - (2 if check is Absent else 1) * sum(map(len, checked))) // 100
+    done = store.commit(checks, [Put(key, b"v" * size) for key in written])
+    assert [entry.key for entry in done.entries] == written
+
+
 def test_a_key_written_twice_or_two_sessions_are_value_errors(store):
     with pytest.raises(ValueError, match="'k' is written twice"):
         store.commit([], [Put("k", b""), Delete("k")])

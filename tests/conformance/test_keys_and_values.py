@@ -7,7 +7,8 @@ import string
 import pytest
 
 import latchwork
-from latchwork import InvalidKey, Put, ValueTooLarge
+from latchwork import At, Delete, InvalidKey, Put, ValueTooLarge
+from latchwork.primitives import Lock, PersistentLock, Queue
 
 BAD_KEYS = [
     "",
@@ -29,9 +30,9 @@ BAD_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", BAD_KEYS)
-def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
-    calls = [
+def doors(store, key):
+    """Every call that takes a key, and those that take a prefix."""
+    return [
         lambda: store.get(key),
         lambda: store.get_many(["ok", key]),
         lambda: store.put(key, b""),
@@ -43,16 +44,25 @@ def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
         lambda: store.transact(lambda tx: tx.get(key)),
         lambda: store.namespace(key),
         lambda: store.pipeline().get(key),
+        lambda: store.fence(1, latchwork.Absent(key)),
+        *(
+            []
+            if key == ""
+            else [
+                lambda: store.list(key),
+                lambda: store.list("", start_after=key),
+                lambda: store.children(key),
+                lambda: store.delete_tree(key),
+                lambda: store.watch(key),
+                lambda: store.mirror(key),
+            ]
+        ),
     ]
-    if key:
-        calls += [
-            lambda: store.list(key),
-            lambda: store.children(key),
-            lambda: store.delete_tree(key),
-            lambda: store.watch(key),
-            lambda: store.mirror(key),
-        ]
-    for call in calls:
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
+    for call in doors(store, key):
         with pytest.raises(InvalidKey):
             call()
 
@@ -60,6 +70,73 @@ def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
 def test_error_for_a_slash_too_many_names_the_key_and_the_rule(store):
     with pytest.raises(InvalidKey, match=r"'jobs//x' has a slash too many.*1-120 characters"):
         store.put("jobs//x", b"")
+
+
+LONGEST = "/".join(["x" * 120] * 41 + ["y" * 39])
+DEEPEST = "/".join("d" * 64)
+
+
+def test_the_longest_and_the_deepest_key_can_be_written_read_listed_followed_and_deleted(store, other):
+    assert (len(LONGEST), DEEPEST.count("/")) == (5_000, 63)
+    with store.mirror("") as mirror:
+        for key in (LONGEST, DEEPEST):
+            entry = other.put(key, b"v", session=other.session)
+            assert store.get(key) == entry
+            assert store.list("", recursive=True) == [entry]
+            mirror.wait_until(lambda now, key=key: key in now, 20.0)
+            assert store.commit([At(entry)], [Delete(key)]).deleted == (key,)
+    assert store.children("") == []
+
+
+@pytest.mark.parametrize("key", [LONGEST + "z", DEEPEST + "/e", "a/" * 20_000 + "a", "x" * 10_000_000], ids=len)
+def test_longer_and_deeper_keys_are_refused_at_every_door(store, key):
+    for call in doors(store, key):
+        with pytest.raises(
+            InvalidKey, match=r"has .* characters and .* segments, and may have 5,000 and 64"
+        ) as refused:
+            call()
+        assert len(str(refused.value)) < 300
+    with pytest.raises(InvalidKey):
+        store.namespace(key)
+    with pytest.raises(InvalidKey):
+        Lock(store, key)
+
+
+def test_a_namespace_counts(store):
+    inner = store.namespace("/".join(["n" * 99] * 3))  # 299 characters
+    longest = "/".join(["x" * 99] * 47)  # 4,699 characters
+    assert inner.get(inner.put(longest + "y", b"v").key) is not None
+    for call in doors(inner, longest + "yz"):
+        with pytest.raises(InvalidKey, match="with its namespace has 5,001 characters and 50 segments"):
+            call()
+
+
+@pytest.mark.parametrize("prefix", ["/".join(["n" * 100] * 4), "/".join("n" * 13)])
+def test_a_namespace_leaves_room(store, prefix):
+    room = "may have 400 and 12; use a shorter one"
+    with pytest.raises(InvalidKey, match=room):
+        store.namespace(prefix)
+    with pytest.raises(InvalidKey, match=room):
+        store.namespace("a/b").namespace(prefix[2:])
+
+
+@pytest.mark.parametrize("name", ["/".join(["n" * 100] * 40), "/".join("n" * 41)])
+def test_the_name_of_a_primitive_leaves_room(store, name):
+    room = "name .* cannot be used: .* may have 4,000 and 40; use a shorter one"
+    for make in (lambda: Lock(store, name), lambda: Queue(store, name), lambda: PersistentLock(store, name)):
+        with pytest.raises(InvalidKey, match=room):
+            make()
+    longest = store.namespace("/".join(["m" * 99] * 4))
+    with Lock(longest, name[:-2].rpartition("/")[0]) as fence:
+        assert fence.token > 0
+
+
+def test_a_sequential_key_has_room_for_its_suffix(store):
+    entry = store.create("s/" + "x" * 110, b"", sequential=True)
+    assert store.get(entry.key) == entry
+    for key in ("s/" + "x" * 111, LONGEST):
+        with pytest.raises(InvalidKey):
+            store.create(key, b"", sequential=True)
 
 
 def test_every_allowed_character_and_length_can_be_stored_and_listed(store):

@@ -69,6 +69,17 @@ def test_a_conflict_in_a_pipeline_stays_in_its_future(store):
     assert good.result(0).key == "other"
 
 
+def test_a_call_of_a_pipeline_cannot_be_cancelled_for_it_would_land_all_the_same(store):
+    with store.pipeline() as pipeline:
+        futures = [pipeline.put(f"k{number}", b"") for number in range(50)]
+        cancelled = [future.cancel() for future in futures]
+        states = {future.running() or future.done() for future in futures}
+    assert (set(cancelled), states) == ({False}, {True})
+    assert not any(future.cancelled() or future.running() for future in futures)
+    assert [future.result(10.0).key for future in futures] == [f"k{number}" for number in range(50)]
+    assert len(store.list("")) == 50
+
+
 def test_a_namespace_is_the_same_interface_below_a_prefix(store):
     inner = store.namespace("team/a")
     entry = inner.put("k", b"1")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from latchwork import Conflict, KeyExists
+from latchwork import Conflict, KeyExists, Put, TransactionTooLarge
 
 
 def test_it_returns_the_functions_result_and_commits_its_writes(store):
@@ -155,3 +155,50 @@ def test_a_session_can_own_what_a_transaction_writes(store):
     session = store.open_session(5.0)
     store.transact(lambda tx: tx.put("a", b"", session=session))
     assert store.get("a").owner == session.id
+
+
+def test_a_function_that_only_reads_sees_keys_that_are_written_together_as_of_one_moment(store, other):
+    def write(value):
+        other.commit([], [Put("a", value), Put("b", value)])
+
+    write(b"0")
+    tries = []
+
+    def read(tx):
+        first = tx.get("a").value
+        if not tries:
+            write(b"1")
+        tries.append(first)
+        return first, tx.get("b").value
+
+    assert store.transact(read) == (b"1", b"1")
+    assert tries == [b"0", b"1"]
+
+
+def test_a_list_that_is_only_read_is_of_one_moment_among_transactions_with_its_guard(store, other):
+    tries = []
+
+    def add(tx):
+        tx.put("items/b", b"")
+        tx.put("count", b"2")
+
+    def read(tx):
+        count = tx.get("count")
+        if not tries:
+            other.transact(add, guard="guard")
+        tries.append(1)
+        return count and count.value, [entry.key for entry in tx.list("items")]
+
+    store.transact(lambda tx: (tx.put("items/a", b""), tx.put("count", b"1")), guard="guard")
+    guard = store.get("guard")
+    assert store.transact(read, guard="guard") == (b"2", ["items/a", "items/b"])
+    assert len(tries) == 2
+    assert store.get("guard").version != guard.version, "add has written it"
+    guard = store.get("guard")
+    store.transact(read, guard="guard")
+    assert store.get("guard") == guard, "who only reads does not"
+
+
+def test_reading_more_than_can_be_checked_is_refused(store):
+    with pytest.raises(TransactionTooLarge):
+        store.transact(lambda tx: [tx.get(f"k{number}") for number in range(101)])

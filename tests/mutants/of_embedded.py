@@ -76,7 +76,7 @@ DEFECTS = (
         "Embedded",
         "a write sees the keys of a session that is past its deadline",
         "backends/embedded/backend.py",
-        "        for session_id in sessions.expired(conn, self._clock.now()):\n"
+        "        for session_id in sessions.expired(conn, self._shared_now()):\n"
         "            sessions.end(conn, session_id)\n",
         "",
         of("backends/embedded/sessions", "write_takes_over_the_key_of_an_expired_session_without_a_sweep", on="memory"),

@@ -125,8 +125,8 @@ DEFECTS = (
         "etcd watches",
         "a watch goes on one revision late after a disconnect",
         "backends/etcd/watching/watches.py",
-        "max(part.resume_at, response.events[-1].kv.mod_revision + 1)\n",
-        "max(part.resume_at, response.events[-1].kv.mod_revision + 2)\n",
+        "max(part.resume_at, response.events[-1].kv.mod_revision + 1)  #",
+        "max(part.resume_at, response.events[-1].kv.mod_revision + 2)  #",
         of("backends/etcd/following", "the_first_write_after_a_disconnect_is_told"),
     ),
     Defect(
@@ -196,5 +196,17 @@ DEFECTS = (
         "if error.__cause__ is None or not rpc_errors.says(error.__cause__, _OURS_ALREADY):\n",
         "if error.__cause__ is None or rpc_errors.says(error.__cause__, _OURS_ALREADY):\n",
         of("backends/etcd/edges", "a_session_opens_although_the_answer_to_its_lease_was_lost", on="etcd35"),
+    ),
+    Defect(
+        "Watches",
+        "a name that is no key ends the events of its response",
+        "backends/etcd/watching/watches.py",
+        "                if key is None:\n                    continue\n",
+        "                if key is None:\n                    break\n",
+        of(
+            "backends/etcd/strangers",
+            "an_open_watch_tells_the_other_changes_of_the_same_response",
+            on="etcd35",
+        ),
     ),
 )

@@ -113,8 +113,8 @@ DEFECTS = (
         "ZooKeeper reads",
         "numbers of sequential keys begin anew when all below their parent is deleted",
         "backends/zookeeper/writing/sequences.py",
-        "    if above:\n        parts.insert(0, wire.check(layout.keep(above)))\n",
-        "",
+        "[wire.check(keep, _UNTOUCHED), layout.create(",
+        "[wire.check(layout.path(above)), layout.create(",
         of(
             "backends/zookeeper/keeping",
             "a_parent_that_was_there_before_keeps_its_numbers_when_all_is_deleted",
@@ -175,5 +175,17 @@ DEFECTS = (
         "        elif call.linearizable:\n",
         "        elif number:\n",
         of("backends/zookeeper/leaves", "a_state_without_the_key_is_believed_only_behind_a_barrier"),
+    ),
+    Defect(
+        "ZooKeeper sequences",
+        "the server's counter is counted on with after its end was written down",
+        "backends/zookeeper/writing/sequences.py",
+        "[wire.check(keep, _UNTOUCHED), layout.create(",
+        "[wire.check(keep), layout.create(",
+        of(
+            "backends/zookeeper/counters",
+            "numbers_go_on_growing_behind_the_end_of_the_servers_counter",
+            on="q/t-",
+        ),
     ),
 )

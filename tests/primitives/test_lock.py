@@ -593,9 +593,9 @@ def test_a_hold_that_is_closed_as_it_is_had_is_not_told_as_lost_later(lock, conn
     session = store.session
     on_lost = session.on_lost
 
-    def closed_meanwhile(fn):
+    def closed_meanwhile(fn, **options):
         mine.close()
-        return on_lost(fn)
+        return on_lost(fn, **options)
 
     monkeypatch.setattr(session, "on_lost", closed_meanwhile)
     mine.acquire(5.0)

@@ -23,6 +23,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import PriorityQueue, Queue
+from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, Create, Put
@@ -308,6 +309,45 @@ def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
     claim.ack()
     waiting.outcome()
     assert drain(mine) == [b"2", b"3"]
+
+
+@pytest.fixture
+def crowd(queue, monkeypatch):
+    """Have somebody else be faster each time that this queue writes the tail."""
+    theirs, real = queue(), Cell.commit
+
+    def crowded(mine):
+        async def commit(cell, *args):
+            if cell._store is mine._store:
+                theirs.put(b"theirs")
+            await real(cell, *args)
+
+        monkeypatch.setattr(Cell, "commit", commit)
+
+    return crowded
+
+
+def test_a_put_that_others_left_no_time_for_is_a_wait_timeout_and_puts_nothing(queue, crowd):
+    mine = queue()
+    mine.put(b"first")
+    crowd(mine)
+    with pytest.raises(WaitTimeout, match="others kept putting items into queue 'work', nothing was put"):
+        mine.put(b"x", timeout_s=0.0)
+    assert drain(queue()) == [b"first", b"theirs"]
+
+
+def test_a_letter_that_others_left_no_time_to_revive_is_still_there(queue, crowd):
+    mine = queue(max_attempts=1)
+    mine.put(b"x")
+    mine.take(30.0).bury("bad")
+    (letter,) = mine.dead_letters()
+    crowd(mine)
+    with pytest.raises(WaitTimeout):
+        mine.revive(letter.id, timeout_s=0.0)
+    assert mine.dead_letters() == [letter]
+    mine.drop(letter.id)
+    with pytest.raises(Conflict):
+        mine.revive(letter.id)
 
 
 def test_many_putters_never_overfill_a_bounded_queue(queue, connect, in_thread, eventually):

@@ -44,7 +44,7 @@ class Capability:
         verifies_password: a wrong password is refused when connecting.
         max_txn_checks: checks in one transaction.
         max_txn_ops: operations in one transaction.
-        max_txn_bytes: keys and values of one transaction, in bytes.
+        max_txn_bytes: keys and values of one transaction, those of checks included, in bytes.
     """
 
     name: str

@@ -69,6 +69,14 @@ class Outcome(Future[T]):
             self._is_plain = True  # before they are there: who finds the fields must find this too
             vars(self).update(vars(plain))
 
+    def cancel(self) -> bool:
+        """End it without a result, unless it was given to a user: that call is on its way and would land."""
+        return self.outlet is None and super().cancel()
+
+    def running(self) -> bool:
+        """It is on its way, and cannot be cancelled."""
+        return super().running() if self.outlet is None else not self.done()
+
     def done(self) -> bool:
         """It has ended or was cancelled."""
         return self._has_ended or (self._is_plain and super().done())

@@ -103,6 +103,17 @@ def readable_file(text: str) -> Path:
     return path
 
 
+def file_mode(text: str) -> str:
+    """A validator for options that are a file's mode: the owner can read and write it, and nobody runs it."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = 0
+    if mode & ~0o666 or mode & 0o600 != 0o600:
+        raise ValueError("must be a mode in octal digits between 600 and 666, such as 660")
+    return f"{mode:o}"
+
+
 def module_of(scheme: str) -> Any:
     """The module with the spec of a scheme and ``open_backend``; raises as ``find_spec``."""
     if scheme in _MODULES:

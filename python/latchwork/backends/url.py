@@ -20,10 +20,12 @@ from typing import cast
 from urllib.parse import quote, unquote
 
 from latchwork.backends.base import Backend
+from latchwork.backends.grammar import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, is_too_long, sizes
 from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,
     Validator,
+    file_mode,
     find_spec,
     known_schemes,
     module_of,
@@ -38,6 +40,7 @@ from latchwork.errors import BackendNotInstalled, InvalidURL
 __all__ = [
     "SchemeSpec",
     "StoreURL",
+    "file_mode",
     "find_spec",
     "known_schemes",
     "one_of",
@@ -294,6 +297,8 @@ def _check_root(root: str, *, show: bool) -> str:
             f"{what}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
             "slashes, none of them . or .., the first not starting with @"
         )
+    if is_too_long(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS):
+        raise InvalidURL(f"the root of the URL {sizes(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")
     return root
 
 

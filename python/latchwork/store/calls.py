@@ -10,9 +10,10 @@ from concurrent.futures import Future
 
 from latchwork.backends.base import Backend
 from latchwork.backends.futures import mapped
+from latchwork.backends.grammar import SUFFIX_DIGITS
 from latchwork.errors import Conflict, KeyExists
 from latchwork.store.answers import Limit
-from latchwork.store.keys import Scope, validate_key, validate_prefix
+from latchwork.store.keys import Scope
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
@@ -20,6 +21,8 @@ from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry,
 Entries = list[Entry]
 Names = list[str]
 
+#: What a sequential key gets, on every backend.
+_LONGEST_SUFFIX = "9" * SUFFIX_DIGITS
 #: No server counts further: a limit beyond it is none.
 _MANY = 2**31 - 1
 
@@ -50,7 +53,7 @@ class Calls:
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
         self._check()
-        absolute = [self._scope.absolute(validate_key(key)) for key in keys]
+        absolute = [self._scope.key(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
 
@@ -68,7 +71,7 @@ class Calls:
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, not {limit}")
         limit = None if limit is None or limit > _MANY else limit
-        after = None if start_after is None else self._scope.absolute(validate_key(start_after))
+        after = None if start_after is None else self._scope.key(start_after)
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
@@ -89,7 +92,8 @@ class Calls:
             written = self._write(Create(key, value, session))
             return mapped(written, self._only_entry, lambda error: _exists(error, key))
         absolute = self._key(key)
-        check_value(absolute, value)
+        self._scope.key(f"{key}{_LONGEST_SUFFIX}")
+        check_value(f"{absolute}{_LONGEST_SUFFIX}", value)
         self._usable(session)
         return mapped(self._backend.create_sequential(absolute, value, session), self._scope.entry)
 
@@ -152,11 +156,11 @@ class Calls:
 
     def _key(self, key: str) -> str:
         self._check()
-        return self._scope.absolute(validate_key(key))
+        return self._scope.key(key)
 
     def _prefix(self, prefix: str) -> str:
         self._check()
-        return self._scope.absolute(validate_prefix(prefix))
+        return self._scope.below(prefix)
 
     def _usable(self, session: object) -> None:
         if session is None:

@@ -119,13 +119,16 @@ class Core:
             return self._shared[key]
 
     def close(self) -> None:
-        """End what is shared, sessions, watches and the backend, in that order; go on if that was cut short."""
+        """End what is shared, sessions, watches and the backend, in that order; go on if that was cut short.
+
+        In a child of a fork nothing is ended: it is the parent's.
+        """
+        if self._home.is_foreign:
+            self._closed = True
+            return
         with self._lock:
             self._is_ending = True
             shared = list(self._shared.values())
-        if self._home.is_foreign:  # the parent's connections are not ours to close
-            self._closed = True
-            return
         for each in shared:
             each.close()
         with self._lock:

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from latchwork.backends.futures import Pool
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import mutex, once_left
+from latchwork.store.forks import Home
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Dispatcher:
     """Bounded pools of callback threads. Safe to share."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
+        self._home = Home("callbacks")
         self._pool = Pool(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
         self._futures = Pool(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
@@ -60,7 +62,7 @@ class Dispatcher:
 
     def outlet(self) -> Outlet:
         """A new outlet; it goes on after ``close``, and after ``close_outlets`` in the threads that give it calls."""
-        return Outlet(self._futures)
+        return Outlet(self._futures, self._home)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
         """Make a call in a pool thread, not as a callback: nobody waits for it there."""
@@ -78,20 +80,24 @@ class Dispatcher:
 class Outlet:
     """Makes the calls it is given, one at a time in their order, marked as callbacks. Safe to share.
 
-    It makes them in a pool thread, and once the pool is closed, in the thread that gives it the call: an event loop
-    that awaits a future has to be called in any case.
+    It makes them in a pool thread; once the pool is closed, and in a child of a fork, in the thread that gives it the
+    call: an event loop that awaits a future has to be called in any case.
     """
 
-    __slots__ = ("_calls", "_lock", "_pool", "_running")
+    __slots__ = ("_calls", "_home", "_lock", "_pool", "_running")
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, home: Home) -> None:
         self._pool = pool
+        self._home = home
         self._lock = mutex()
         self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._running = False
 
     def __call__(self, fn: Callable[[Any], object], value: Any) -> None:
         """Have ``fn(value)`` called, after everything given before."""
+        if self._home.is_foreign:
+            self._call(fn, value)
+            return
         try:
             with self._lock:
                 self._calls.append((fn, value))
@@ -121,7 +127,10 @@ class Outlet:
             return self._running
 
     def _call_next(self) -> None:
-        fn, value = self._calls.popleft()
+        self._call(*self._calls.popleft())
+
+    @staticmethod
+    def _call(fn: Callable[[Any], object], value: Any) -> None:
         try:
             with as_callback():
                 fn(value)
@@ -177,7 +186,7 @@ class Lane:
         try:
             with as_callback():
                 self._drain()
-        except Exception:
+        except BaseException:  # the thread is ours: whoever interrupted a listener in it did not mean the lane
             _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
         with self._lock:
             self._running = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from latchwork.errors import ForkedProcess
+from latchwork.store.steps import Signal
 
 #: Forks between the first process and this one: to ask the system each time for the process takes longer.
 _forks = 0
@@ -20,6 +21,13 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
+
+
+def lost_by_fork() -> Signal:
+    """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""
+    lost = Signal()
+    lost.set()
+    return lost
 
 
 class Home:

@@ -6,23 +6,33 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from latchwork.backends.grammar import (
+    MAX_NAME_CHARS,
+    MAX_NAME_SEGMENTS,
+    MAX_PREFIX_CHARS,
+    MAX_PREFIX_SEGMENTS,
+    SEGMENT,
+    is_too_long,
+    sizes,
+)
 from latchwork.errors import InvalidKey
 from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
-_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{1,120}"
-_KEY = re.compile(rf"(?!@){_SEGMENT}(?:/{_SEGMENT})*\Z")
-_ONE_SEGMENT = re.compile(rf"{_SEGMENT}\Z")
+_KEY = re.compile(rf"(?!@){SEGMENT}(?:/{SEGMENT})*\Z")
+_ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
+#: A message shows so many characters of a key that is too long.
+_SHOWN = 60
 _RULE = "a key is segments joined by single slashes, each 1-120 characters of A-Z a-z 0-9 . _ - ~ % @ : + = ,"
 
 
 def validate_key(key: str) -> str:
-    """The key itself, if it is well formed and not reserved.
+    """The key itself, if it is well formed, not too long and not reserved.
 
     Raises:
         InvalidKey: it is not; the message names the segment at fault and the rule.
     """
     given: object = key  # callers without a type checker pass anything
-    if not isinstance(given, str) or not _KEY.match(given):
+    if not isinstance(given, str) or is_too_long(given) or not _KEY.match(given):
         raise InvalidKey(_fault(key))
     return key
 
@@ -32,9 +42,35 @@ def validate_prefix(prefix: str) -> str:
     return prefix if prefix == "" else validate_key(prefix)
 
 
+def validate_root(key: str) -> str:
+    """The key itself, as a namespace: what is below it has to be short enough.
+
+    Raises:
+        InvalidKey: it is no key, or leaves no room.
+    """
+    return _with_room(key, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)
+
+
+def validate_name(key: str) -> str:
+    """The key itself, as the name of a primitive; see ``validate_root``."""
+    return _with_room(key, MAX_NAME_CHARS, MAX_NAME_SEGMENTS)
+
+
+def _with_room(key: str, chars: int, segments: int) -> str:
+    if is_too_long(validate_key(key), chars, segments):
+        raise InvalidKey(f"{_shown(key)} {sizes(key, chars, segments)}")
+    return key
+
+
+def _shown(key: str) -> str:
+    return repr(key if len(key) <= _SHOWN else f"{key[:_SHOWN]}...")
+
+
 def _fault(key: object) -> str:
     if not isinstance(key, str):
         return f"a key must be str, not {type(key).__name__}: {key!r}"
+    if is_too_long(key):
+        return f"key {_shown(key)} {sizes(key)}"
     if key == "":
         return "the empty key names the root, which holds no value; give a key below it"
     if key.startswith("@"):
@@ -60,6 +96,23 @@ class Scope:
             return key
         return f"{self.prefix}/{key}" if key else self.prefix
 
+    def key(self, key: str) -> str:
+        """A caller's key below the root, validated.
+
+        Raises:
+            InvalidKey: it is no key, or too long with the namespace.
+        """
+        return self._short(self.absolute(validate_key(key)))
+
+    def below(self, prefix: str) -> str:
+        """A caller's prefix below the root, validated; "" becomes the namespace itself."""
+        return self._short(self.absolute(validate_prefix(prefix)))
+
+    def _short(self, absolute: str) -> str:
+        if self.prefix and is_too_long(absolute):
+            raise InvalidKey(f"key {_shown(absolute)} with its namespace {sizes(absolute)}")
+        return absolute
+
     def relative(self, key: str) -> str:
         """The key inside the namespace; the namespace's own key becomes ""."""
         return key[len(self.prefix) + 1 :] if self.prefix else key
@@ -82,7 +135,7 @@ class Scope:
     def check(self, check: SimpleCheck) -> SimpleCheck:
         """The check with its key below the root, validated."""
         if isinstance(check, (At, Absent, Exists)):
-            key = self.absolute(validate_key(check.key))
+            key = self.key(check.key)
             if key == check.key:
                 return check
             return At.of(key, check.version) if isinstance(check, At) else type(check)(key)
@@ -101,7 +154,7 @@ class Scope:
 
     def op(self, op: Op) -> Op:
         """The operation with its key below the root, validated."""
-        key = self.absolute(validate_key(op.key))
+        key = self.key(op.key)
         if key == op.key:
             return op
         if isinstance(op, Delete):

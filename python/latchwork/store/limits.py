@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from latchwork.backends.base import MAX_VALUE_BYTES, Capability
 from latchwork.errors import TransactionTooLarge, ValueTooLarge
-from latchwork.types import Delete, Op, SimpleCheck
+from latchwork.types import Absent, Delete, Op, SessionAlive, SimpleCheck
 
 
 def check_value(key: str, value: bytes) -> None:
@@ -25,6 +25,13 @@ def check_value(key: str, value: bytes) -> None:
         raise ValueTooLarge(msg)
 
 
+def _size_of_check(check: SimpleCheck) -> int:
+    """An absent key counts twice: a server may look by writing and deleting it."""
+    if isinstance(check, SessionAlive):
+        return 0
+    return len(check.key) * (2 if isinstance(check, Absent) else 1)
+
+
 def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> None:
     """Refuse a transaction that is contradictory or beyond the backend's limits.
 
@@ -35,7 +42,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     """
     keys: set[str] = set()
     sessions: set[str] = set()
-    size = 0
+    size = sum(map(_size_of_check, checks))
     for op in ops:
         if op.key in keys:
             raise ValueError(f"key {op.key!r} is written twice in one transaction; write it once")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from latchwork.clock import Clock
 from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.keys import Scope
+from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
 from latchwork.store.watch import Batch, Feed, Inbox
 from latchwork.types import Change, Entry
@@ -16,7 +18,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     """Every key at and below a prefix, by full key, as last reported; iterates sorted by key.
 
     It may be behind the server: ``stale_s()`` says by how much at most. Safe to share between threads; a read takes no
-    I/O. Entries of different keys may be from different moments.
+    I/O. Entries of different keys may be from different moments. In a child of a fork a read is a ``ForkedProcess``.
     """
 
     def __init__(
@@ -29,17 +31,21 @@ class Mirror(Feed, Mapping[str, Entry]):
         self._announced = False
 
     def __getitem__(self, key: str) -> Entry:
+        self._home.check()
         return self._scope.entry(self._tracker.known[self._scope.absolute(key)])
 
     def __iter__(self) -> Iterator[str]:
+        self._home.check()
         with self._changed.mutex:
             keys = sorted(self._tracker.known)
         return iter([self._scope.relative(key) for key in keys])
 
     def __len__(self) -> int:
+        self._home.check()
         return len(self._tracker.known)
 
     def __contains__(self, key: object) -> bool:
+        self._home.check()
         return isinstance(key, str) and self._scope.absolute(key) in self._tracker.known
 
     __hash__ = object.__hash__
@@ -49,12 +55,15 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     def snapshot(self) -> dict[str, Entry]:
         """A copy of the whole state, sorted by key."""
+        self._home.check()
         with self._changed.mutex:
             known = sorted(self._tracker.known.items())
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Seconds since the state was last known to be current; infinite before the first state."""
+        """Seconds since the state was last known to be current; infinite before the first state, and in a child."""
+        if self._home.is_foreign:
+            return math.inf
         return max(0.0, self._clock.now() - self._tracker.as_of)
 
     @driven
@@ -75,6 +84,7 @@ class Mirror(Feed, Mapping[str, Entry]):
             WaitTimeout: it did not come true in time.
             Closed: the mirror or its store was closed.
         """
+        self._home.check()
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             with self._changed.mutex:
@@ -89,7 +99,11 @@ class Mirror(Feed, Mapping[str, Entry]):
 
         Returns:
             A function that ends it.
+        Raises:
+            TypeError: it is no plain function.
         """
+        self._home.check()
+        check_listener(fn)
         inbox = Inbox()
 
         def drain() -> None:
@@ -109,7 +123,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     def close(self) -> None:
         """Stop; the mapping keeps its last state. Twice is fine."""
         super().close()
-        for lane in self._listeners:
+        for lane in self._listeners if not self._home.is_foreign else ():
             self._remove(lane)
 
     def _deliver(self, changes: list[Change]) -> None:
@@ -125,6 +139,8 @@ class Mirror(Feed, Mapping[str, Entry]):
                 lane.signal()
 
     def _remove(self, lane: Lane) -> None:
+        if self._home.is_foreign:
+            return
         with self._changed.mutex:
             self._listeners = {each: inbox for each, inbox in self._listeners.items() if each is not lane}
         lane.close()

@@ -1,7 +1,8 @@
 """Observers of a system: each is called when something happens, and none can disturb the system.
 
 An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
-logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions.
+logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions. ``SystemExit`` is
+such an exception: a listener that calls ``exit`` ends itself, and neither the thread of others nor the process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from inspect import iscoroutinefunction
 from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
@@ -18,8 +20,26 @@ T = TypeVar("T")
 Listener = TypeVar("Listener", bound=Callable[..., None])
 
 
+def check_listener(fn: Listener, what: str = "a listener") -> Listener:
+    """The function itself.
+
+    Raises:
+        TypeError: it cannot be called, or is an ``async def``, whose calls would begin and never run.
+    """
+    if not callable(fn):
+        raise TypeError(f"{what} must be a function, not {fn!r}; give a function, not what it returns")
+    if iscoroutinefunction(fn) or iscoroutinefunction(type(fn).__call__):
+        raise TypeError(f"{what} must be a plain function, not the async {fn!r}: nothing here awaits what it returns")
+    return fn
+
+
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener; returns a function that removes it, which may be called at any time."""
+    """Register a listener; returns a function that removes it, which may be called at any time.
+
+    Raises:
+        TypeError: see ``check_listener``.
+    """
+    check_listener(fn)
     number = object()
     to[number] = fn
 
@@ -30,12 +50,20 @@ def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
-    """Call each listener, in this thread; one that raises is logged as this problem and stops no other."""
+    """Call each listener, in this thread; one that raises is logged as this problem and stops no other.
+
+    An interrupt of this thread, such as ``KeyboardInterrupt``, is raised once all were called.
+    """
+    interrupt: BaseException | None = None
     for call in calls:
         try:
             call()
-        except Exception:
+        except (Exception, SystemExit):
             log.exception(problem, *about)
+        except BaseException as raised:
+            interrupt = raised
+    if interrupt is not None:
+        raise interrupt
 
 
 class Observers(Generic[T]):
@@ -83,7 +111,7 @@ class Observers(Generic[T]):
     def _guarded(self, observer: T, method: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
             return call(*args)
-        except Exception:
+        except (Exception, SystemExit):
             if (id(observer), method) not in self._failed:
                 self._failed.add((id(observer), method))
                 _log.exception("observer %r raised in %s; further ones are not logged", observer, method)

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from latchwork.backends.futures import Outlet, with_outlet
 from latchwork.interrupts import condition, mutex
 from latchwork.store.calls import Calls
+from latchwork.store.forks import Home
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +24,7 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
 
     @wraps(call)
     def send(self: Pipeline, /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        self._home.check()
         with self._lock:
             while self._count >= self._most:
                 self._waiting += 1
@@ -55,6 +57,8 @@ class Pipeline:
     delays the callbacks of this pipeline and nothing else. They must not wait for locks and other primitives, which
     refuse it (``LatchworkError``), nor for other callbacks of this pipeline. After ``Store.close`` a callback may run
     in the thread that adds it. That a callback has run is not promised when ``flush`` or ``result`` returns.
+
+    A future is of a call that is on its way: ``cancel`` is False, always.
     """
 
     def __init__(self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
@@ -63,6 +67,7 @@ class Pipeline:
         self._calls = calls
         self._outlet = outlet
         self._most = max_in_flight
+        self._home = Home("this pipeline", remedy="connect again in the child")
         self._count = 0
         self._waiting = 0
         self._lock = mutex()
@@ -72,11 +77,18 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is not None and self._home.is_foreign:
+            return  # a child that ends by an exception: that is what its caller has to see
         self.flush()
 
     def flush(self) -> None:
-        """Wait until every call made so far has ended."""
+        """Wait until every call made so far has ended.
+
+        Raises:
+            ForkedProcess: they were made by the parent of this process, and end there.
+        """
+        self._home.check()
         wait(list(self._in_flight))
 
     get = _in_flight(Calls.get)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Literal
 
@@ -17,9 +17,9 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
-from latchwork.store.forks import Home
+from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
-from latchwork.store.observers import call_each, listen
+from latchwork.store.observers import call_each, check_listener, listen
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
@@ -34,19 +34,19 @@ _CLOSE_TIMEOUT_S = 2.0
 class Session:
     """What binds keys to this process: they vanish when it closes, or within its TTL once the process dies.
 
-    Safe to share between threads. Get one from ``store.session`` or ``store.open_session``.
+    Safe to share between threads. Get one from ``store.session`` or ``store.open_session``. In a child of a fork it is
+    lost, and to close it there leaves the parent's as it is.
 
     Attributes:
         id: unique for ever; what ``Entry.owner`` names.
         ttl_s: seconds, as granted by the server.
-        lost: set once when the session is lost; never by ``close()``.
     """
 
     def __init__(self, backend: BackendSession, clock: Clock, on_end: Callable[[Session], None]) -> None:
         self.id = backend.id
         self.ttl_s = backend.ttl_s
         self.token = backend.token
-        self.lost: Signal = Signal()
+        self._lost = Signal()
         self._backend = backend
         self._clock = clock
         self._on_end = on_end
@@ -75,7 +75,9 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """``active``; ``suspect`` while renewals fail; ``lost`` for good; ``closed`` by us."""
+        """``active``; ``suspect`` while renewals fail; ``lost`` for good, and in a forked child; ``closed`` by us."""
+        if self._home.is_foreign:
+            return "lost"
         with self._lock:
             if self._closed:
                 return "closed"
@@ -86,26 +88,44 @@ class Session:
 
     def remaining_s(self) -> float:
         """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
-        if self._home.is_foreign or self._closed or self.lost.is_set():
+        if self._home.is_foreign or self._closed or self._lost.is_set():
             return 0.0
         return self._renewer.remaining_s()
 
     @property
+    def lost(self) -> Signal:
+        """Set once when the session is lost, never by ``close()``; set in a forked child."""
+        return lost_by_fork() if self._home.is_foreign else self._lost
+
+    @property
     def fence(self) -> Fence:
-        """The check that this session has not ended on the server; for the transactions that depend on it."""
+        """The check that this session has not ended on the server; for the transactions that depend on it.
+
+        Raises:
+            ForkedProcess: it was opened before a fork, by the parent.
+        """
+        self._home.check()
         return Fence(self.token, (SessionAlive(self.id),))
 
-    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+    def on_lost(self, fn: Callable[[], None], *, or_closed: bool = False) -> Callable[[], None]:
         """Call ``fn`` once when the session is lost (at once if it is already), in a thread for such calls.
 
         Listeners of one session are called in the order of their registration; one that raises stops no other.
 
+        Args:
+            fn: takes nothing; what it returns is ignored.
+            or_closed: call it when the session is closed here, too.
         Returns:
             A function that removes the listener; it may be called at any time.
+        Raises:
+            TypeError: it is no plain function.
+            ForkedProcess: the session was opened before a fork, by the parent.
         """
+        self._home.check()
+        check_listener(fn)
         with self._lock:
-            if not self.lost.is_set():
-                return listen(self._listeners, fn)
+            if not (self._lost.is_set() or (self._closed and or_closed)):
+                return listen(self._listeners, _WhenClosed(fn) if or_closed else fn)
         self._call([fn])
         return lambda: None
 
@@ -116,9 +136,14 @@ class Session:
 
         Returns:
             A function that removes the listener; it may be called at any time.
+        Raises:
+            TypeError: it is no plain function.
+            ForkedProcess: the session was opened before a fork, by the parent.
         """
+        self._home.check()
+        check_listener(fn)
         with self._lock:
-            if not (self._closed or self.lost.is_set()):
+            if not (self._closed or self._lost.is_set()):
                 return listen(self._enders, fn)
         fn()
         return lambda: None
@@ -141,14 +166,19 @@ class Session:
 
     def close(self) -> None:
         """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
+        if self._home.is_foreign:
+            return
         with self._lock:
             if self._closed:
                 return
-            was_lost = self.lost.is_set()
+            was_lost = self._lost.is_set()
             self._closed = True
+            listeners = [fn for fn in self._listeners.values() if isinstance(fn, _WhenClosed)]
+            self._listeners = {}
             enders, self._enders = list(self._enders.values()), {}
         self._wake.set()
         self._tell_end(enders)
+        self._call(listeners)
         if not was_lost:
             self._end()
             _log.info("session %s closed", self.id)
@@ -164,7 +194,7 @@ class Session:
         call_each(enders, _log, "session %s: what was to wake at its end raised; please report this", self.id)
 
     def _is_over(self) -> bool:
-        return self.lost.is_set() or self._renewer.is_over
+        return self._lost.is_set() or self._renewer.is_over
 
     def _run(self) -> None:
         while not self._closed:
@@ -188,7 +218,7 @@ class Session:
         with self._lock:
             if self._closed:
                 return
-            self.lost.set()
+            self._lost.set()
             listeners, self._listeners = list(self._listeners.values()), {}
             enders, self._enders = list(self._enders.values()), {}
         self._tell_end(enders)
@@ -206,8 +236,18 @@ class Session:
             _log.exception("session %s: closing raised", self.id)
         self._on_end(self)
 
-    def _call(self, listeners: list[Callable[[], None]]) -> None:
+    def _call(self, listeners: Sequence[Callable[[], None]]) -> None:
         if listeners:
             name = f"latchwork-session-lost-{self.id[:8]}"
             args = (listeners, _log, "an on_lost listener of session %s raised", self.id)
             threading.Thread(target=as_callback()(call_each), args=args, name=name, daemon=True).start()
+
+
+class _WhenClosed:
+    """A listener that is called when the session is closed, too."""
+
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self._fn = fn
+
+    def __call__(self) -> None:
+        self._fn()

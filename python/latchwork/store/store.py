@@ -19,7 +19,7 @@ from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
-from latchwork.store.keys import Scope, validate_key, validate_prefix
+from latchwork.store.keys import Scope, validate_root
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
@@ -171,7 +171,8 @@ class Store:
         Args:
             checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` and every ``Fence``; at most 100 after fences are
                 opened. They hold at one moment, the moment of the write.
-            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once, 1,000,000 bytes in all.
+            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once. Keys and values come to 1,000,000 bytes at
+                most, with the keys of the checks; that of an ``Absent`` counts twice.
         Returns:
             The token of the commit, the entries written in order, the keys really deleted.
         Raises:
@@ -185,7 +186,8 @@ class Store:
         """Read and write in one transaction, tried again when others were faster.
 
         ``fn(tx)`` may run several times and should do nothing but read and write through ``tx``. The commit checks all
-        that it read; nothing is committed when it wrote nothing.
+        that it read, also when it wrote nothing: what it returns is made of one moment. Up to there it may see keys of
+        different moments, and what it raises is raised at once.
 
         Args:
             fn: called with a ``Tx``; its result is returned.
@@ -194,6 +196,7 @@ class Store:
             attempts: how often to try; between tries it backs off with jitter.
         Raises:
             Conflict: refused that many times.
+            TransactionTooLarge: it read or wrote more than 100 keys.
             OutcomeUnknown: as for any write; it is not tried again.
         """
         if attempts < 1:
@@ -203,7 +206,7 @@ class Store:
             tx = Tx(self.get, self.list, guard)
             result = fn(tx)
             checks, ops = tx.plan()
-            if not ops:
+            if not (checks or ops):
                 return result
             try:
                 self.commit(checks, ops)
@@ -237,7 +240,7 @@ class Store:
             beside: with ``leaf``, read the names of its siblings as soon as it is gone, where that is quicker than to
                 ask for them then; see ``Watch.beside``.
         """
-        absolute = self._scope.absolute(validate_prefix(prefix))
+        absolute = self._scope.below(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
         self._core.add_feed(watch, absolute, leaf=leaf, beside=beside)
         return watch
@@ -253,7 +256,7 @@ class Store:
         Raises:
             Unavailable: the first state did not come within the call timeout.
         """
-        absolute = self._scope.absolute(validate_prefix(prefix))
+        absolute = self._scope.below(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
         self._core.add_feed(mirror, absolute, beats=True)
         return self._ready(mirror) if wait else mirror
@@ -264,6 +267,7 @@ class Store:
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
+        self._core.check()  # in a child of a fork no thread is left that would make the call
         if hasattr(Calls, method):
             future: Future[Any] = getattr(self._calls_in_flight(), method)(*args, **options)
             return future
@@ -305,7 +309,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, Scope(self._scope.absolute(validate_key(prefix))), self._limit)
+        return _Namespace(self._core, Scope(validate_root(self._scope.key(prefix))), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
         """One object for all that use this store and this prefix: made at the first use, closed before the store ends.

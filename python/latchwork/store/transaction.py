@@ -95,11 +95,14 @@ class Tx:
             self._written[key] = Delete(key)
 
     def plan(self) -> ChecksAndOps:
-        """The checks and operations of the commit; no operations when nothing was written."""
-        if not self._written:
+        """The checks and operations of the commit; no operations when nothing was written.
+
+        No checks either when all that was read is one key: that is of one moment by itself.
+        """
+        if not self._written and len(self._read) < 2 and not self._listed:
             return [], []
         ops = list(self._written.values())
-        if self._guard is not None and self._guard not in self._written:
+        if ops and self._guard is not None and self._guard not in self._written:
             before = self._read[self._guard]
             ops.append(Put(self._guard, before.value if before is not None else b""))
         created = {op.key for op in ops if isinstance(op, Create)}

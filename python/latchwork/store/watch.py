@@ -15,7 +15,9 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.feed import Tracker
+from latchwork.store.forks import Home
 from latchwork.store.keys import Scope
+from latchwork.store.observers import check_listener
 from latchwork.store.steps import Bell, driven
 from latchwork.types import Change
 
@@ -57,13 +59,15 @@ class Inbox:
 class Feed:
     """A backend watch with the state folded from it; what ``Watch`` and ``Mirror`` have in common.
 
-    Safe to share between threads. ``close()`` may be called from anywhere, also from a callback.
+    Safe to share between threads. ``close()`` may be called from anywhere, also from a callback; in a child of a fork
+    it leaves what is the parent's as it is.
     """
 
     def __init__(self, prefix: str, scope: Scope, clock: Clock, *, keep_values: bool) -> None:
         self.prefix = prefix
         self._scope = scope
         self._clock = clock
+        self._home = Home(f"the watch of {prefix!r}", made="opened", remedy="connect again in the child")
         self._changed = Bell()
         self._tracker = Tracker(keep_values=keep_values)
         self._error: LatchworkError | None = None
@@ -105,6 +109,8 @@ class Feed:
 
     def close(self) -> None:
         """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        if self._home.is_foreign:
+            return
         with self._changed.mutex:
             if self._closed:
                 return
@@ -124,6 +130,7 @@ class Feed:
         """Wait until the condition is true, then take what was waited for; both are called with the mutex held."""
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
+        self._home.check()
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             with self._changed.mutex:
@@ -170,6 +177,7 @@ class Watch(Feed):
     @property
     def beside(self) -> tuple[str, ...] | None:
         """The names of a deleted leaf's siblings, all of one state without it, unsorted; None if they were not read."""
+        self._home.check()
         return self._beside
 
     @driven
@@ -181,6 +189,7 @@ class Watch(Feed):
         Raises:
             WaitTimeout: nothing changed in that time.
             Closed: the watch or its store was closed.
+            ForkedProcess: it was opened by the parent of this process.
             PermissionDenied: the account may not read here any more.
         """
         return await self._await(lambda: self._inbox.filled, self._inbox.take, timeout_s, "a change")
@@ -192,7 +201,12 @@ class Watch(Feed):
 
         Raises:
             ValueError: the watch has a subscriber already.
+            TypeError: one of the two is no plain function.
         """
+        self._home.check()
+        check_listener(fn)
+        if on_error is not None:
+            check_listener(on_error, "on_error")
         with self._changed.mutex:
             if self._lane is not None:
                 raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
@@ -202,7 +216,7 @@ class Watch(Feed):
     def close(self) -> None:
         """Stop; whoever waits gets ``Closed``. Twice is fine."""
         super().close()
-        if self._lane is not None:
+        if self._lane is not None and not self._home.is_foreign:
             self._lane.close()
 
     def _deliver(self, changes: list[Change]) -> None:

@@ -57,7 +57,7 @@ impl ZooKeeperCodec {
         let py = answer.py();
         let gens = gens.iter().collect::<Vec<_>>();
         let (mut entries, mut parents, mut refused) = (Vec::new(), Vec::new(), None);
-        let mut owner: Option<(Vec<u8>, Bound<'py, PyAny>)> = None;
+        let mut owner: Option<(String, Bound<'py, PyAny>)> = None;
         let mut answers = Answers::of(answer.as_bytes());
         let mut at = start;
         while let Some(found) = answers.read_next()? {
@@ -90,17 +90,15 @@ impl ZooKeeperCodec {
         key: &Bound<'py, PyString>,
         found: &Znode<'_>,
         gen: &Bound<'py, PyAny>,
-        known: &mut Option<(Vec<u8>, Bound<'py, PyAny>)>,
+        known: &mut Option<(String, Bound<'py, PyAny>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = key.py();
-        let (value, owner) = value_and_owner(found.data);
+        let (value, owner) = value_and_owner(found.data, found.ephemeral);
         let owner = match owner {
             None => py.None().into_bound(py),
-            Some(raw) => {
-                if known.as_ref().is_none_or(|(seen, _)| seen != raw) {
-                    let name: String =
-                        raw.iter().map(|&byte| if byte.is_ascii() { byte as char } else { '\u{fffd}' }).collect();
-                    *known = Some((raw.to_vec(), PyString::new(py, &name).into_any()));
+            Some(name) => {
+                if known.as_ref().is_none_or(|(seen, _)| seen != name) {
+                    *known = Some((name.to_owned(), PyString::new(py, name).into_any()));
                 }
                 known.as_ref().map_or_else(|| py.None().into_bound(py), |(_, name)| name.clone())
             }

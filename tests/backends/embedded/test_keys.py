@@ -7,7 +7,7 @@ import random
 import pytest
 
 from latchwork.backends.embedded import writes
-from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists
+from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, QuotaExceeded
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put, SessionAlive
 
 
@@ -275,3 +275,14 @@ def test_old_deletions_are_forgotten_but_never_a_key(store, monkeypatch):
     count = store._db.read(lambda conn: conn.execute("SELECT count(*) FROM tombstones").fetchone()[0], 1)
     assert 10 <= count <= 20
     assert listed(store, "") == ["kept"]
+
+
+def test_numbers_end_with_an_error_before_one_would_sort_before_others(store):
+    first = store.create_sequential("q/t-", b"", None).result()
+    store._db.write(lambda conn: conn.execute("UPDATE counters SET next = 9999999999"), 5.0)
+    last = store.create_sequential("q/t-", b"", None).result()
+    assert (first.key, last.key) == ("q/t-0000000000", "q/t-9999999999")
+    for _ in range(2):
+        with pytest.raises(QuotaExceeded, match="keys beside 'q/t-' were given out; use another parent"):
+            store.create_sequential("q/t-", b"", None).result()
+    assert store.create_sequential("other/t-", b"", None).result().key == "other/t-0000000000"

@@ -23,6 +23,11 @@ CODEC = COMPILER.codec
 REVISIONS = st.integers(1, 2**62)
 SEGMENT = st.text("ab", min_size=1, max_size=2) | st.sampled_from(["x" * 120, "y~%@:+=,"])
 NAME = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)
+STRANGER = (
+    st.binary(max_size=6)
+    | st.sampled_from([b"", b"/", b"x//y", b"x/", b"a b", b"\xff\xfe", b"x/..", b"x\n", b"x" * 121, "\u00e9".encode()])
+    | st.text(".~@/ \n\x1b", max_size=4).map(str.encode)
+)
 VALUE = st.binary(max_size=300) | st.sampled_from([127, 128, 20_000]).map(bytes)
 CHECK = (
     st.builds(At.of, NAME, st.builds(VersionKey, REVISIONS))
@@ -86,19 +91,24 @@ def test_what_was_committed_is_what_the_plan_makes_of_the_answer(ops, header, kv
     assert CODEC.committed(answer, ops) == COMPILER.commit((), ops, ()).outcome(answer)
 
 
-@given(RANGE)
-def test_page_has_the_entries_of_the_message(message):
+@given(RANGE, st.lists(STRANGER, max_size=3), st.randoms())
+def test_page_has_the_entries_of_the_message_and_names_what_are_no_keys(message, strangers, random):
+    kvs = [*message.kvs, *(kv_pb2.KeyValue(key=KEYS.root + raw) for raw in strangers)]
+    random.shuffle(kvs)
+    del message.kvs[:]
+    message.kvs.extend(kvs)
     page = CODEC.page(message.SerializeToString())
-    expected = [KEYS.entry(kv) for kv in message.kvs]
+    expected = [KEYS.entry(kv) for kv in kvs if KEYS.known(kv.key) is not None]
     skip = len(KEYS.root)
     direct = [entry for entry in expected if "/" not in entry.key]
     assert page.entries() == expected
     assert page.entries(skip) == direct
-    assert (len(page), page.direct(skip)) == (len(expected), len(direct))
-    assert page.keys() == [kv.key for kv in message.kvs]
+    assert (len(page), page.count(), page.count(skip)) == (len(kvs), len(expected), len(direct))
+    assert page.names() == [entry.key for entry in expected]
+    assert page.strangers() == [kv.key for kv in kvs if KEYS.known(kv.key) is None]
     assert (page.more, page.revision, page.size) == (message.more, message.header.revision, message.ByteSize())
-    if expected:
-        assert page.last() == message.kvs[-1].key
+    if kvs:
+        assert page.last() == kvs[-1].key
 
 
 @given(st.lists(RANGE, max_size=4))

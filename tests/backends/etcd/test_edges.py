@@ -86,3 +86,13 @@ def test_numbered_keys_that_wait_for_their_turn_end_within_the_call_timeout(prox
     assert time.monotonic() - began < 6.5, "one timeout for the whole call, not one for each turn"
     proxy.accept()
     proxy.release()
+
+
+def test_numbers_end_with_an_error_before_one_would_sort_before_others(backend, raw, root):
+    backend.create_sequential("q/t-", b"", None).result(5)
+    raw.put(b"/%s/@q/q" % root.encode(), b"9999999998")
+    assert backend.create_sequential("q/t-", b"", None).result(5).key == "q/t-9999999999"
+    for _ in range(2):
+        with pytest.raises(QuotaExceeded, match="keys beside 'q/t-' were given out; use another parent"):
+            backend.create_sequential("q/t-", b"", None).result(5)
+    assert backend.create_sequential("other/t-", b"", None).result(5).key == "other/t-0000000001"

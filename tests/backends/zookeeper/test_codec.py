@@ -18,7 +18,7 @@ LAYOUT = Layout("ro/ot")
 CODEC = ZooKeeperCodec(LAYOUT.root, entry=Entry, version=Version)
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 LONG, INT = st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)
-STATS = st.tuples(LONG, LONG, LONG, LONG, INT, INT, INT, LONG, INT, INT, LONG).map(
+STATS = st.tuples(LONG, LONG, LONG, LONG, INT, INT, INT, st.just(0) | LONG, INT, INT, LONG).map(
     lambda numbers: struct.pack("!qqqqiiiqiiq", *numbers)
 )
 OWNERS = st.binary(min_size=32, max_size=32)
@@ -26,6 +26,9 @@ DATA = st.one_of(
     st.binary(max_size=60),
     st.binary(max_size=60).map(lambda value: b"=" + value),
     st.tuples(OWNERS, st.binary(max_size=20)).map(lambda both: b"@" + both[0] + b"=" + both[1]),
+    st.tuples(st.text("0a9fgA", min_size=32, max_size=32), st.binary(max_size=20)).map(
+        lambda both: b"@" + both[0].encode() + b"=" + both[1]
+    ),
     st.tuples(st.just(b"a" * 32), st.binary(max_size=20)).map(lambda both: b"@" + both[0] + b"=" + both[1]),
 )
 READS = st.one_of(

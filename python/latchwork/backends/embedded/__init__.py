@@ -7,10 +7,12 @@ stores of one process and gone with the last of them. Both run the same code.
 from __future__ import annotations
 
 from latchwork.backends.base import Backend
-from latchwork.backends.url import SchemeSpec, StoreURL, one_of
+from latchwork.backends.url import SchemeSpec, StoreURL, file_mode, one_of
 from latchwork.clock import Clock
 
-SPEC = SchemeSpec(schemes=("sqlite",), options={"sync": one_of("normal", "full")}, location="file")
+SPEC = SchemeSpec(
+    schemes=("sqlite",), options={"sync": one_of("normal", "full"), "file_mode": file_mode}, location="file"
+)
 SPECS = (SPEC, SchemeSpec(schemes=("memory",), location="name"))
 
 

@@ -45,6 +45,7 @@ class EmbeddedBackend(Backend):
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._boot = sessions.boot_id()
+        self._ahead_s = 0.0 if url.scheme == "memory" else sessions.ahead_s()
         self._lock = mutex()
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
@@ -154,7 +155,7 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> bool:
             return session.id not in self._ended and sessions.renew(
-                conn, self._root, session.id, self._boot, self._clock.now()
+                conn, self._root, session.id, self._boot, self._shared_now()
             )
 
         def renew() -> float:
@@ -224,7 +225,9 @@ class EmbeddedBackend(Backend):
             alive = self._judge(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
-            return View(reads.newest_token(conn), sessions.next_deadline(conn), events), gone
+            deadline = sessions.next_deadline(conn)
+            local = None if deadline is None else deadline + self._ahead_s
+            return View(reads.newest_token(conn), local, events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:
@@ -240,6 +243,10 @@ class EmbeddedBackend(Backend):
         return True
 
     # Private.
+
+    def _shared_now(self) -> float:
+        """The time by which deadlines are written and compared: the same for all processes of the machine."""
+        return self._clock.now() - self._ahead_s
 
     def _release(self) -> None:
         if self._memory is not None:
@@ -292,14 +299,14 @@ class EmbeddedBackend(Backend):
 
     def _judge(self, conn: sqlite3.Connection) -> writes.Alive:
         """Tells which sessions are alive at this moment, which must lie within the transaction."""
-        now = self._clock.now()
+        now = self._shared_now()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_judge(self, conn: sqlite3.Connection) -> writes.Alive:
         """The same for a write, which must not see keys of sessions that are past their deadline."""
-        for session_id in sessions.expired(conn, self._clock.now()):
+        for session_id in sessions.expired(conn, self._shared_now()):
             sessions.end(conn, session_id)
         return self._judge(conn)
 
@@ -307,7 +314,7 @@ class EmbeddedBackend(Backend):
         opened_at = self._clock.now()
 
         def work(conn: sqlite3.Connection) -> tuple[str, int]:
-            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._clock.now())
+            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._shared_now())
 
         session_id, token = self._write(work)
         session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
@@ -334,7 +341,7 @@ class EmbeddedBackend(Backend):
             ended = set(self._ended)
 
         def work(conn: sqlite3.Connection) -> None:
-            now = self._clock.now()
+            now = self._shared_now()
             dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}
             for session_id in sorted(dead):
                 sessions.end(conn, session_id)

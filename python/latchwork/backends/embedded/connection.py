@@ -20,7 +20,7 @@ from latchwork.backends.embedded.errors import as_connect_failure, is_busy, tran
 from latchwork.backends.embedded.pool import Pool
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.errors import ConnectFailed, OutcomeUnknown, Unavailable
 from latchwork.interrupts import Finally
 
 T = TypeVar("T")
@@ -110,6 +110,11 @@ class FileDatabase(Database):
         path = self.path = Path(url.path or "").absolute()
         layout.check_place(path)
         where = f"store file {path}"
+        mode = url.options.get("file_mode")
+        try:
+            layout.make_file(path, None if mode is None else int(mode, 8))
+        except OSError as error:
+            raise ConnectFailed(f"{where} cannot be made: {error}; name another in the URL") from error
 
         open_file = partial(layout.open_file, path, url.options.get("sync", "normal"))
 

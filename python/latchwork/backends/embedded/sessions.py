@@ -1,9 +1,10 @@
 """Sessions: rows with a deadline, which the transaction that asks compares with the clock; and the object for one.
 
 A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend; it
-means something only within the boot whose id the row carries. A session past its deadline is dead from that moment,
-whether or not anyone has removed its row, and is never renewed. Its keys leave as deletions with a token of their own.
-Nothing here renews by itself: the store's session thread does.
+means something only within the boot whose id the row carries. Containers may have that clock set ahead or back, in a
+time namespace of their own: deadlines are times of the first one (``ahead_s``). A session past its deadline is dead
+from that moment, whether or not anyone has removed its row, and is never renewed. Its keys leave as deletions with a
+token of their own. Nothing here renews by itself: the store's session thread does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from latchwork.backends.embedded import writes
+from latchwork.errors import ConnectFailed
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
 LEAST_TTL_S = 0.25
@@ -82,6 +84,28 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def ahead_s(proc: Path = Path("/proc/self")) -> float:
+    """Seconds by which this process's clock is ahead of that of the machine's first time namespace.
+
+    Raises:
+        ConnectFailed: that cannot be told, because this process itself has asked for a new time namespace.
+    """
+    try:
+        lines = (proc / "timens_offsets").read_text(encoding="utf-8").splitlines()
+        is_known = (proc / "ns/time").readlink() == (proc / "ns/time_for_children").readlink()
+    except OSError:
+        return 0.0  # a system without time namespaces
+    for name, seconds, nanoseconds in map(str.split, lines):
+        if name in {"boottime", "7"}:
+            if not is_known:  # the offsets are those of its children
+                raise ConnectFailed(
+                    "this process has unshared its time namespace, so how its clock stands to that of other processes "
+                    "cannot be told; open the store in a child of it"
+                )
+            return int(seconds) + int(nanoseconds) / 1e9
+    return 0.0
 
 
 def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:

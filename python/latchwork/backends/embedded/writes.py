@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from latchwork.backends.base import VersionKey, check_version
 from latchwork.backends.embedded import reads
+from latchwork.backends.grammar import numbered
 from latchwork.errors import Conflict, InvalidKey, SessionLost
 from latchwork.types import (
     Absent,
@@ -28,7 +29,6 @@ from latchwork.types import (
 
 #: Deletions remembered for watches that fall behind; those further behind read everything again.
 KEPT_TOMBSTONES = 10_000
-_SUFFIX_DIGITS = 10
 
 #: Says whether the session with this id is alive at this moment.
 Alive = Callable[[str], bool]
@@ -74,9 +74,9 @@ def create_sequential(
     """
     if session is not None:
         require_alive(session.id, alive)
-    full = key + _take_number(conn, root, key.rpartition("/")[0])
+    full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
     while reads.get(conn, root, full):  # someone created that very key by hand
-        full = key + _take_number(conn, root, key.rpartition("/")[0])
+        full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
     written = _Writer(conn, root)
     written.apply(Create(full, value, session))
     _check_leaves(conn, root, written.entries)
@@ -210,11 +210,11 @@ def _bound_ancestor(conn: sqlite3.Connection, root: str, key: str) -> str | None
     return row[0] if row else None
 
 
-def _take_number(conn: sqlite3.Connection, root: str, parent: str) -> str:
+def _take_number(conn: sqlite3.Connection, root: str, parent: str) -> int:
     conn.execute("INSERT OR IGNORE INTO counters VALUES (?, ?, 0)", (root, parent))
     conn.execute("UPDATE counters SET next = next + 1 WHERE root = ? AND parent = ?", (root, parent))
     (after,) = conn.execute("SELECT next FROM counters WHERE root = ? AND parent = ?", (root, parent)).fetchone()
-    return f"{after - 1:0{_SUFFIX_DIGITS}d}"
+    return int(after) - 1
 
 
 def _forget_old_deletions(conn: sqlite3.Connection) -> None:

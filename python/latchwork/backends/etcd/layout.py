@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork.backends.base import VersionKey
+from latchwork.backends.grammar import Strangers, is_key
 from latchwork.types import Entry
 
 #: Start inclusive, end exclusive.
@@ -17,10 +18,16 @@ KeyRange = tuple[bytes, bytes]
 
 
 class Keys:
-    """Key names below one root. Immutable, safe to share."""
+    """Key names below one root. Safe to share.
+
+    Attributes:
+        root: what stands before every key.
+        strangers: what is below the root and no key.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = f"/{root}/".encode()
+        self.strangers = Strangers(f"/{root}")
         self._skip = len(self.root)
 
     def of(self, key: str) -> bytes:
@@ -28,8 +35,19 @@ class Keys:
         return self.root + key.encode()
 
     def name(self, raw: bytes) -> str:
-        """The key that lives here."""
+        """The key that lives here, which is one."""
         return raw[self._skip :].decode()
+
+    def known(self, raw: bytes) -> str | None:
+        """The key that lives here; None, and noted, for what is none."""
+        try:
+            name = self.name(raw)
+        except UnicodeDecodeError:
+            name = ""
+        if is_key(name):
+            return name
+        self.strangers.note([raw])
+        return None
 
     def marker(self, session_id: str) -> bytes:
         """The marker of a session."""

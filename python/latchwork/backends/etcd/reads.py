@@ -110,12 +110,13 @@ class Reader:
             next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
             while next_page is not None:
                 page = yield next_page
+                self._keys.strangers.note(page.strangers())
                 next_page, deeper = None, False
-                wanted = len(page) if skip is None else page.direct(skip)
+                wanted = page.count(skip)
                 asked = _least(_next_size(page), limit, len(found) + wanted) if page.more else 0
                 rest = (_after(page.last(), skip), end) if asked else (end, end)
                 if rest[0] < end:
-                    deeper = wanted < len(page)
+                    deeper = wanted < page.count()
                     # on its way while this page is decoded
                     next_page = None if deeper else self._page(rest, asked, prefix)
                 found.extend(page.entries(skip))
@@ -142,12 +143,12 @@ class Reader:
         at, end = span
         while at < end:
             page = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
-            raws = page.keys()
-            found.extend(map(self._keys.name, raws))
-            direct += page.direct(skip)
+            self._keys.strangers.note(page.strangers())
+            found.extend(page.names())
+            direct += page.count(skip)
             if not page.more or (limit is not None and direct >= limit):
                 break
-            at, size = _after(raws[-1], skip), min(size * 4, _LAST_NAMES)
+            at, size = _after(page.last(), skip), min(size * 4, _LAST_NAMES)
         return found
 
     def _skip(self, prefix: str) -> int:

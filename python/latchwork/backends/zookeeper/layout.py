@@ -2,7 +2,8 @@
 
     /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: an implied parent
     /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid
-    /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart
+    /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart; data:
+                             once the server's counter has come to its end, the next number
     /<root>/@gen/<00..3f>    one guard for each bucket of keys: its version grows with every deletion in the bucket
     /<root>/@s/<session>     ephemeral: the session lives; data: the number of its last write
     /<root>/@w/<uuid>        ephemeral: data: the number of the last write of a store's own connection
@@ -15,19 +16,23 @@ Nothing here touches the network.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from latchwork.backends.grammar import Strangers, is_key
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.wire import Data
 from latchwork.types import Entry
 
 BUCKETS = 64
 BORN, KEEP = "#born", "#keep"
-UNKNOWN = -1
+UNKNOWN = -(2**40)  # no version that the server could tell
+ANY = -1  # what the server takes for "whichever": a version that is really this cannot be checked
 _PLAIN, _BOUND, _END = b"=", b"@", b"="
 _OWNER_CHARS = 32
+_OWNER = re.compile(rb"[0-9a-f]{%d}" % _OWNER_CHARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,16 @@ def encode(value: bytes, owner: str | None) -> bytes:
     return _PLAIN + value if owner is None else _BOUND + owner.encode() + _END + value
 
 
-def decode(data: bytes) -> tuple[bytes, str | None]:
-    """Value and owner; data that other programs wrote are taken as they are."""
+def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None]:
+    """Value and owner; data that other programs wrote are taken as they are.
+
+    What looks like an owner is a value if the znode ends with no session, or no session of ours has such an id.
+    """
     if data[:1] == _PLAIN:
         return data[1:], None
     end = 1 + _OWNER_CHARS
-    if data[:1] == _BOUND and data[end : end + 1] == _END:
-        return data[end + 1 :], data[1:end].decode("ascii", "replace")
+    if ephemeral and data[:1] == _BOUND and data[end : end + 1] == _END and _OWNER.fullmatch(data, 1, end):
+        return data[end + 1 :], data[1:end].decode("ascii")
     return data, None
 
 
@@ -103,7 +111,7 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
     data, stat = found
     if not data:
         return None
-    value, owner = decode(data)
+    value, owner = decode(data, ephemeral=bool(stat.ephemeral_owner))
     created = stat.czxid if born is None else born
     version = Version(stat.mzxid, stat.version, gen, created, owner, born is not None)
     return Entry(key, value, version, stat.mzxid, created, owner)
@@ -132,11 +140,6 @@ def is_ours(name: str) -> bool:
     return name[:1] == "#"
 
 
-def visible(names: Iterable[str], key: str) -> list[str]:
-    """Names of znodes below a key, without our own."""
-    return [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
-
-
 def below(key: str, names: Iterable[str]) -> list[str]:
     """Full keys of names below a key."""
     return [f"{key}/{name}" for name in names] if key else list(names)
@@ -148,10 +151,14 @@ class Layout:
     Args:
         root: of the URL.
         acl: of created znodes, as bytes of a request.
+
+    Attributes:
+        strangers: what is below the root and no key.
     """
 
     def __init__(self, root: str, acl: bytes = b"") -> None:
         self.root = "/" + root
+        self.strangers = Strangers(self.root)
         self._acl = acl
         self.guards = [f"{self.root}/@gen/{number:02x}" for number in range(BUCKETS)]
         self.folders = [f"{self.root}/@gen", f"{self.root}/@s", f"{self.root}/@w"]
@@ -203,5 +210,15 @@ class Layout:
             return None
         head, _, name = key.rpartition("/")
         if is_ours(name):
-            return head if name == BORN and head else None
-        return key
+            key = head if name == BORN else ""
+        elif not is_key(key):
+            self.strangers.note([key])
+        return key if is_key(key) else None
+
+    def visible(self, names: Iterable[str], key: str) -> list[str]:
+        """Names of znodes below a key, without our own and without what is no key."""
+        found = [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
+        if len(found) == len(keys := [name for name in found if is_key(name)]):
+            return found
+        self.strangers.note(below(key, (name for name in found if name not in keys)))
+        return keys

@@ -14,7 +14,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import below, visible
+from latchwork.backends.zookeeper.layout import below
 from latchwork.backends.zookeeper.reads import FIRST_BATCH, LARGEST_BATCH, ReadContext, Reader
 from latchwork.backends.zookeeper.wire import MULTI_READ, Data, Found, Reply
 from latchwork.types import Entry
@@ -114,7 +114,7 @@ class Lister:
         there = []
         for key, names in zip(keys, found, strict=True):
             if isinstance(names, list):
-                there.append((key, below(key, visible(names, key))))
+                there.append((key, below(key, self._layout.visible(names, key))))
             else:
                 check_found(names, "list", key)
         return there

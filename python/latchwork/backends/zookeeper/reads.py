@@ -16,7 +16,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry, visible
+from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, read_entry
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
 
@@ -57,7 +57,9 @@ class Reader:
 
     def learn(self, number: int, gen: int) -> None:
         """A bucket's guard has had this version."""
-        self._gens[number] = max(self._gens[number], gen)
+        before = self._gens[number]
+        if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
+            self._gens[number] = gen
 
     def gens(self) -> list[int]:
         """For each bucket a version its guard has reached by now; valid with whatever is read or written from now."""
@@ -253,4 +255,4 @@ class Reader:
         if reply.error != OK:
             check_found(reply.error, "list", key)
             return []
-        return visible(wire.parse_names(reply.body)[0], key)
+        return self.layout.visible(wire.parse_names(reply.body)[0], key)

@@ -14,10 +14,11 @@ from functools import partial
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
-from latchwork.primitives.waiting.common import Patience, lost_by_fork, tell
+from latchwork.primitives.waiting.common import Patience, tell
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, driven, ending
@@ -189,11 +190,11 @@ class SessionLock(GuardsWork):
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the current hold is lost, never by a release; ask again after each ``acquire``."""
+        """Set when the current hold is lost, by a closed session too, not by a release; ask after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         hold = self._current()
-        return hold.place.session.lost if hold is not None else threading.Event()
+        return hold.ownership.lost if hold is not None else threading.Event()
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
@@ -201,7 +202,7 @@ class SessionLock(GuardsWork):
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time a hold is lost: stop what it protected. Not on release. Returns what ends that."""
+        """Call ``fn()`` when a hold is lost, its session lost or closed, not on release. Returns what ends that."""
         self._waits.check()
         return listen(self._listeners, fn)
 
@@ -260,11 +261,12 @@ class SessionLock(GuardsWork):
             if not surplus:
                 self._holds.append(hold)
         if surplus:
+            hold.ownership.end()
             await self._queue.leave(place)
             raise Closed(f"{self.what} was closed while it was being acquired; make another one")
         waiter.is_kept = True
         self._push(hold)
-        hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold))
+        hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold), or_closed=True)
         if hold.given_back.is_set():  # closed meanwhile, which could not take the listener back
             hold.unlisten()
         _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
@@ -337,11 +339,12 @@ class SessionLock(GuardsWork):
         hold.waiter.close()
 
     def lose(self, hold: Hold) -> None:
-        """Called in the session's thread for lost listeners."""
+        """Called in the session's thread for lost listeners; its work heard of it before."""
         if hold.given_back.is_set():
             return  # released just before: nobody has lost anything
-        hold.ownership.end()
-        _log.warning("%s is lost with its session %s", self.what, hold.place.session.id)
+        session = hold.place.session
+        level, how = (logging.INFO, "was closed") if session.state == "closed" else (logging.WARNING, "is lost")
+        _log.log(level, "%s is lost: its session %s %s", self.what, session.id, how)
         tell(list(self._listeners.values()), self.what)
 
     # Which hold

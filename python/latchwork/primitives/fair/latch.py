@@ -24,7 +24,7 @@ from latchwork.primitives.waiting.common import Patience, check_name, check_node
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
 from latchwork.store.backoff import Backoff
-from latchwork.store.observers import listen
+from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
 from latchwork.store.steps import Background, OnInterrupt, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -263,7 +263,7 @@ class LeaderLatch(GuardsWork, HasPlace):
         self._refuse_closed()
         with self._changed.mutex:
             if self._led is not None:
-                self._announcer.post(fn)
+                self._announcer.post(check_listener(fn))
             return listen(self._elected_listeners, fn)
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:

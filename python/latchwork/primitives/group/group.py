@@ -25,7 +25,7 @@ from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
-from latchwork.store.observers import listen
+from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
@@ -198,6 +198,7 @@ class Group(Participant):
         Listeners are called one at a time: a slow one delays the others. Returns what ends it.
         """
         self._refuse_closed()
+        check_listener(fn)
         with self._changed.mutex:
             if self._seen:
                 self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))

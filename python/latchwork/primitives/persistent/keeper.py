@@ -23,6 +23,7 @@ from latchwork.primitives.persistent.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.observers import check_listener
 from latchwork.store.steps import OnInterrupt, Pause, Settled, Signal, Steps, driven, ending, steps_of
 from latchwork.types import At, Entry
 
@@ -57,8 +58,8 @@ class LockKeeper(KeeperThread):
         """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.
 
         Args:
-            release: give all locks back, so that others can have them at once. False leaves them to run out, which
-                takes others up to 1.05 TTL; use it when what they protect may still be going on.
+            release: give all locks back: others can have them at once. With False they run out, in up to 1.05 TTL: for
+                when what they protect may still be going on.
         """
         if self._home.is_foreign:
             return
@@ -204,16 +205,15 @@ class LockKeeper(KeeperThread):
         """Call ``fn(name)`` once, in a callback thread, when the lock looks free: then try to acquire it.
 
         It may be taken again by then, or have been seen wrongly; ask again if so. Waiting costs no thread, and names
-        that share their first segment share one watch.
+        that share their first segment share one watch. Returns what cancels it.
 
-        Returns:
-            A function that cancels it.
         Raises:
             Closed, InvalidKey: as for ``acquire``.
+            TypeError: it is no plain function.
         """
-        check_name(name, "lock")
+        call = partial(check_listener(fn), check_name(name, "lock"))
         self.start()
-        cancel = self._waits.add(name, lambda: self._relaxed.post(partial(fn, name)))
+        cancel = self._waits.add(name, lambda: self._relaxed.post(call))
         self._wake.set()
         return cancel
 

@@ -20,9 +20,9 @@ from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import LockHolder, state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.waiting.common import check_name, check_text, lost_by_fork, tell
+from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import Home
+from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.steps import OnInterrupt, Signal, Steps, driven, ending, steps_of
 from latchwork.store.store import Store

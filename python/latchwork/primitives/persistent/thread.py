@@ -27,9 +27,9 @@ from latchwork.primitives.persistent.protocol import (
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
-from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text, lost_by_fork
+from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text
 from latchwork.store.dispatch import Dispatcher
-from latchwork.store.forks import Home
+from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
 from latchwork.store.steps import Background, OnInterrupt, Pause, Signal, ending, run, steps_of

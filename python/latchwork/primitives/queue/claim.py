@@ -14,10 +14,11 @@ from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.queue.items import Item, Names
-from latchwork.primitives.waiting.common import Patience, check_text, lost_by_fork
+from latchwork.primitives.waiting.common import Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import Home
+from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import Background, OnInterrupt, ask, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -104,13 +105,17 @@ class Claim(GuardsWork):
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the session is lost by which we hold it."""
-        return lost_by_fork() if self._home.is_foreign else self._session.lost
+        """Set when it is lost with the session by which we hold it, also when that is closed."""
+        return lost_by_fork() if self._home.is_foreign else self._ownership.lost
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` if the session is lost by which we hold it, not when it is ended. Returns what ends that."""
+        """Call ``fn()`` if it is lost with the session by which we hold it, lost or closed. Returns what ends that.
+
+        Not when it is acknowledged or given back.
+        """
         self._home.check()
-        return self._session.on_lost(lambda: None if self._is_over else fn())
+        check_listener(fn)
+        return self._session.on_lost(lambda: None if self._is_over else fn(), or_closed=True)
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal of the session succeeds. Does no I/O."""

@@ -119,7 +119,10 @@ class Putting:
                     lambda now: now + count, checks=checks, ops=writes, timeout_s=patience.left_s(_CELL_PATIENCE_S)
                 )
             except (Unavailable, Conflict) as error:
-                if patience.is_over or (isinstance(error, Conflict) and checks):
+                if isinstance(error, Conflict) and any(one in checks for one in error.failed):
+                    raise
+                if patience.is_over:
+                    self._refuse_crowded(error)
                     raise
                 if not await waiter.pause(patience.left_s(backoff.next_s())):
                     self._waits.refuse_ended(waiter, error)
@@ -153,6 +156,10 @@ class Putting:
             )
         self._capacity, self._agreed = stored, True
         return stored
+
+    def _refuse_crowded(self, error: LatchworkError) -> None:
+        if isinstance(error, Conflict):
+            raise WaitTimeout(f"others kept putting items into {self._what}, nothing was put; wait longer") from error
 
     def _no_room(self, waiter: Waiter) -> WaitTimeout:
         self._waits.refuse_ended(waiter)

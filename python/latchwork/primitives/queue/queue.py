@@ -83,7 +83,7 @@ class Queue(Closes):
         Returns:
             The id of the item.
         Raises:
-            WaitTimeout: the queue is full; nothing was put.
+            WaitTimeout: the queue is full, or others put items all that time; nothing was put.
             ValueTooLarge, TypeError: before any I/O.
             OutcomeUnknown: put or not, and no way to tell.
             Unavailable: the server could not be reached in time; nothing was put.

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
-from latchwork.store.keys import validate_key
+from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
-from latchwork.store.steps import Bell, OnInterrupt, Signal, called_as_steps, driven, ending
+from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
+
+#: A message shows so many characters of a name that cannot be used.
+_SHOWN = 130
 
 C = TypeVar("C", bound="Closes")
 S = TypeVar("S", bound="Starts")
@@ -35,9 +38,9 @@ S = TypeVar("S", bound="Starts")
 def check_name(name: str, kind: str) -> str:
     """The name itself; ``InvalidKey`` if it cannot be a key. The message says which primitive's name it is."""
     try:
-        return validate_key(name)
+        return validate_name(name)
     except InvalidKey as error:
-        raise InvalidKey(f"{kind} name {name!r} cannot be used: {error}") from None
+        raise InvalidKey(f"{kind} name {repr(name)[:_SHOWN]} cannot be used: {error}") from None
 
 
 def check_node_id(node_id: str, kind: str) -> str:
@@ -87,13 +90,6 @@ class Identity:
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-
-
-def lost_by_fork() -> Signal:
-    """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""
-    lost = Signal()
-    lost.set()
-    return lost
 
 
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
@@ -216,4 +212,8 @@ class Announcer:
                     self._changed.ring()
                     return
                 call = self._posts.popleft()
-            tell([call], self._label)
+            try:
+                tell([call], self._label)
+            except BaseException:  # an interrupt, in a call; the calls behind it are made all the same
+                self._lane.signal()
+                raise

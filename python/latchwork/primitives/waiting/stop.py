@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.interrupts import mutex
+from latchwork.store.observers import check_listener
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,10 @@ class StopSignal:
 
         Returns:
             A function that removes the listener; twice is fine.
+        Raises:
+            TypeError: it is no plain function.
         """
+        check_listener(listener)
         with self._mutex:
             number = self._next_listener
             self._next_listener += 1

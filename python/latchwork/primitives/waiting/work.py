@@ -13,8 +13,8 @@ from typing import TypeVar
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.interrupts import mutex
-from latchwork.primitives.waiting.common import check_least, lost_by_fork
-from latchwork.store.forks import Home
+from latchwork.primitives.waiting.common import check_least
+from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, Signal, called, driven, run
 from latchwork.types import Fence
@@ -30,8 +30,9 @@ class Work:
     """A cancellation token: ``with lock.guard_work() as work:``. Safe to share between threads.
 
     It fires, for good, when less than the margin is left of the ownership, when that is lost, and when it is given up;
-    not at the end of the ``with``. It does not stop a paused process from writing late: pass ``fence`` to every write
-    that matters.
+    not at the end of the ``with``. Without a ``with`` it watches from the first use of ``stopped`` or ``wait``, in a
+    thread that ends with the ownership. It does not stop a paused process from writing late: pass ``fence`` to every
+    write that matters.
 
     In a child of a fork it has stopped: nothing is held there.
 
@@ -46,6 +47,7 @@ class Work:
         self._ownership = ownership
         self._margin_s = margin_s
         self._done = Signal()
+        self._lock = mutex()
         self._watching: Background | None = None
 
     def __repr__(self) -> str:
@@ -59,9 +61,12 @@ class Work:
         run(self.finish())
 
     def begin(self) -> None:
-        """Begin to watch the ownership."""
+        """Begin to watch the ownership. Twice is fine."""
+        with self._lock:
+            if self._watching is not None or self._done.is_set():
+                return
+            self._watching = Background(self._watch(), f"latchwork-work-{self._ownership.what}")
         self._ownership.add(self)
-        self._watching = Background(self._watch(), f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
         """Stop watching: the work is done."""
@@ -69,13 +74,18 @@ class Work:
             return
         self._done.set()
         self._ownership.remove(self)
-        if self._watching is not None and not self._watching.is_mine:
-            await self._watching
+        with self._lock:
+            watching = self._watching
+        if watching is not None and not watching.is_mine:
+            await watching
 
     @property
     def stopped(self) -> Signal:
         """Set when the work has to stop."""
-        return lost_by_fork() if self._home.is_foreign else self._stopped
+        if self._home.is_foreign:
+            return lost_by_fork()
+        self.begin()
+        return self._stopped
 
     @property
     def is_stopped(self) -> bool:
@@ -164,6 +174,9 @@ class Ownership:
         remaining_s: how much of that is left for certain; must do no I/O.
         error: what ``Work.check`` raises.
         clock: the clock that decides.
+
+    Attributes:
+        lost: set once it has ended otherwise than by being given up.
     """
 
     def __init__(
@@ -185,13 +198,19 @@ class Ownership:
         self._lock = mutex()
         self._works: set[Work] = set()
         self._ended = False
+        self._forget: Callable[[], None] = lambda: None
+        self.lost = Signal()
 
     @classmethod
     def by_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
-        """An ownership that lasts as long as a session."""
-        return cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
+        """An ownership that lasts as long as a session: it is lost at the moment that ends, lost or closed."""
+        made = cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
+        made._forget = session.on_end(made.lose)
+        if made._ended:  # it ended meanwhile
+            made._forget()
+        return made
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """A token for work, to be used in a ``with``; None for a margin takes a tenth of the TTL."""
@@ -203,12 +222,22 @@ class Ownership:
         return 0.0 if self._ended else self._remaining_s()
 
     def end(self) -> None:
-        """Tell all work under it to stop: it was lost or given up. Does not block; twice is fine."""
+        """Tell all work under it to stop: it was given up. Does not block; twice is fine."""
+        self._end(lost=False)
+
+    def lose(self) -> None:
+        """Tell all work under it to stop: it was lost, unless it was given up before. Does not block; twice is fine."""
+        self._end(lost=True)
+
+    def _end(self, *, lost: bool) -> None:
         with self._lock:
-            self._ended = True
+            first, self._ended = not self._ended, True
             works, self._works = self._works, set()
+        if first and lost:
+            self.lost.set()
         for work in works:
             work.stop()
+        self._forget()
 
     def error(self) -> OwnershipLost:
         """The reason for work to stop."""

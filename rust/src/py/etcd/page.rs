@@ -3,18 +3,19 @@
 use std::ops::Range;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::EtcdCodec;
 use crate::etcd::answer::{self, KeyValue};
 use crate::etcd::Malformed;
+use crate::grammar::is_key;
 
 /// The answer to a range request, decoded as far as is asked for.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct EtcdPage {
     codec: Py<EtcdCodec>,
     answer: Py<PyBytes>,
-    keys: Vec<Range<usize>>,
+    keys: Vec<(Range<usize>, bool)>, // and whether it is one of ours
     #[pyo3(get)]
     more: bool,
     #[pyo3(get)]
@@ -27,14 +28,23 @@ impl EtcdPage {
         let whole = answer.as_bytes();
         let found = answer::Range::read(whole)?;
         let start = |part: &[u8]| part.as_ptr() as usize - whole.as_ptr() as usize;
-        let keys = found.keys.iter().map(|key| start(key)..start(key) + key.len()).collect();
+        let root = codec.get().root.len();
+        let mut keys = Vec::with_capacity(found.keys.len());
+        for message in &found.keys {
+            let is_ours = KeyValue::read(message)?.key.get(root..).is_some_and(is_key);
+            keys.push((start(message)..start(message) + message.len(), is_ours));
+        }
         let (more, revision) = (found.more, found.revision);
         Ok(Self { codec, more, revision, keys, answer: answer.unbind() })
     }
 
-    fn each<'a>(&'a self, py: Python<'a>) -> impl DoubleEndedIterator<Item = Result<KeyValue<'a>, Malformed>> {
+    /// Those of ours, or the others.
+    fn each<'a>(&'a self, py: Python<'a>, ours: bool) -> impl Iterator<Item = Result<KeyValue<'a>, Malformed>> {
         let whole = self.answer.as_bytes(py);
-        self.keys.iter().map(|place| KeyValue::read(&whole[place.clone()]))
+        self.keys
+            .iter()
+            .filter(move |(_, is_ours)| *is_ours == ours)
+            .map(|(place, _)| KeyValue::read(&whole[place.clone()]))
     }
 }
 
@@ -50,23 +60,33 @@ impl EtcdPage {
         self.answer.as_bytes(py).len()
     }
 
-    /// Where the keys lie in etcd.
-    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let keys = self.each(py).map(|found| Ok(PyBytes::new(py, found?.key))).collect::<PyResult<Vec<_>>>()?;
+    /// The keys, below the root.
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let root = self.codec.get().root.len();
+        let name = |key: &[u8]| PyString::new(py, &String::from_utf8_lossy(&key[root..])); // all of them are ASCII
+        let names = self.each(py, true).map(|found| Ok(name(found?.key))).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, names)
+    }
+
+    /// Where those lie in etcd that are no keys.
+    fn strangers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let keys = self.each(py, false).map(|found| Ok(PyBytes::new(py, found?.key))).collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, keys)
     }
 
-    /// Where the last key lies in etcd.
+    /// Where the last one lies in etcd, key or not.
     fn last<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let found = self.each(py).next_back().unwrap_or(Err(Malformed("it has no keys")))?;
-        Ok(PyBytes::new(py, found.key))
+        let (place, _) = self.keys.last().ok_or(Malformed("it has no keys"))?;
+        Ok(PyBytes::new(py, KeyValue::read(&self.answer.as_bytes(py)[place.clone()])?.key))
     }
 
-    /// How many keys have no slash from a place on.
-    fn direct(&self, py: Python<'_>, skip: usize) -> PyResult<usize> {
+    /// How many keys there are, all of them or those that have no slash from a place on.
+    #[pyo3(signature = (skip = None))]
+    fn count(&self, py: Python<'_>, skip: Option<usize>) -> PyResult<usize> {
         let mut count = 0;
-        for found in self.each(py) {
-            count += usize::from(is_direct(found?.key, skip));
+        for found in self.each(py, true) {
+            let found = found?;
+            count += usize::from(skip.is_none_or(|skip| is_direct(found.key, skip)));
         }
         Ok(count)
     }
@@ -76,7 +96,7 @@ impl EtcdPage {
     fn entries<'py>(&self, py: Python<'py>, skip: Option<usize>) -> PyResult<Bound<'py, PyList>> {
         let (codec, mut owner) = (self.codec.get(), None);
         let mut entries = Vec::with_capacity(self.keys.len());
-        for found in self.each(py) {
+        for found in self.each(py, true) {
             let found = found?;
             if skip.is_none_or(|skip| is_direct(found.key, skip)) {
                 entries.push(codec.entry_of(py, &found, &mut owner)?);

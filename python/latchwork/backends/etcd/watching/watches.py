@@ -139,6 +139,8 @@ class WatchHub:
             return
         pages = done.result()
         entries = tuple(entry for page in pages for entry in page.entries())
+        for page in pages:
+            self._keys.strangers.note(page.strangers())
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
@@ -275,17 +277,19 @@ class WatchHub:
         watch = part.watch
         with watch.lock:
             if stream.parts.get(response.watch_id) is part and not watch.closed:
-                part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)
                 if watch.held is None:
                     self._tell(watch, response)
                 else:
                     watch.held.append(response)
+                part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)  # last: they were told
 
     def _tell(self, watch: EtcdWatch, response: Any) -> None:
         changes: dict[str, Change] = {}
         for event in response.events:
             if event.kv.mod_revision > watch.read_at:
-                key = self._keys.name(event.kv.key)
+                key = self._keys.known(event.kv.key)
+                if key is None:
+                    continue
                 changes.pop(key, None)
                 changes[key] = Change(key, None if event.type == _DELETE else self._keys.entry(event.kv))
         if changes:

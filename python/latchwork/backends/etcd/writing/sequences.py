@@ -22,11 +22,11 @@ from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.backends.grammar import numbered
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.types import Create, Entry, HasId
 
-_DIGITS = 10
 #: Parents whose counters are remembered; of more, those that nobody waits at are read again.
 _REMEMBERED = 1_000
 
@@ -116,7 +116,7 @@ class Sequences:
                 return entry
 
     def _txn(self, parent: str, wish: _Wish, revision: int, number: int) -> Txn:
-        create = Create(f"{wish.key}{number:0{_DIGITS}d}", wish.value, wish.session)
+        create = Create(numbered(wish.key, number), wish.value, wish.session)
         txn = self._compiler.commit((), (create,), self._ended)
         counter = self._keys.counter(parent)
         txn.conditions.append(counter_at(counter, revision))

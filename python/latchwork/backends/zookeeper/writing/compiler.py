@@ -12,9 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Version, Znode, ancestors, bucket, encode, parent
+from latchwork.backends.zookeeper.layout import (
+    ANY,
+    UNKNOWN,
+    Layout,
+    Version,
+    Znode,
+    ancestors,
+    bucket,
+    encode,
+    parent,
+)
 from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Part, Plan, PlannedEntry
-from latchwork.errors import Conflict, InvalidKey
+from latchwork.errors import Conflict, InvalidKey, Unavailable
 from latchwork.types import Absent, At, Create, Delete, Exists, Op, Put, SessionAlive, SimpleCheck
 
 
@@ -99,7 +109,7 @@ class _Compiler:
         if seen.version != version:
             self._refuse(f"{check.key!r} was written since it was read; read it again", check)
         self._guard(check.key, seen)
-        self.pinned[check.key] = seen.data
+        self.pinned[check.key] = self._pin(check.key, seen)
         if check.key not in self.touched:
             self._add_check(check.key, seen.data)
 
@@ -122,7 +132,7 @@ class _Compiler:
         """Make the multi fail if the key exists by then."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
             self._guard(key, seen)
-            self._add_check(key, seen.data)
+            self._add_check(key, self._pin(key, seen))
             return
         top = key
         for above in ancestors(key):
@@ -141,7 +151,7 @@ class _Compiler:
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
-        self._add_check(key, node.data)
+        self._add_check(key, self._pin(key, node))
 
     def _add_check(self, key: str, version: int) -> None:
         self.checks.append(Part("check", key, wire.check(self.layout.path(key), version)))
@@ -161,11 +171,22 @@ class _Compiler:
     def _guard(self, key: str, seen: Znode) -> None:
         """The znode seen is still the same one: nothing in its bucket was deleted, its session lives."""
         number = bucket(key)
-        if UNKNOWN in {seen.gen, seen.data} or self.guards.setdefault(number, seen.gen) != seen.gen:
+        if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
         owner = seen.version.owner if seen.version is not None else None
         if owner is not None and owner != self.session_id:
             self.markers[owner] = None
+
+    def _pin(self, key: str, seen: Znode) -> int:
+        """The dataVersion to check for: once in 2**32 it is the one that the server takes for any."""
+        if seen.data == ANY:
+            if not self.known.fresh:
+                raise NeedStates([key])
+            raise Unavailable(
+                f"{key!r} has been written 4,294,967,295 times: at this version of it, and at no other, ZooKeeper "
+                "checks nothing; put it once without a check, then try again"
+            )
+        return seen.data
 
     def _bump(self, key: str) -> None:
         self.bumps[bucket(key)] = None
@@ -239,13 +260,14 @@ class _Compiler:
             self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
         self._guard(key, node.seen)
+        pinned = self._pin(key, node.seen)
         if bound:
-            self._emit("op", key, wire.delete(path, node.seen.data))
+            self._emit("op", key, wire.delete(path, pinned))
             self._bump(key)
             self._count(key, -1)
             self._make(key, value, self.session_id, node)
             return
-        at = self._emit("op", key, wire.set_data(path, encode(value, None), node.seen.data))
+        at = self._emit("op", key, wire.set_data(path, encode(value, None), pinned))
         self._emit("op", key, self.layout.create(self.layout.born(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))

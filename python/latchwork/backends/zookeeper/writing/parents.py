@@ -9,7 +9,7 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
-from latchwork.backends.zookeeper.layout import Layout, Znode, parent
+from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, parent
 from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
@@ -69,7 +69,8 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
             flying = []
             for key in left[:_BATCH]:
                 node = known.nodes[key]
-                if node.exists and node.version is None and not node.children and not node.leaf:
+                is_known = UNKNOWN not in {node.gen, node.data}
+                if node.exists and node.version is None and not node.children and not node.leaf and is_known:
                     removal = wire.multi(_removal(reader.layout, key, node))
                     flying.append((key, connection.call(MULTI, removal, deadline)))
             above = set()

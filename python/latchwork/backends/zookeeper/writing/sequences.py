@@ -1,26 +1,39 @@
-"""Sequential keys: numbered by ZooKeeper's own counter, under a parent that its ``#keep`` keeps from being removed."""
+"""Sequential keys: numbered by ZooKeeper's own counter, under a parent that its ``#keep`` keeps from being removed.
+
+That counter has 31 bits, and the names behind its end would sort before all others. A million numbers before it, the
+number behind the end is written into ``#keep``: whoever counts with the server checks that nothing was, and counts with
+``#keep`` from then on, one creator at a time. docs/design/0005 has the races.
+"""
 
 from __future__ import annotations
 
+import contextlib
+
 from latchwork.backends.futures import Steps
+from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
 from latchwork.backends.zookeeper.layout import Version, ancestors, below, bucket, encode, parent
 from latchwork.backends.zookeeper.reads import Reader
-from latchwork.backends.zookeeper.wire import NO_NODE, OK, MultiReply, Reply
+from latchwork.backends.zookeeper.wire import BAD_VERSION, NO_NODE, NODE_EXISTS, OK, Data, MultiReply, Reply
 from latchwork.backends.zookeeper.writing.states import Memory, read_states
 from latchwork.backends.zookeeper.writing.task import Task
-from latchwork.errors import Unavailable
+from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Entry
+
+#: The first number that the server's counter cannot give, and how long before it is counted on in ``#keep``.
+FIRST_OF_OURS, MARGIN = 2**31, 2**20
+#: ``#keep`` as it was created.
+_UNTOUCHED = 0
 
 
 def create_sequential(reader: Reader, memory: Memory, task: Task, key: str, value: bytes) -> Steps[Entry]:
     """Create the key with a number as suffix; the parent is prepared when it has no ``#keep`` yet."""
     above, layout = parent(key), reader.layout
-    flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
-    parts = [layout.create(layout.path(key), encode(value, task.session_id), flags)]
-    if above:
-        parts.insert(0, wire.check(layout.keep(above)))
+    flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
+    data, keep = encode(value, task.session_id), layout.keep(above)
+    by_server = [wire.check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
+    parts, made, taken = by_server, "", 0
     while not task.connection.is_late(task.deadline):
         gens = reader.gens()
         try:
@@ -28,23 +41,55 @@ def create_sequential(reader: Reader, memory: Memory, task: Task, key: str, valu
         except Cut as cut:
             raise task.error(cut, write=True) from cut
         result = wire.parse_multi(reply)
-        if reply.settled:
-            made = yield from _find_created(reader, task, key, reply.zxid)
-        elif result.error == OK:
+        if reply.settled or result.error == OK:
+            if parts is by_server:
+                made = yield from _made_by_server(reader, task, key, reply, result)
             memory.note_kept(above)
-            name = str(result.results[len(parts) - 1]).rpartition("/")[2]
-            made = f"{above}/{name}" if above else name
-        elif result.failed == len(parts):
+            version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
+            entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
+            memory.note(entry)
+            return entry
+        if result.failed == len(parts):
             task.judge_evidence(result)
-            continue
-        else:
+        elif result.error == NO_NODE and parts is by_server:
             yield from _prepare_counter(reader, task, key, result)
-            continue
-        version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
-        entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
-        memory.note(entry)
-        return entry
+        elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
+            taken += result.error == NODE_EXISTS  # else the server's counter has ended, or another creator was faster
+            number, version_of_keep = yield from _next(reader, task, above)
+            made = numbered(key, number + taken)
+            parts = [
+                wire.set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
+                layout.create(layout.path(made), data, flags),
+            ]
+        else:
+            raise task.refusal(result.error, key)
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
+
+
+def _made_by_server(reader: Reader, task: Task, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
+    """The key that was created; ends the server's counting below its parent when it nears its end."""
+    above = parent(key)
+    if reply.settled:
+        made: str = yield from _find_created(reader, task, key, reply.zxid)
+    else:
+        name = str(result.results[1]).rpartition("/")[2]
+        made = f"{above}/{name}" if above else name
+    if int(made[-SUFFIX_DIGITS:]) >= FIRST_OF_OURS - MARGIN:
+        with contextlib.suppress(LatchworkError):  # the next one does it
+            yield from task.send([wire.set_data(reader.layout.keep(above), b"%d" % FIRST_OF_OURS, _UNTOUCHED)])
+    return made
+
+
+def _next(reader: Reader, task: Task, above: str) -> Steps[tuple[int, int]]:
+    """The next number below this parent, counted by us, and the version of the ``#keep`` that says so."""
+    try:
+        context = yield from reader.begin(task.connection, task.deadline)
+        (found,) = yield from reader.read_data(context, [reader.layout.keep(above)])
+    except Cut as cut:
+        raise task.error(cut, write=False) from cut
+    if not isinstance(found, Data):
+        raise Unavailable(f"{task.what}: the counter of {above!r} was deleted by another program; nothing was changed")
+    return max(FIRST_OF_OURS, int(found.data) if found.data.isdigit() else 0), found.stat.version
 
 
 def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -> Steps[None]:
@@ -53,13 +98,14 @@ def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -
         raise task.refusal(result.error, key)
     above, layout = parent(key), reader.layout
     parts: list[bytes] = []
-    try:
-        known = yield from read_states(reader, task.connection, [above], task.deadline)
-    except Cut as cut:
-        raise task.error(cut, write=False) from cut
-    for each in reversed([above, *ancestors(above)]):
-        if not known.nodes[each].exists:
-            parts += layout.create_parent(each)
+    if above:
+        try:
+            known = yield from read_states(reader, task.connection, [above], task.deadline)
+        except Cut as cut:
+            raise task.error(cut, write=False) from cut
+        for each in reversed([above, *ancestors(above)]):
+            if not known.nodes[each].exists:
+                parts += layout.create_parent(each)
     parts.append(layout.create(layout.keep(above)))
     made = yield from task.send(parts)
     if made.error in FINAL_CODES:

@@ -15,7 +15,7 @@ from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
-from latchwork.backends.zookeeper.layout import UNKNOWN, ancestors
+from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors
 from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.wire import MULTI, NO_AUTH, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import compile_plan
@@ -92,10 +92,15 @@ class Writer:
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
         while True:
             try:
-                return (yield from read_states(self._reader, task.connection, list(keys), task.deadline, sessions))
+                known = yield from read_states(self._reader, task.connection, list(keys), task.deadline, sessions)
             except Cut as cut:
                 if not task.may_retry():
                     raise task.error(cut, write=False) from cut
+                continue
+            at_any = [self._reader.layout.guard(key) for key, node in known.nodes.items() if node.gen == ANY]
+            if not at_any:
+                return known
+            yield from task.send([wire.set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)])  # one further
 
     def _send(self, task: Task, plan: Plan) -> Steps[Reply | None]:
         parts = [part.data for part in plan.parts]

@@ -1,0 +1,102 @@
+"""What a key is, for backends that find what other programs wrote: below the root, and no key of the contract.
+
+Such keys are skipped: they are no entries, imply no parents and change nothing. They are counted, and each is named
+once in a warning. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from latchwork.errors import QuotaExceeded
+from latchwork.interrupts import mutex
+
+_log = logging.getLogger(__name__)
+
+#: Characters of a segment, at most.
+MAX_SEGMENT = 120
+#: Of a sequential key.
+SUFFIX_DIGITS = 10
+#: Characters and segments of a key with its namespaces, without the root of the URL.
+MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 5_000, 64
+#: Of a namespace with those around it, and of the root of a URL.
+MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS = 400, 12
+#: Of the name of a primitive, such as the lock of an item of a job. In the longest namespace it leaves 600 characters
+#: and 12 segments to what is put below it.
+MAX_NAME_CHARS, MAX_NAME_SEGMENTS = 4_000, 40
+SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
+_KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
+#: So many strangers are remembered, and named; and so many in one warning.
+_REMEMBERED, _NAMED = 1_000, 5
+_SHOWN = 100
+
+
+def numbered(key: str, number: int) -> str:
+    """A sequential key.
+
+    Raises:
+        QuotaExceeded: the number has more digits than the suffix, and would sort before others.
+    """
+    if number >= 10**SUFFIX_DIGITS:
+        raise QuotaExceeded(f"all numbers of sequential keys beside {key!r} were given out; use another parent")
+    return f"{key}{number:0{SUFFIX_DIGITS}d}"
+
+
+def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> bool:
+    """Whether it has more characters or segments."""
+    return len(text) > chars or text.count("/") >= segments
+
+
+def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
+    """What a message says of one that is too long."""
+    return (
+        f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "
+        f"and may have {chars:,} and {segments}; use a shorter one"
+    )
+
+
+def is_key(text: str) -> bool:
+    """Whether a text below a root is a key, reserved or not, however many segments it has. O(characters)."""
+    return _KEY.match(text) is not None
+
+
+class Strangers:
+    """Counts what is below a root and no key, and warns of each once. Safe to share between threads.
+
+    Args:
+        where: the root, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = mutex()
+        self._seen: set[bytes | str] = set()
+
+    @property
+    def count(self) -> int:
+        """How many were found; beyond a thousand no more are counted."""
+        return len(self._seen)
+
+    def note(self, found: Iterable[bytes | str]) -> None:
+        """Some were found, maybe not for the first time."""
+        if not found:
+            return
+        with self._lock:
+            room = _REMEMBERED - len(self._seen)
+            new = [one for one in dict.fromkeys(found) if one not in self._seen][:room]
+            self._seen.update(new)
+            is_full = bool(new) and len(self._seen) == _REMEMBERED
+        if new:
+            named = ", ".join(ascii(one)[:_SHOWN] for one in new[:_NAMED])
+            more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+            last = "; further ones are skipped without a word" if is_full else ""
+            _log.warning(
+                "%d names below %s are no keys, another program wrote them; they are skipped: %s%s%s",
+                len(new),
+                self._where,
+                named,
+                more,
+                last,
+            )

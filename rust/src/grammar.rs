@@ -1,0 +1,33 @@
+//! What a key is: segments joined by slashes. The same rule as in `latchwork.backends.grammar`.
+
+/// The most characters of a segment.
+const SEGMENT: usize = 120;
+
+/// Whether these bytes below a root are a key, reserved or not, however many segments it has. O(bytes).
+pub fn is_key(bytes: &[u8]) -> bool {
+    bytes.split(|&byte| byte == b'/').all(is_segment)
+}
+
+fn is_segment(bytes: &[u8]) -> bool {
+    (1..=SEGMENT).contains(&bytes.len())
+        && bytes != b"."
+        && bytes != b".."
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._-~%@:+=,".contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_told_from_what_others_write() {
+        for key in [&b"a"[..], b"a/b", b"@s/1", b"A-Za.z0_9/~%@:+=,", b"...", &[b'x'; 120]] {
+            assert!(is_key(key), "{key:?}");
+        }
+        for other in
+            [&b""[..], b"/", b"a/", b"/a", b"a//b", b".", b"a/..", b"a b", b"\xff", "\u{e9}".as_bytes(), &[b'x'; 121]]
+        {
+            assert!(!is_key(other), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+"""A child of a fork: each call is refused at once, nothing looks alive, and closing leaves the parent's as it is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+
+import pytest
+
+import latchwork
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+#: Seconds for all calls of a child before it counts as hanging: none of them does any I/O.
+HANG_S = 20
+
+
+def in_child(calls):
+    """Fork, and make the calls in the child: what each gave or raised, by name."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(HANG_S)  # a hang ends the child
+            said = {}
+            for name, call in calls.items():
+                try:
+                    said[name] = repr(call())
+                except BaseException as error:
+                    said[name] = type(error).__name__
+            os.write(writer, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        heard = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child hung"
+    return json.loads(heard)
+
+
+def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
+    session = store.open_session(4.0)
+    store.put("bound", b"", session=session)
+    assert in_child({"close": session.close, "store": store.close}) == {"close": "None", "store": "None"}
+    assert not session.lost.wait(2.0), "a renewal or two"
+    assert session.state == "active"
+    assert other.get("bound").owner == session.id
+
+
+def test_a_session_is_lost_in_a_child(store):
+    session = store.open_session(30.0)
+    assert in_child(
+        {
+            "state": lambda: session.state,
+            "lost": lambda: session.lost.wait(HANG_S / 2),
+            "remaining_s": session.remaining_s,
+            "repr": lambda: " lost 0.00s " in repr(session),
+            "fence": lambda: session.fence,
+            "on_lost": lambda: session.on_lost(print),
+            "on_end": lambda: session.on_end(print),
+        }
+    ) == {
+        "state": "'lost'",
+        "lost": "True",
+        "remaining_s": "0.0",
+        "repr": "True",
+        "fence": "ForkedProcess",
+        "on_lost": "ForkedProcess",
+        "on_end": "ForkedProcess",
+    }
+    assert session.state == "active"
+    assert not session.lost.is_set()
+
+
+def test_watches_and_mirrors_are_refused_in_a_child_and_go_on_in_the_parent(store, other):
+    other.put("m/a", b"1")
+    with store.mirror("m") as mirror, store.watch("m") as watch, store.watch("m") as unread:
+        watch.next(10.0)
+        calls = {
+            "next of a watch that has something": lambda: unread.next(1.0),
+            "next of a watch": lambda: watch.next(1.0),
+            "iteration": lambda: next(iter(watch)),
+            "subscribe": lambda: watch.subscribe(print),
+            "beside": lambda: watch.beside,
+            "item": lambda: mirror["m/a"],
+            "get": lambda: mirror.get("m/a"),
+            "keys": lambda: list(mirror),
+            "count": lambda: len(mirror),
+            "in": lambda: "m/a" in mirror,
+            "snapshot": mirror.snapshot,
+            "ready": lambda: mirror.ready(1.0),
+            "wait_until": lambda: mirror.wait_until(bool, 1.0),
+            "on_change": lambda: mirror.on_change(print),
+        }
+        quiet = {"stale_s": mirror.stale_s, "close": mirror.close, "close the watch": watch.close}
+        assert in_child({**calls, **quiet}) == {
+            **dict.fromkeys(calls, "ForkedProcess"),
+            "stale_s": "inf",
+            "close": "None",
+            "close the watch": "None",
+        }
+        other.put("m/b", b"2")
+        assert [change.key for change in watch.next(10.0)] == ["m/b"]
+        mirror.wait_until(lambda now: "m/b" in now, 10.0)
+
+
+def test_a_full_pipeline_is_refused_in_a_child_without_waiting_for_calls_that_end_in_the_parent(store):
+    pipeline = store.pipeline(max_in_flight=1)
+    pipeline._count = 1  # as a call in flight leaves it
+    ended = pipeline._calls.get("k")
+    ended.result(10.0)
+
+    def leaves(error):
+        with pipeline:
+            raise error
+
+    heard = in_child(
+        {
+            "call": lambda: pipeline.get("k"),
+            "flush": pipeline.flush,
+            "end of a with": lambda: pipeline.__exit__(None, None, None),
+            "end of a with that failed": lambda: leaves(SystemExit(3)),
+            "begin": lambda: store.begin("transact", lambda tx: tx.get("k")),
+        }
+    )
+    assert heard == {
+        "call": "ForkedProcess",
+        "flush": "ForkedProcess",
+        "end of a with": "ForkedProcess",
+        "end of a with that failed": "SystemExit",
+        "begin": "ForkedProcess",
+    }
+    pipeline._count = 0
+
+
+def test_a_callback_that_is_added_in_a_child_to_a_future_that_has_ended_is_called_there(store):
+    with store.pipeline() as pipeline:
+        future = pipeline.get("k")
+    future.result(10.0)
+    called = []
+    assert in_child({"add": lambda: future.add_done_callback(called.append) or len(called)}) == {"add": "1"}
+
+
+def test_a_child_that_drops_what_the_parent_opened_does_it_no_harm(backend_url):
+    opened = [latchwork.connect(backend_url, session_ttl_s=4.0)]
+    session = opened[0].session
+    opened[0].put("bound", b"", session=session)
+    opened.append(opened[0].mirror("bound"))
+    names = {"drop": lambda: (opened.clear(), gc.collect())[0]}
+    holder = {"session": session}
+    del session
+    in_child({"drop": lambda: (holder.clear(), names["drop"]())[1]})
+    assert not holder["session"].lost.wait(2.0)
+    assert holder["session"].state == "active"
+    opened[0].put("bound", b"again")
+    opened[1].wait_until(lambda now: now["bound"].value == b"again", 10.0)
+    opened[0].close()
