@@ -49,6 +49,16 @@ def test_it_runs_again_and_again_with_a_new_context_each_time(start, eventually)
     assert len(set(map(id, contexts))) == len(contexts)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_returns_a_coroutine_has_failed(start, eventually, caplog):
+    async def never():
+        """Nobody awaits it."""
+
+    run = start(lambda context: never())
+    eventually(lambda: run._setup.counters.stats(0, 0).failures)
+    assert "run returned a coroutine, which nobody runs" in caplog.text
+
+
 def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):
     run = start(lambda context: None, due_in_s=60.0)
     run.stop()

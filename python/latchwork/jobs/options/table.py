@@ -89,7 +89,10 @@ class JobRows(Generic[Unset, Limit]):
     """Options of a job that settings may change."""
 
     schedule: Schedule | Unset = row(
-        SCHEDULE, FixedDelay(60.0), "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own"
+        SCHEDULE,
+        FixedDelay(60.0),
+        "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own; cron text is in UTC, "
+        "and a `timedelta` is the time between two starts",
     )
     initial_delay_s: float | None = seconds(
         None,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from latchwork.checks import late_result
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
@@ -292,7 +293,7 @@ class JobRun:
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
             with setup.observers.around("run", info):
-                setup.job.run(context)
+                _refuse_late(setup.job.run(context))
             failed = False
         except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
             log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
@@ -304,3 +305,9 @@ class JobRun:
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
+
+
+def _refuse_late(returned: object) -> None:
+    late = late_result(returned)
+    if late is not None:
+        raise TypeError(f"run returned {late}, which nobody runs: the work was not done; await or iterate it in run()")
