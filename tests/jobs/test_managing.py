@@ -51,7 +51,7 @@ class Done:
     def cleanup(self):
         self.done.append("cleanup")
 
-    def sweep(self):
+    def sweep(self, _outcome_keep_s):
         self.done.append("sweep")
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latchwork.cli import went
 from latchwork.cli.cluster import open_store
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, Url, command, group
@@ -28,7 +29,7 @@ _PACES = (
 
 @command("latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json")
 def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
-    """List every job the cluster knows or has settings for: whether it may run, why, and what is set for it."""
+    """List every job that is known or has settings: whether it may run and why, how its runs went, what is set."""
     with open_store(url) as store:
         settings = Control(store).settings()
         state = inspect(store)
@@ -40,7 +41,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
         return
     table = Table()
-    columns = ("job", "runs", "because", "items", "locked", "running", "set")
+    columns = ("job", "runs", "because", "items", "locked", "running", "went", "set")
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -48,6 +49,10 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
         table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
     Console(highlight=False).print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    for job in known.values():
+        if job.in_a_row:
+            console.print(Text(f"{job.job_id}: {went.failure(job)}", style="red"))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -177,6 +182,8 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "items": None if job is None else job.items,
         "locked": None if job is None else len(job.running),
         "running": None if job is None else job.active_items,
+        "went": went.in_a_word(job),
+        **({} if job is None else went.to_json(job)),
         "settings": stored.encode(own),
     }
 

@@ -71,7 +71,17 @@ def run(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Serve /healthz, and /metrics for Prometheus, on this port; 0 picks one.",
+            help="Serve /healthz, /readyz, and /metrics for Prometheus, on this port; 0 picks one.",
+        ),
+    ] = None,
+    unready_after: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default=False,
+            help="/readyz says no once N runs of one item have failed one after the other here, so that a rollout "
+            "stops.  [unless given: never]",
         ),
     ] = None,
     probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve them on.")] = "127.0.0.1",
@@ -99,7 +109,7 @@ def run(
                 observers=observers,
                 **given,
             )
-            with serving(node, probe_host, probe_port):
+            with serving(node, probe_host, probe_port, unready_after=unready_after):
                 node.run_forever()
 
 

@@ -13,6 +13,7 @@ from latchwork.jobs.outside.why import Reasons, why
 from latchwork.jobs.stored.activity import Activity
 from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.outcomes import JobOutcome, RunError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobManager",
+    "JobOutcome",
     "JobSettings",
     "JobState",
     "JobStats",
@@ -45,6 +47,7 @@ __all__ = [
     "PoolInfo",
     "Reasons",
     "RebalanceInfo",
+    "RunError",
     "RunInfo",
     "Schedule",
     "Settings",

@@ -135,6 +135,9 @@ class ManagerRows(Generic[Unset]):
     sweep_period_s: float | Unset = seconds(
         600.0, "between two sweeps of what dead nodes left locked; 0 for never", flag=False
     )
+    outcome_keep_s: float | Unset = seconds(
+        7 * 86_400.0, "for which is kept how the runs of a node went that has gone", flag=False
+    )
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,11 @@ class NodeRows(ManagerRows[Unset]):
         "`lock_ttl_s`, and `session_ttl_s`; a longer one that is set for the cluster is cut to that, with a warning",
         least=LEAST_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
+    )
+    outcome_period_s: float | Unset = seconds(
+        60.0,
+        "between two writes of how this node's runs go, if something has changed: it says at once that a job began to "
+        "fail, or works again, but of each job no more often than this; 0 writes nothing",
     )
 
 

@@ -22,8 +22,8 @@ from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
-from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.settings import JobOptions
+from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 
@@ -35,33 +35,10 @@ _LONGEST_WAIT_S = 30.0
 _LOCK_WAIT_S = 0.1
 #: Progress that could not be written is written again after so long.
 _STORE_RETRY_S = 0.5
+#: The next start is told anew when it has changed by more: the clocks drift.
+_SAME_S = 1.0
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
-
-
-class Counters:
-    """Runs and failures of one job. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._mutex = mutex()
-        self._runs = self._failures = self._active = 0
-
-    def begin(self) -> None:
-        """A run begins."""
-        with self._mutex:
-            self._runs += 1
-            self._active += 1
-
-    def end(self, *, failed: bool) -> None:
-        """A run has ended."""
-        with self._mutex:
-            self._active -= 1
-            self._failures += failed
-
-    def stats(self, items: int, threads: int) -> JobStats:
-        """The figures of this moment."""
-        with self._mutex:
-            return JobStats(self._runs, self._failures, self._active, items, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +47,7 @@ class RunSetup:
 
     Attributes:
         options: gives the options of the job in force.
+        outcomes: is told how each run goes.
         new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
         may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
             frozen wakes with its locks gone and its next run due.
@@ -82,7 +60,7 @@ class RunSetup:
     job: Job
     options: Callable[[], JobOptions]
     new_context: Callable[..., JobContext]
-    counters: Counters
+    outcomes: Outcomes
     may_run: Callable[[], bool]
     on_end: Callable[[], None]
     clock: Clock
@@ -99,6 +77,7 @@ class JobRun:
         number: unique on this node.
         items: its share, sorted.
         resume_due: when its items are due: what it waited for, or the past when it was interrupted; None if unknown.
+        next_start_s: when it runs next, in seconds since the epoch; None while it runs, and when it has ended.
     """
 
     def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
@@ -117,6 +96,7 @@ class JobRun:
         self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None
         self.resume_due: Due | None = None
+        self.next_start_s: float | None = None
         self._stopped_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
 
@@ -222,6 +202,7 @@ class JobRun:
             log.exception("job %s does not run here for %.3g s: its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
             self._setup.clock.wait(self._stop, SCHEDULE_PAUSE_S)
         finally:
+            self.next_start_s = None
             self._ended.set()
             self._setup.on_end()
 
@@ -278,6 +259,9 @@ class JobRun:
                 times.end(step)
 
     def _pause(self, seconds: float) -> None:
+        at_s = self._setup.wall_s() + seconds
+        if self.next_start_s is None or abs(at_s - self.next_start_s) > _SAME_S:
+            self.next_start_s = at_s
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
 
@@ -288,17 +272,18 @@ class JobRun:
             if self._stop.is_set():
                 return False
             self._context = context
-        setup.counters.begin()
-        failed = True
+        self.next_start_s = None
+        setup.outcomes.begin(setup.wall_s())
+        error: str | None = None
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
             with setup.observers.around("run", info):
                 _refuse_late(setup.job.run(context))
-            failed = False
-        except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
+        except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
+            error = told(raised)
             log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
         finally:
-            setup.counters.end(failed=failed)
+            setup.outcomes.end(Ended(context.work_share, setup.wall_s(), error, context.should_stop))
             with self._mutex:
                 self._context = None
         return True
