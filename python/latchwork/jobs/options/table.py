@@ -161,8 +161,8 @@ class NodeRows(ManagerRows[Unset]):
     )
     outcome_period_s: float | Unset = seconds(
         60.0,
-        "between two writes of how this node's runs go, if something has changed: it says at once that a job began to "
-        "fail, or works again, but of each job no more often than this; 0 writes nothing",
+        "between two writes of how this node's runs go, if something has changed; that a job began to fail, or works "
+        "again, is written at once, each once in this time; 0 writes nothing",
     )
 
 
