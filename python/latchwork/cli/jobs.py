@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.cli import went
-from latchwork.cli.cluster import open_store
+from latchwork.cli.cluster import open_store, state_of
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
-from latchwork.cli.options import Json, Url, command, group
+from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
-from latchwork.jobs import Control, Schedule, Settings, inspect
+from latchwork.cli.text import printable
+from latchwork.errors import LatchworkError
+from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
 
@@ -149,6 +153,66 @@ def reset(job: JobId, *, url: Url = None) -> None:
     typer.echo(f"{job}: nothing set")
 
 
+@command(
+    "latchwork jobs run report", "latchwork jobs run report north --wait-s 60", "latchwork jobs run report --no-wait"
+)
+def run_job(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="ITEM...", help="Work items, 100 at most; all of the job without.")
+    ] = None,
+    *,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the runs to end.")] = 3600.0,
+    no_wait: NoWait = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Run a job now and once, whatever its schedule says: each item by the node that holds its lock.
+
+    A run of an item that goes on is waited for first. Returns when all have ended; exit code 1 when one failed, or when
+    not all had ended in time: what has not begun then, or after Ctrl-C, is called off.
+    """
+    with open_store(url) as store:
+        control, state = Control(store), state_of(store)
+        _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
+        request = control.run_now(job, items or None, within_s=wait_s)
+        if no_wait:
+            typer.echo(json.dumps({"id": request.id}) if as_json else f"{job}: asked for, within {wait_s:g} s")
+            return
+        ends = control.wait_for_runs(request, wait_s)
+    if as_json:
+        typer.echo(json.dumps([asdict(end) for end in ends], indent=2))
+    for end in ends if not as_json else ():
+        typer.echo(printable(f"{end.node}: {_named(end)}: {end.error or 'ended well'}"))
+    failed = [end for end in ends if end.error is not None]
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(ends)} runs of job {job} failed, on {failed[0].node}: {failed[0].error}"
+        )
+
+
+class RunFailed(LatchworkError):
+    """A run that was asked for has failed."""
+
+
+def _named(end: RunEnd) -> str:
+    more = end.items - len(end.named)
+    return ", ".join(end.named) + (f" and {more} more" if more else "")
+
+
+def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
+    """Refuse what nobody would run, for it would be waited for in vain."""
+    unknown = sorted(set(items or ()).difference(pool))
+    if unknown:
+        raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
+    if not settings.is_enabled(job.job_id):
+        raise UsageError(f"job {job.job_id} is disabled; enable it first: latchwork jobs enable {job.job_id}")
+    if not job.nodes:
+        raise NoCluster(f"no living node can run job {job.job_id}; start one that has it")
+    if not pool:
+        raise UsageError(f"job {job.job_id} has no items; there is nothing to run")
+
+
 def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool) -> None:
     if bool(jobs) == all_jobs:
         raise UsageError("which jobs? give the ids of some, or --all, and not both")
@@ -203,6 +267,7 @@ jobs_app = group(
     disable=disable,
     enable=enable,
     default=default,
+    run=run_job,
     set=set_job,
     reset=reset,
 )

@@ -14,6 +14,7 @@ from latchwork.jobs.stored.activity import Activity
 from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.outcomes import JobOutcome, RunError
+from latchwork.jobs.stored.requests import RunEnd, RunRequest
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
@@ -47,8 +48,10 @@ __all__ = [
     "PoolInfo",
     "Reasons",
     "RebalanceInfo",
+    "RunEnd",
     "RunError",
     "RunInfo",
+    "RunRequest",
     "Schedule",
     "Settings",
     "Threads",

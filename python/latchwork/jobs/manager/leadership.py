@@ -21,6 +21,7 @@ from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.outcomes import trim_outcomes
 from latchwork.jobs.stored.packed_store import commit_all, orphans
+from latchwork.jobs.stored.requests import trim_requests
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
@@ -140,6 +141,7 @@ class Leadership:
         self._options.sweep()
         sweep_cells(self._store, self._pools.read(), [self._fence])
         trim_audit(self._store, [self._fence])
+        trim_requests(self._store, [self._fence])
         trim_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
 
     def _members(self) -> dict[str, Member]:

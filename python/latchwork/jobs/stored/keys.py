@@ -11,6 +11,8 @@ Keys:   alive/<worker>                              session-bound; who lives
         outcomes/<worker>                           how its runs went; see outcomes.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
         fired/<job>/<cell>[/items]                  which cron fire times have started; see cron/cells.py
+        requests/<id>, asked/<id>/...               runs that were asked for by hand, and what became of them; see
+                                                    requests.py
         settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see options/settings.py
         audit/<number>                              what was done by hand; see audit.py
         nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see maintenance.py

@@ -23,6 +23,7 @@ from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
 from latchwork.jobs.options.settings import JobOptions
+from latchwork.jobs.worker.asked import AskedOf
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
@@ -55,6 +56,7 @@ class RunSetup:
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
+        asked: makes what a share owes to requests for runs by hand; without it there are none.
     """
 
     job: Job
@@ -67,6 +69,7 @@ class RunSetup:
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
+    asked: Callable[[tuple[str, ...]], AskedOf] | None = None
     observers: Observers[Observer] = NOBODY
 
 
@@ -88,6 +91,8 @@ class JobRun:
         self._due = first_due
         self._created = Instant(setup.clock.now(), setup.wall_s())
         self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
+        self._asked = None if setup.asked is None else setup.asked(items)
+        self._ask_again_s = math.inf
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
@@ -209,6 +214,8 @@ class JobRun:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._look.clear()  # before the options are read: no change is missed
+            if self._asked is not None and self._asked_step(self._asked):
+                continue
             options = self._setup.options()
             if self._fire_times is not None and isinstance(options.schedule, Cron):
                 self._cron_step(self._fire_times, options.schedule, options)
@@ -217,6 +224,28 @@ class JobRun:
         if self._fire_times is not None:
             self._fire_times.give_back()
         self.resume_due = self._due
+
+    def _asked_step(self, asked: AskedOf) -> bool:
+        """Run what was asked for by hand; False when nothing is owed, or it cannot be run just now."""
+        self._ask_again_s = math.inf
+        try:
+            run = asked.next()
+            if run is None:
+                return False
+            if self._setup.may_run():
+                run.begin()
+        except LatchworkError as error:
+            log.warning("job %s: a run that was asked for cannot start and is tried again: %s", self.job_id, error)
+            self._ask_again_s = _STORE_RETRY_S
+            return False
+        if not self._setup.may_run():
+            self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+            return True
+        log.info("job %s: a run of %d items was asked for by %s", self.job_id, len(run.items), run.request.by)
+        ended = self._run_once(self._setup.new_context(run.items), 0.0)
+        if ended is not None and not self._stop.is_set():  # else it was interrupted, and stays begun
+            asked.ended(run, ended.error)
+        return True
 
     def _timed_step(self, options: JobOptions) -> None:
         """Wait until it is due, or run when it is."""
@@ -253,7 +282,7 @@ class JobRun:
         while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
-        if self._run_once(self._setup.new_context(step.items, step.at), -left):
+        if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
             times.called()
             if not self._stop.is_set():  # else it was interrupted, and stays begun
                 times.end(step)
@@ -263,14 +292,14 @@ class JobRun:
         if self.next_start_s is None or abs(at_s - self.next_start_s) > _SAME_S:
             self.next_start_s = at_s
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
-            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
+            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S, self._ask_again_s))
 
-    def _run_once(self, context: JobContext, lag_s: float) -> bool:
-        """Call the job unless it was told to stop before; return whether it was called."""
+    def _run_once(self, context: JobContext, lag_s: float) -> Ended | None:
+        """Call the job unless it was told to stop before; None then."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
-                return False
+                return None
             self._context = context
         self.next_start_s = None
         setup.outcomes.begin(setup.wall_s())
@@ -283,10 +312,11 @@ class JobRun:
             error = told(raised)
             log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
         finally:
-            setup.outcomes.end(Ended(context.work_share, setup.wall_s(), error, context.should_stop))
+            ended = Ended(context.work_share, setup.wall_s(), error, context.should_stop)
+            setup.outcomes.end(ended)
             with self._mutex:
                 self._context = None
-        return True
+        return ended
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())

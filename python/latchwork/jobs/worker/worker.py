@@ -25,6 +25,7 @@ from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.stored.outcomes import JobOutcome
 from latchwork.jobs.stored.shares import WorkerShares
+from latchwork.jobs.worker.asked import Asked, AskedOf
 from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.worker.local_job import LocalJob
@@ -72,6 +73,7 @@ class Worker:
         self._states = {
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
         }
+        self._asked = Asked(store, node_id)
         self._numbers = count(1)
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
@@ -89,6 +91,7 @@ class Worker:
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
+        self._asked.start(self._look_at_requests)
         self._guard.thread.start()
         self._thread.start()
 
@@ -139,6 +142,10 @@ class Worker:
         self._tell_runs()
         self._wake.set()
 
+    def _look_at_requests(self) -> None:
+        for run in self._runs():
+            run.reschedule()
+
     def _tell_runs(self) -> None:
         """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
         for run in self._runs():
@@ -173,6 +180,7 @@ class Worker:
             run.join(max(0.0, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
+        self._asked.close()
         if self._shares is not None:
             self._shares.close()
         return stuck
@@ -368,6 +376,7 @@ class Worker:
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
+            asked=lambda items: AskedOf(self._asked, state.job.id, locks.holds(items)),
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )
 
