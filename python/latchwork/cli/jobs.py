@@ -25,7 +25,8 @@ from latchwork.jobs.options import settings as stored
 
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
-_PACES = (
+#: The flags of schedules that are no cron; `latchwork run --command` has them too.
+PACES = (
     Row(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
     Row(number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"),
 )
@@ -104,7 +105,7 @@ def default(
     "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
     "latchwork jobs set report -u threads -u schedule",
 )
-@flags(_PACES, to_set, before="cron")
+@flags(PACES, to_set, before="cron")
 @flags(rows(JobRows), to_set, before="unset")
 def set_job(
     job: JobId,
@@ -137,8 +138,8 @@ def set_job(
 
     What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
     """
-    paces = [{row.name: given.pop(row.name)} for row in _PACES]
-    schedule = _schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
+    paces = [{row.name: given.pop(row.name)} for row in PACES]
+    schedule = one_schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
@@ -252,8 +253,13 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
     }
 
 
-def _schedule(*given: dict[str, Any]) -> Schedule | None:
-    """The schedule whose first value was given; None without one."""
+def one_schedule(*given: dict[str, Any]) -> Schedule | None:
+    """The schedule whose first value was given; None without one.
+
+    Raises:
+        UsageError: several were given.
+        InvalidSetting: it cannot be used.
+    """
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")

@@ -78,10 +78,10 @@ class JobManager:
         debounce_max_s: float = NODE_DEFAULTS.debounce_max_s,
         cleanup_period_s: float = NODE_DEFAULTS.cleanup_period_s,
         sweep_period_s: float = NODE_DEFAULTS.sweep_period_s,
+        outcome_keep_s: float = NODE_DEFAULTS.outcome_keep_s,
         stop_timeout_s: float = NODE_DEFAULTS.stop_timeout_s,
         close_timeout_s: float = NODE_DEFAULTS.close_timeout_s,
         disconnect_grace_s: float | None = NODE_DEFAULTS.disconnect_grace_s,
-        outcome_keep_s: float = NODE_DEFAULTS.outcome_keep_s,
         outcome_period_s: float = NODE_DEFAULTS.outcome_period_s,
         observers: Iterable[Observer] = (),
     ) -> None:

@@ -147,9 +147,9 @@ class AskedOf:
         return None
 
     def ended(self, run: AskedRun, error: str | None) -> None:
-        """Write down that a run of it has ended, and how."""
+        """Write down that a run of it has ended, and how: that first, for who waits reads it when all have ended."""
+        self._asked.say_ended(run, self._holds[run.items[0]].owner_id, error)
         try:
             run.end()
         except LatchworkError as failed:
             log.warning("job %s: the end of a run that was asked for is not written down yet: %s", self._job, failed)
-        self._asked.say_ended(run, self._holds[run.items[0]].owner_id, error)
