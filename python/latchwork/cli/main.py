@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 import latchwork
-from latchwork.cli import jobs, nodes, owned, run, settings
+from latchwork.cli import jobs, nodes, run, settings
 from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, add, examples
+from latchwork.cli.processes import owned
 from latchwork.cli.screens import show, status, tree, why
 
 app = typer.Typer(

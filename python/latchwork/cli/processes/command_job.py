@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from latchwork.cli.child import Child, ChildFailed
 from latchwork.cli.outcome import UsageError
+from latchwork.cli.processes.child import Child, ChildFailed
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobContext, Schedule, Threads
 

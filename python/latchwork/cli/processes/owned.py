@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from latchwork.cli.child import NOT_EXECUTABLE, NOT_FOUND, ChildFailed, run_while_ours
 from latchwork.cli.options import Url, command, wanted_url
 from latchwork.cli.outcome import TERMINATED, ended_by_sigterm, quiet_logs, report
+from latchwork.cli.processes.child import NOT_EXECUTABLE, NOT_FOUND, ChildFailed, run_while_ours
 from latchwork.errors import LatchworkError
 from latchwork.primitives import LeaderLatch, Lock, Work
 from latchwork.store import Store, connect
