@@ -91,6 +91,14 @@ class Core:
             session.notice_gone()
         if session.ttl_s > ttl_s * 1.001:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
+        elif session.ttl_s < ttl_s * 0.999:
+            _log.warning(
+                "session %s: asked for a ttl of %.3g s, the server grants %.3g s at most: what it protects ends sooner "
+                "when the server is out of reach; raise the server's limit (maxSessionTimeout on ZooKeeper)",
+                session.id,
+                ttl_s,
+                session.ttl_s,
+            )
         with self._lock:
             self._sessions[session] = None
         if self._closed:
