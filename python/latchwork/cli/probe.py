@@ -15,20 +15,22 @@ from latchwork.cli.outcome import UsageError
 from latchwork.errors import BackendNotInstalled
 from latchwork.jobs import JobManager, JobStats, Observer
 from latchwork.jobs.outside import utc_text
+from latchwork.store import StoreObserver
 
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
 
 
-def metrics_if_installed() -> list[Observer]:
-    """The metrics; none, with a warning, when their library is not installed: probes work without."""
+def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
+    """The metrics of a node and of its store; none, with a warning, when their library is not installed."""
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
+        from latchwork.store.observe.metrics import StoreMetrics
     except BackendNotInstalled as error:
         log.warning("/metrics stays empty: %s", error)
-        return []
-    return [PrometheusMetrics()]
+        return [], []
+    return [PrometheusMetrics()], [StoreMetrics()]
 
 
 @contextmanager

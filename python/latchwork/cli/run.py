@@ -154,8 +154,8 @@ def run(
             jobs = load_jobs(target or "")
         else:
             jobs = [command_job(shell_command, job_id=job_id, items=item or [], schedule=schedule, threads=threads)]
-        observers = [] if probe_port is None else metrics_if_installed()
-        with connect(where) as store:
+        observers, of_store = ([], []) if probe_port is None else metrics_if_installed()
+        with connect(where, observers=of_store) as store:
             node = _manager(
                 store,
                 node_id,

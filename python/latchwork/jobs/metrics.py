@@ -6,7 +6,7 @@ Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. Several nodes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -57,6 +57,16 @@ class _Families:
         self.pool_seconds = histogram("pool_read_seconds", "Duration of reads of a work pool.", _SHORT, "job")
         self.now = _Now()
         registry.register(self.now)
+
+    def prepare(self, node: str, jobs: Iterable[str]) -> None:
+        """Have every metric of a node, for a rate of what never happened is 0 and not unknown."""
+        own = (self.init, self.close, self.rebalances, self.rebalance_failures, self.rebalance_seconds, self.moves)
+        for each in own:
+            each.labels(node)
+        for job in jobs:
+            of_job = (self.runs, self.failures, self.run_seconds, self.lag, self.pool_failures, self.pool_seconds)
+            for each in of_job:
+                each.labels(node, job)
 
 
 class _Now(Collector):
@@ -150,7 +160,8 @@ class PrometheusMetrics(Observer):
             self._families = _known[chosen]
 
     def attached(self, node: ObservedNode) -> None:
-        """Ask it for its gauges from now on."""
+        """Ask it for its gauges from now on, and have all its metrics before their first event."""
+        self._families.prepare(node.node_id, node.stats().jobs)
         self._families.now.add(node)
 
     def detached(self, node: ObservedNode) -> None:

@@ -18,8 +18,8 @@ from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
+from latchwork.store.observe.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.observers import call_each, listen
-from latchwork.store.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
