@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
@@ -58,12 +58,20 @@ class _Wish:
 
 
 class CronProgress:
-    """Safe to share between threads; calls may take as long as the store does."""
+    """Safe to share between threads; calls may take as long as the store does.
 
-    def __init__(self, store: Store, job_id: str, prefix: str = FIRED) -> None:
+    Args:
+        store: the cluster's store.
+        job_id: the job's id.
+        prefix: where the progress of all jobs is.
+        checks: what must hold for each write, beside the owner of the locks.
+    """
+
+    def __init__(self, store: Store, job_id: str, prefix: str = FIRED, checks: Sequence[Check] = ()) -> None:
         self._store = store
         self._job = job_id
         self._above = prefix
+        self._also = tuple(checks)
         self._prefix = f"{prefix}/{job_id}"
         self._mutex = mutex()
         self._changed = condition(self._mutex)
@@ -226,7 +234,7 @@ class CronProgress:
                 return
 
     def _checks(self, cell: Cell) -> list[Check]:
-        return [Exists(f"{keys.OWNERS}/{cell.owner}")]
+        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]
 
     def _owner_is_gone(self, cell: Cell) -> bool:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None

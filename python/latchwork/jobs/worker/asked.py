@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.jobs.cron.progress import CronProgress, Hold
 from latchwork.jobs.stored import keys
@@ -101,7 +101,9 @@ class Asked:
         """
         wanted = {item: hold for item, hold in holds.items() if request.items is None or item in request.items}
         with self._mutex:
-            progress = self._progress.setdefault(request.id, CronProgress(self._store, request.job, request.progress))
+            progress = self._progress.setdefault(
+                request.id, CronProgress(self._store, request.job, request.progress, [Exists(request.key)])
+            )
         fired = progress.claim(wanted, Fired(0.0))
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return AskedRun(request, tuple(sorted(items)), fired, progress) if items else None
@@ -109,9 +111,11 @@ class Asked:
     def say_ended(self, run: AskedRun, owner_id: str, error: str | None) -> None:
         """Say how it ended, for who waits for it."""
         end = RunEnd(self._node_id, len(run.items), run.items[:NAMED], error)
-        checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}")]
+        checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
             self._store.commit(checks, [Put(f"{run.request.ended}/{uuid.uuid4().hex}", end.encode())])
+        except Conflict as late:
+            log.info("job %s: nobody waits any more for a run that was asked for: %s", run.request.job, late)
         except LatchworkError as failed:
             log.warning("job %s: how a run that was asked for ended is not written: %s", run.request.job, failed)
 
