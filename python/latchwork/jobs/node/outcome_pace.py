@@ -20,6 +20,7 @@ class OutcomePace:
         self._since: float | None = None
         self._looked = False
         self._turned_at: dict[Hashable, float] = {}
+        self._taken: frozenset[Hashable] = frozenset()
         self._wanted: dict[Hashable, float] = {}  # turns since the last look, and when they came
 
     def turn(self, what: Hashable, now: float) -> None:
@@ -36,8 +37,12 @@ class OutcomePace:
         asked = (max(at, self._turned_at.get(what, -math.inf) + period_s) for what, at in self._wanted.items())
         return min([at, *asked]) - now
 
+    def look(self) -> None:
+        """It looks from now on: what turns later is for the next look."""
+        self._taken = frozenset(self._wanted)
+
     def done(self, now: float) -> None:
         """It looked, and what there was is written."""
         self._since, self._looked = now, True
-        self._turned_at.update(dict.fromkeys(self._wanted, now))
-        self._wanted.clear()
+        self._turned_at.update(dict.fromkeys(self._taken, now))
+        self._wanted = {what: at for what, at in self._wanted.items() if what not in self._taken}

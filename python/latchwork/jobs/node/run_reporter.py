@@ -135,6 +135,9 @@ class RunReporter(Observer):
             lasting = {} if last else self._lasting()
             if not last:
                 ops += self._of_lasting(registration, lasting)
+            if outcomes:
+                with self._mutex:
+                    self._pace.look()
             value = self._of_outcomes(setup) if outcomes else None
             if value is not None:
                 ops.append(Put(keys.outcomes(self._node_id), value))
