@@ -17,16 +17,19 @@ pub struct Delta {
 
 #[pymethods]
 impl Delta {
+    /// The items that moved.
     #[getter]
     fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.items.iter().map(|name| name.bind(py)))
     }
 
+    /// Their owners before.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.from.iter().map(|&slot| self.name(slot)))
     }
 
+    /// Their owners after.
     #[getter]
     fn targets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.to.iter().map(|&slot| self.name(slot)))

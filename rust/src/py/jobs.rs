@@ -19,6 +19,18 @@ const MOST_ITEMS: usize = u32::MAX as usize - 1;
 /// A job as Python gives it: id, items, able workers with their weights, previous owners.
 type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, Bound<'py, PyDict>);
 
+/// Place the items of all jobs. `latchwork.assignment` has this with types, moves and documentation.
+///
+/// Args:
+///     strategy: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
+///     jobs: per job its id, its items, its able workers with their weights, and the previous owner of items, which may
+///         name items and workers that are gone.
+///     mode: "fast" or "compat"; matters to the two rendezvous strategies.
+/// Returns:
+///     For each job, in the order given, item to worker in item order; empty if nobody can run the job.
+/// Raises:
+///     ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
+///     TypeError: an id, item or worker that is no str.
 #[pyfunction]
 #[pyo3(signature = (strategy, jobs, mode = "fast"))]
 pub fn place<'py>(
