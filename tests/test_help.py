@@ -29,11 +29,10 @@ def documented():
                 yield f"{node.name}.{member.name}", getattr(found, member.name), ast.get_docstring(member)
 
 
-@pytest.mark.parametrize(
-    ("found", "text"), [(found, text) for _, found, text in documented()], ids=[n for n, *_ in documented()]
-)
-def test_help_says_what_the_interface_says(found, text):
-    assert inspect.getdoc(found) == text
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in documented()))
+def test_help_says_what_the_interface_says(name):
+    same = [(found, text) for each, found, text in documented() if each == name]  # an overloaded one has several
+    assert inspect.getdoc(same[0][0]) in [text for _, text in same]
 
 
 def test_every_public_class_and_method_has_help():

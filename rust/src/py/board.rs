@@ -250,7 +250,10 @@ fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
     previous.iter().map(pair).collect()
 }
 
-/// What one placement changed.
+/// What one placement changed: rows (job, item, source, target), sorted by job, then item.
+///
+/// `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
+/// made when its turn comes.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Moves {
     delta: board::Delta,

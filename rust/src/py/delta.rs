@@ -5,7 +5,10 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 
 use crate::input::NOBODY;
 
-/// What a change moved: three columns. Strings are shared with Python.
+/// What a change moved. Immutable; each column is made when it is asked for.
+///
+/// Iterating gives a tuple of item, source and target per move, in the order of the items: source is None for an item
+/// that is new, target is None for one that is gone.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Delta {
     pub items: Vec<Py<PyString>>,
