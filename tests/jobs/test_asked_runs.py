@@ -8,9 +8,12 @@ import time
 import pytest
 
 import latchwork
-from latchwork.errors import WaitTimeout
+from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
+from latchwork.jobs.cron.progress import Hold
+from latchwork.jobs.outside.asking import forget
 from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
+from latchwork.jobs.worker.asked import Asked
 
 YEARLY = Cron("0 3 1 1 *")
 
@@ -124,6 +127,21 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
     first.close()
     assert not threading.Event().wait(2.0), "time to run it"
     assert ran == ["n1"]
+
+
+def test_a_run_that_was_called_off_never_begins(memory):
+    asked = Asked(memory, "n1")
+    asked.start(lambda: None)
+    try:
+        request = Control(memory).run_now("report")
+        memory.put("owners/o1", b"{}")
+        owed = asked.owed(request, {"a": Hold(1, "o1")})
+        assert owed.items == ("a",)
+        forget(memory, request)
+        with pytest.raises(LatchworkError):
+            owed.begin()
+    finally:
+        asked.close()
 
 
 def test_what_cannot_be_asked_for_is_refused(memory):

@@ -159,8 +159,8 @@ class Session:
             self._closed = True
             enders, self._enders = list(self._enders.values()), {}
         self._wake.set()
-        self._tell_end(enders)
         self._states.note("closed")
+        self._tell_end(enders)
         if not was_lost:
             self._end()
             _log.info("session %s closed", self.id)
