@@ -90,49 +90,63 @@ class Child:
 
 
 @contextmanager
-def signals_to(child: Child) -> Iterator[None]:
-    """Hand our signals on to the child; Ctrl-C of a terminal reaches it by itself."""
+def signals_handed_on() -> Iterator[Callable[[Child], None]]:
+    """Hand our signals on to a child, once it is named; Ctrl-C of a terminal reaches it by itself.
+
+    Those that come before the child is there are handed on when it is: none ends us and leaves it behind.
+    """
+    children: list[Child] = []
+    early: list[int] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
-        child.send(number)
+        if number == signal.SIGINT and sys.stdin.isatty():
+            return
+        if children:
+            children[0].send(number)
+        else:
+            early.append(number)
 
-    def ignore(_number: int, _frame: FrameType | None) -> None:
-        if not sys.stdin.isatty():
-            child.send(signal.SIGINT)
+    def name(child: Child) -> None:
+        children.append(child)
+        for number in early:
+            child.send(number)
 
-    before = {number: signal.signal(number, hand_on) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, ignore)
+    before = {number: signal.signal(number, hand_on) for number in (*_FORWARDED, signal.SIGINT)}
     try:
-        yield
+        yield name
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def run_while_ours(
-    words: Sequence[str], env: Mapping[str, str], wait_told: Callable[[float], bool], *, stop_within_s: float
+    words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
     """Run a command in the foreground until it ends, or until it is told to; return its exit code.
 
     Args:
         words: the command and its arguments.
         env: variables it gets beside ours.
-        wait_told: waits so many seconds until it has to stop, and returns whether it has to; called in a thread.
+        remaining_s: gives the seconds until it has to stop, unless they become more; asked at least once a second.
         stop_within_s: seconds after which it is killed.
     """
-    child = Child(words, env, own_group=False)
     over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
-            if wait_told(_LOOK_S):
+            left_s = remaining_s()
+            if left_s <= 0.0:
                 child.stop(stop_within_s)
                 return
+            over.wait(min(left_s, _LOOK_S))
 
-    watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
-    with signals_to(child):
+    with signals_handed_on() as hand_on_to:
+        child = Child(words, env, own_group=False)
+        hand_on_to(child)
+        watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
         watcher.start()
         try:
             return child.wait()
         finally:
             over.set()
+            watcher.join()

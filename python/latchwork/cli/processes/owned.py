@@ -103,7 +103,7 @@ def elect(
 
 def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int:
     try:
-        return run_while_ours(words, env, work.wait, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
+        return run_while_ours(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
     except ChildFailed as error:
         report(error)
         return NOT_EXECUTABLE if isinstance(error.__cause__, PermissionError) else NOT_FOUND
