@@ -48,7 +48,8 @@ help:
 	@echo '  make bench     WHAT=store, assignment, balancing, cluster, handover, keeper, primitives or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
-	@echo '  make wheel     build an abi3 wheel for Python 3.10+ into dist/'
+	@echo '  make wheel     build an abi3 wheel for Python 3.10+ into dist/; WHAT=all builds those of a release,'
+	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
 	@echo '  make clean     remove .venv and everything built'
 	@echo
 	@echo 'ARGS adds arguments:     make demo ARGS="--url etcd://127.0.0.1:2379/demo"'
@@ -102,7 +103,8 @@ format: build
 	cargo fmt
 
 wheel: build
-	$(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist
+	$(if $(filter all,$(WHAT)),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/build_wheels $(ARGS),$\
+	    $(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist)
 
 clean:
 	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)

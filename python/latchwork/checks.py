@@ -1,12 +1,42 @@
-"""The check of a number, for every floor: options, schedules and records take finite numbers only."""
+"""Checks for every floor: numbers are finite, and functions that are to be called do their work when they are."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import TypeGuard
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeGuard
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
     """True for a finite number that is not below ``least``; True and False are no numbers."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     return good and math.isfinite(value) and value >= least  # type: ignore[arg-type,operator]
+
+
+def late_kind(fn: object) -> str | None:
+    """What a function is whose body does not run when it is called, but when somebody awaits or iterates the result.
+
+    Returns:
+        ``an async function``, ``an async generator`` or ``a generator``; None for any other object.
+    """
+    while isinstance(fn, partial):
+        fn = fn.func
+    kinds: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+        ("an async function", inspect.iscoroutinefunction),
+        ("an async generator", inspect.isasyncgenfunction),
+        ("a generator", inspect.isgeneratorfunction),
+    )
+    own = getattr(type(fn), "__call__", None)  # noqa: B004 - of an object that is called like a function
+    return next((name for name, is_kind in kinds if is_kind(fn) or is_kind(own)), None)
+
+
+def late_result(value: object) -> str | None:
+    """The same of what a function returned; a coroutine is closed, so that nothing complains that it never ran."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine"
+    if inspect.isawaitable(value):
+        return "an awaitable"
+    return "an async generator" if inspect.isasyncgen(value) else "a generator" if inspect.isgenerator(value) else None

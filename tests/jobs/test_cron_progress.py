@@ -18,7 +18,8 @@ from latchwork.jobs.cron.cells import FIRED
 from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.cron.progress import CronProgress, Hold, read_cells, sweep_cells
 from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
 from latchwork.schedules.fires import Fired, Jitter, rule_of
 from latchwork.schedules.schedule import Due, Instant
@@ -229,7 +230,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
         job=job,
         options=lambda: JobSettings().over(job),
         new_context=lambda items, at=None: JobContext(items, fire_time_s=at),
-        counters=Counters(),
+        outcomes=Outcomes("report", "n1"),
         may_run=lambda: not begun or when == "written",
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs.job.job import InvalidJob, Job, Threads, WorkPoolFailed, check_jobs, read_pool
-from latchwork.schedules.schedule import FixedDelay, FixedRate
+from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate
 
 
 def nothing(context):
@@ -40,6 +42,38 @@ def test_a_subclass_may_give_its_options_as_attributes():
     assert read_pool(made) == ("a", "b")
     assert made.schedule == FixedRate(5.0)
     assert Report("other").id == "other"
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("0 3 * * *", Cron("0 3 * * *")),
+        ("@daily", Cron("0 0 * * *")),
+        (timedelta(minutes=5), FixedRate(300.0)),
+    ],
+)
+def test_a_schedule_may_be_given_as_cron_text_or_as_the_time_between_two_starts(short, long):
+    class Report(Job):
+        id = "report"
+        schedule = short
+
+        def work_pool(self):
+            return ["a"]
+
+        def run(self, context):
+            return None
+
+    changed = job()
+    changed.change(schedule=short)
+    assert job(schedule=short).schedule == Report().schedule == changed.schedule == long
+
+
+@pytest.mark.parametrize("wrong", ["every day", "", timedelta(0), FixedRate, 5])
+def test_a_schedule_that_stands_for_none_is_refused(wrong):
+    with pytest.raises(InvalidJob, match="job report: schedule"):
+        job(schedule=wrong)
+    with pytest.raises(InvalidJob, match="job report: schedule"):
+        job().change(schedule=wrong)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Done:
     def cleanup(self):
         self.done.append("cleanup")
 
-    def sweep(self):
+    def sweep(self, _outcome_keep_s):
         self.done.append("sweep")
 
 
@@ -149,7 +149,7 @@ def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
     deposed._pools._mirror.wait_until(lambda state: not state, 10)
     before = everything(memory)
     with pytest.raises(Conflict):
-        deposed.sweep()
+        deposed.sweep(3600.0)
     assert everything(memory) == before
 
 
@@ -160,7 +160,7 @@ def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch
     memory.delete("fired/gone/c1")
     before = everything(memory)
     with pytest.raises(Conflict):
-        deposed.sweep()
+        deposed.sweep(3600.0)
     assert everything(memory) == before
 
 

@@ -10,7 +10,8 @@ import pytest
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings
 from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.schedules.fires import Step
 from latchwork.schedules.schedule import Due, Instant
 
@@ -25,7 +26,7 @@ def start():
             job=job,
             options=lambda: JobSettings().over(job),
             new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
-            counters=Counters(),
+            outcomes=Outcomes("report", "n1"),
             may_run=may_run,
             on_end=lambda: None,
             clock=SYSTEM_CLOCK,
@@ -47,6 +48,16 @@ def test_it_runs_again_and_again_with_a_new_context_each_time(start, eventually)
     start(contexts.append)
     eventually(lambda: len(contexts) >= 3)
     assert len(set(map(id, contexts))) == len(contexts)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_returns_a_coroutine_has_failed(start, eventually, caplog):
+    async def never():
+        """Nobody awaits it."""
+
+    run = start(lambda context: never())
+    eventually(lambda: run._setup.outcomes.stats(0, 0).failures)
+    assert "run returned a coroutine, which nobody runs" in caplog.text
 
 
 def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):

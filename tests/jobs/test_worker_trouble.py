@@ -10,7 +10,8 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
 from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.worker.guard import RunGuard
-from latchwork.jobs.worker.runs import Counters, JobRun, RunSetup
+from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.schedules.schedule import Due, Instant
 from latchwork.store import connect
 
@@ -87,7 +88,7 @@ def make_run(work, remaining_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa
         job=job,
         options=lambda: JobSettings().over(job),
         new_context=lambda items: JobContext(items, job_id="report"),
-        counters=Counters(),
+        outcomes=Outcomes("report", "n1"),
         may_run=lambda: True,
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,

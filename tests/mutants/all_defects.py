@@ -10,6 +10,7 @@ from mutants import (
     of_locks,
     of_meetings,
     of_numbers,
+    of_operations,
     of_persistent_locks,
     of_queues,
     of_shared_backends,
@@ -30,4 +31,5 @@ DEFECTS = (
     *of_meetings.DEFECTS,
     *of_queues.DEFECTS,
     *of_jobs.DEFECTS,
+    *of_operations.DEFECTS,
 )

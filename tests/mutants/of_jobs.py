@@ -259,8 +259,8 @@ DEFECTS = (
         "Cron",
         "progress is written without the owner of the locks",
         "jobs/cron/progress.py",
-        '        return [Exists(f"{keys.OWNERS}/{cell.owner}")]\n',
-        "        return []\n",
+        '        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]\n',
+        "        return [*self._also]\n",
         of("jobs/cron_progress", "nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet"),
     ),
     Defect(

@@ -386,3 +386,16 @@ def test_a_session_of_another_store_is_refused(store):
         lock = Lock(store, "a", session=other.session)
         with pytest.raises(LatchworkError):
             lock.acquire(0)
+
+
+async def forgotten(*_):
+    """Nobody awaits it."""
+
+
+@pytest.mark.parametrize("wrong", [None, 7, forgotten, lambda: None])
+@pytest.mark.parametrize("kind", [LeaderLatch, Election])
+def test_what_cannot_be_run_by_a_leader_is_refused_at_once(kind, wrong):
+    with latchwork.connect("memory://refused-leaders") as store:
+        leader = kind(store, "leads", node_id="n1")
+        with pytest.raises(TypeError, match="leads"):
+            leader.run(wrong, timeout_s=0.0)

@@ -109,12 +109,39 @@ def test_after_a_reset_it_runs_again(once):
     assert once().run(lambda _work: b"2") == b"2"
 
 
-@pytest.mark.parametrize(("result", "why"), [("text", "must return bytes or None, not str"), (b"x" * 990_001, "fit")])
-def test_a_result_that_cannot_be_stored_is_a_failure(once, result, why):
+def test_a_result_that_is_too_large_is_a_failure(once):
     with pytest.raises(OnceFailed, match="has failed here"):
-        once().run(lambda _work: result)
-    with pytest.raises(OnceFailed, match=why):
+        once().run(lambda _work: b"x" * 990_001)
+    with pytest.raises(OnceFailed, match="fit"):
         once().outcome()
+
+
+@pytest.mark.parametrize("result", ["text", 7, {"a": 1}, bytearray(b"a")])
+def test_a_result_of_another_type_is_refused_and_not_recorded_however_often(once, result):
+    for _ in range(4):  # more often than it may be started: nobody has vanished
+        with pytest.raises(TypeError, match="must return bytes or None, not"):
+            once().run(lambda _work: result)
+    assert once().outcome() is None
+    assert once().run(lambda _work: b"right") == b"right"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_function_that_cannot_be_run_is_refused_before_anything_is_written(once, store):
+    async def forgotten(_work):
+        return b""
+
+    for wrong, why in [
+        (lambda: b"", r"calls its function as fn\(work\)"),
+        (lambda _work, _more: b"", r"calls its function as fn\(work\)"),
+        (forgotten, "an async function, whose body would never run"),
+        (b"done", "give a function"),
+        (None, "give a function"),
+    ]:
+        with pytest.raises(TypeError, match=why):
+            once().run(wrong)
+    assert store.list("", recursive=True) == []
+    with pytest.raises(TypeError, match="a coroutine, which nobody runs"):
+        once().run(lambda _work: forgotten(None))
 
 
 def test_the_largest_result_passes(once):

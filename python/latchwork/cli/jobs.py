@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -10,17 +12,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.cli.cluster import open_store
+from latchwork.cli import went
+from latchwork.cli.cluster import open_store, state_of
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
-from latchwork.cli.options import Json, Url, command, group
+from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
-from latchwork.jobs import Control, Schedule, Settings, inspect
+from latchwork.cli.text import printable
+from latchwork.errors import LatchworkError
+from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
 
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
-_PACES = (
+#: The flags of schedules that are no cron; `latchwork run --command` has them too.
+PACES = (
     Row(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
     Row(number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"),
 )
@@ -28,7 +34,7 @@ _PACES = (
 
 @command("latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json")
 def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
-    """List every job the cluster knows or has settings for: whether it may run, why, and what is set for it."""
+    """List every job that is known or has settings: whether it may run and why, how its runs went, what is set."""
     with open_store(url) as store:
         settings = Control(store).settings()
         state = inspect(store)
@@ -40,7 +46,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
         return
     table = Table()
-    columns = ("job", "runs", "because", "items", "locked", "running", "set")
+    columns = ("job", "runs", "because", "items", "locked", "running", "went", "set")
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -48,6 +54,10 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
         table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
     Console(highlight=False).print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    for job in known.values():
+        if job.in_a_row:
+            console.print(Text(f"{job.job_id}: {went.failure(job)}", style="red"))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -95,7 +105,7 @@ def default(
     "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
     "latchwork jobs set report -u threads -u schedule",
 )
-@flags(_PACES, to_set, before="cron")
+@flags(PACES, to_set, before="cron")
 @flags(rows(JobRows), to_set, before="unset")
 def set_job(
     job: JobId,
@@ -128,8 +138,8 @@ def set_job(
 
     What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
     """
-    paces = [{row.name: given.pop(row.name)} for row in _PACES]
-    schedule = _schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
+    paces = [{row.name: given.pop(row.name)} for row in PACES]
+    schedule = one_schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
@@ -142,6 +152,66 @@ def reset(job: JobId, *, url: Url = None) -> None:
     with open_store(url) as store:
         Control(store).reset(job)
     typer.echo(f"{job}: nothing set")
+
+
+@command(
+    "latchwork jobs run report", "latchwork jobs run report north --wait-s 60", "latchwork jobs run report --no-wait"
+)
+def run_job(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="ITEM...", help="Work items, 100 at most; all of the job without.")
+    ] = None,
+    *,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the runs to end.")] = 3600.0,
+    no_wait: NoWait = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Run a job now and once, whatever its schedule says: each item by the node that holds its lock.
+
+    A run of an item that goes on is waited for first. Returns when all have ended; exit code 1 when one failed, or when
+    not all had ended in time: what has not begun then, or after Ctrl-C, is called off.
+    """
+    with open_store(url) as store:
+        control, state = Control(store), state_of(store)
+        _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
+        request = control.run_now(job, items or None, within_s=wait_s)
+        if no_wait:
+            typer.echo(json.dumps({"id": request.id}) if as_json else f"{job}: asked for, within {wait_s:g} s")
+            return
+        ends = control.wait_for_runs(request, wait_s)
+    if as_json:
+        typer.echo(json.dumps([asdict(end) for end in ends], indent=2))
+    for end in ends if not as_json else ():
+        typer.echo(printable(f"{end.node}: {_named(end)}: {end.error or 'ended well'}"))
+    failed = [end for end in ends if end.error is not None]
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(ends)} runs of job {job} failed, on {failed[0].node}: {failed[0].error}"
+        )
+
+
+class RunFailed(LatchworkError):
+    """A run that was asked for has failed."""
+
+
+def _named(end: RunEnd) -> str:
+    more = end.items - len(end.named)
+    return ", ".join(end.named) + (f" and {more} more" if more else "")
+
+
+def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
+    """Refuse what nobody would run, for it would be waited for in vain."""
+    unknown = sorted(set(items or ()).difference(pool))
+    if unknown:
+        raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
+    if not settings.is_enabled(job.job_id):
+        raise UsageError(f"job {job.job_id} is disabled; enable it first: latchwork jobs enable {job.job_id}")
+    if not job.nodes:
+        raise NoCluster(f"no living node can run job {job.job_id}; start one that has it")
+    if not pool:
+        raise UsageError(f"job {job.job_id} has no items; there is nothing to run")
 
 
 def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool) -> None:
@@ -177,12 +247,19 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "items": None if job is None else job.items,
         "locked": None if job is None else len(job.running),
         "running": None if job is None else job.active_items,
+        "went": went.in_a_word(job),
+        **({} if job is None else went.to_json(job)),
         "settings": stored.encode(own),
     }
 
 
-def _schedule(*given: dict[str, Any]) -> Schedule | None:
-    """The schedule whose first value was given; None without one."""
+def one_schedule(*given: dict[str, Any]) -> Schedule | None:
+    """The schedule whose first value was given; None without one.
+
+    Raises:
+        UsageError: several were given.
+        InvalidSetting: it cannot be used.
+    """
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
@@ -196,6 +273,7 @@ jobs_app = group(
     disable=disable,
     enable=enable,
     default=default,
+    run=run_job,
     set=set_job,
     reset=reset,
 )

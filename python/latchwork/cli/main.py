@@ -11,7 +11,8 @@ import latchwork
 from latchwork.cli import jobs, nodes, run, settings
 from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, add, examples
-from latchwork.cli.screens import status, tree, why
+from latchwork.cli.processes import owned
+from latchwork.cli.screens import show, status, tree, why
 
 app = typer.Typer(
     name="latchwork",
@@ -52,8 +53,11 @@ add(
     app,
     demo=demo.demo,
     drain=nodes.drain,
+    elect=owned.elect,
+    lock=owned.lock,
     restart=nodes.restart,
     run=run.run,
+    show=show.show,
     status=status.status,
     tree=tree.tree,
     why=why.why,
@@ -61,6 +65,7 @@ add(
 )
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(jobs.jobs_app, name="jobs")
+app.add_typer(show.once_app, name="once")
 app.add_typer(settings.settings_app, name="settings")
 
 

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from latchwork.cli.cluster import open_store, state_of
-from latchwork.cli.options import Url, command
+from latchwork.cli.options import NoWait, Url, command
 from latchwork.jobs import Control, UnknownNode
 from latchwork.store import Store
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
 
 

@@ -41,6 +41,7 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 Debug = Annotated[
     bool,
     typer.Option(

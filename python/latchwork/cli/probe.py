@@ -1,4 +1,4 @@
-"""What `latchwork run --probe-port` serves: `/healthz` for probes, `/metrics` for Prometheus. Read only."""
+"""What `latchwork run --probe-port` serves: `/healthz`, `/readyz`, `/metrics` for Prometheus. Read only."""
 
 from __future__ import annotations
 
@@ -13,27 +13,35 @@ from typing import Any
 
 from latchwork.cli.outcome import UsageError
 from latchwork.errors import BackendNotInstalled
-from latchwork.jobs import JobManager, Observer
+from latchwork.jobs import JobManager, JobStats, Observer
+from latchwork.jobs.outside import utc_text
+from latchwork.store import StoreObserver
 
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
 
 
-def metrics_if_installed() -> list[Observer]:
-    """The metrics; none, with a warning, when their library is not installed: probes work without."""
+def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
+    """The metrics of a node and of its store; none, with a warning, when their library is not installed."""
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
+        from latchwork.store.observe.metrics import StoreMetrics
     except BackendNotInstalled as error:
         log.warning("/metrics stays empty: %s", error)
-        return []
-    return [PrometheusMetrics()]
+        return [], []
+    return [PrometheusMetrics()], [StoreMetrics()]
 
 
 @contextmanager
-def serving(node: JobManager, host: str, port: int | None) -> Iterator[int | None]:
+def serving(node: JobManager, host: str, port: int | None, *, unready_after: int | None = None) -> Iterator[int | None]:
     """Serve a node's health and metrics as long as it lasts; the port, None when none was asked for.
 
+    Args:
+        node: the node.
+        host: the address to serve them on.
+        port: the port; 0 picks one.
+        unready_after: `/readyz` says no once so many runs of one item have failed one after the other; None for never.
     Raises:
         UsageError: the port cannot be had.
     """
@@ -41,7 +49,7 @@ def serving(node: JobManager, host: str, port: int | None) -> Iterator[int | Non
         yield None
         return
     try:
-        server = ThreadingHTTPServer((host, port), _handler(node))
+        server = ThreadingHTTPServer((host, port), _handler(node, unready_after))
     except OSError as error:
         raise UsageError(f"port {port} of {host} cannot be served: {error}; give another --probe-port") from error
     server.daemon_threads = True
@@ -56,19 +64,15 @@ def serving(node: JobManager, host: str, port: int | None) -> Iterator[int | Non
         server.server_close()
 
 
-def answer(node: JobManager, path: str) -> tuple[int, str, bytes]:
+def answer(node: JobManager, path: str, unready_after: int | None = None) -> tuple[int, str, bytes]:
     """Status, content type and body for a path."""
-    if path == "/healthz":
-        health = node.health()
-        body = {
-            "ok": health.ok,
-            "reasons": list(health.reasons),
-            "node": node.node_id,
-            "session": health.session,
-            "session_remaining_s": round(health.session_remaining_s, 3),
-            "lock_margin_s": None if health.lock_margin_s is None else round(health.lock_margin_s, 3),
-        }
-        status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    if path in {"/healthz", "/readyz"}:
+        body = _health(node)
+        if path == "/readyz" and unready_after is not None:
+            failing = [f"job {job} fails, {each.in_a_row} runs in a row: {each.last_error}"
+                       for job, each in node.stats().jobs.items() if each.in_a_row >= unready_after]  # fmt: skip
+            body = {**body, "ok": body["ok"] and not failing, "reasons": [*body["reasons"], *failing]}
+        status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", json.dumps(body).encode()
     if path == "/metrics":
         try:
@@ -76,16 +80,40 @@ def answer(node: JobManager, path: str) -> tuple[int, str, bytes]:
         except ImportError:
             return HTTPStatus.OK, "text/plain", b""
         return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest()
-    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz and /metrics\n"
+    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 
 
-def _handler(node: JobManager) -> type[BaseHTTPRequestHandler]:
+def _health(node: JobManager) -> dict[str, Any]:
+    health = node.health()
+    return {
+        "ok": health.ok,
+        "reasons": list(health.reasons),
+        "node": node.node_id,
+        "session": health.session,
+        "session_remaining_s": round(health.session_remaining_s, 3),
+        "lock_margin_s": None if health.lock_margin_s is None else round(health.lock_margin_s, 3),
+        "jobs": {job: _stats(each) for job, each in node.stats().jobs.items()},
+    }
+
+
+def _stats(stats: JobStats) -> dict[str, Any]:
+    moments = {"last_start": stats.last_start_s, "last_success": stats.last_success_s,
+               "last_failure": stats.last_failure_s, "next_start": stats.next_start_s}  # fmt: skip
+    return {
+        "failing_items": stats.failing_items,
+        "failures_in_a_row": stats.in_a_row,
+        "last_error": stats.last_error,
+        **{name: None if at_s is None else utc_text(at_s) for name, at_s in moments.items()},
+    }
+
+
+def _handler(node: JobManager, unready_after: int | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _CLIENT_TIMEOUT_S
 
         def do_GET(self) -> None:
             """Answer one request."""
-            status, kind, body = answer(node, self.path.partition("?")[0])
+            status, kind, body = answer(node, self.path.partition("?")[0], unready_after)
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

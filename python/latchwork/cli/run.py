@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from latchwork.cli.flags import flags, to_start
+from latchwork.cli.flags import flags, to_set, to_start
+from latchwork.cli.jobs import PACES, one_schedule
 from latchwork.cli.options import Url, command, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, ended_by_sigterm
 from latchwork.cli.probe import metrics_if_installed, serving
+from latchwork.cli.processes.command_job import command_job
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
@@ -27,18 +29,64 @@ from latchwork.store import Store, connect
     "latchwork run jobs:all_jobs --url etcd://127.0.0.1:2379/app --node-id n2 --strategy evenly-spread",
     "latchwork run jobs:all_jobs --node-id n3 --weight 2 --label gpu=yes --label zone=b",
     "latchwork run jobs:all_jobs --node-id n4 --strategy report=mypackage.placing:ByZone --strategy balanced",
+    "latchwork run --command 'backup.sh {item}' --item a --item b --cron '0 3 * * *' --node-id n1",
     "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
 )
+@flags(PACES, to_set, before="cron")
 @flags([row for row in rows(NodeOptions) if row.flag], to_start, before="probe_port")
 def run(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODULE:ATTRIBUTE",
-            help="A Job, a list of Jobs, or a function that makes them; the current directory is importable.",
+            metavar="[MODULE:ATTRIBUTE]",
+            show_default=False,
+            help="A Job, a list of Jobs, or a function that makes them; the current directory is importable. Give this "
+            "or --command.",
         ),
-    ],
+    ] = None,
     *,
+    shell_command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            metavar="COMMAND",
+            show_default=False,
+            help="Run this command instead, once for each item: {item} is the item. Words are split as by a shell, but "
+            "no shell runs them. Give all nodes the same.",
+        ),
+    ] = None,
+    item: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ITEM",
+            show_default=False,
+            help="A work item of --command; may be given several times.  [unless given: one, called main]",
+        ),
+    ] = None,
+    job_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            show_default=False,
+            help="The id of the job that --command makes.  [unless given: the program's name]",
+        ),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="How many of --command run at a time on this node; 0 is one for each item."
+        ),
+    ] = 1,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            show_default=False,
+            help="When --command runs: `0 3 * * *` or @daily. One of --cron, --fixed-delay-s and --fixed-rate-s at "
+            "most.  [unless given: 60 s after each end]",
+        ),
+    ] = None,
+    tz: Annotated[str, typer.Option(metavar="ZONE", help="Time zone of --cron, as Europe/Berlin.")] = "UTC",
     node_id: Annotated[
         str,
         typer.Option(
@@ -71,7 +119,17 @@ def run(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Serve /healthz, and /metrics for Prometheus, on this port; 0 picks one.",
+            help="Serve /healthz, /readyz, and /metrics for Prometheus, on this port; 0 picks one.",
+        ),
+    ] = None,
+    unready_after: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default=False,
+            help="/readyz says no once N runs of one item have failed one after the other here, so that a rollout "
+            "stops.  [unless given: never]",
         ),
     ] = None,
     probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve them on.")] = "127.0.0.1",
@@ -87,9 +145,17 @@ def run(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
     with ended_by_sigterm(OK):  # before the node runs and after it has closed nothing is to be handed over
-        jobs = load_jobs(target)
-        observers = [] if probe_port is None else metrics_if_installed()
-        with connect(where) as store:
+        paces = [{row.name: given.pop(row.name)} for row in PACES]
+        schedule = one_schedule(*paces, {"cron": cron, "tz": tz})
+        if (target is None) == (shell_command is None):
+            raise UsageError("what is to be run? give MODULE:ATTRIBUTE or --command, and not both")
+        if shell_command is None:
+            _refuse_of_command(items=item, job_id=job_id, schedule=schedule)
+            jobs = load_jobs(target or "")
+        else:
+            jobs = [command_job(shell_command, job_id=job_id, items=item or [], schedule=schedule, threads=threads)]
+        observers, of_store = ([], []) if probe_port is None else metrics_if_installed()
+        with connect(where, observers=of_store) as store:
             node = _manager(
                 store,
                 node_id,
@@ -99,8 +165,13 @@ def run(
                 observers=observers,
                 **given,
             )
-            with serving(node, probe_host, probe_port):
+            with serving(node, probe_host, probe_port, unready_after=unready_after):
                 node.run_forever()
+
+
+def _refuse_of_command(**given: object) -> None:
+    if any(given.values()):
+        raise UsageError("--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s go with --command only")
 
 
 def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:

@@ -13,6 +13,8 @@ from latchwork.jobs.outside.why import Reasons, why
 from latchwork.jobs.stored.activity import Activity
 from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.outcomes import JobOutcome, RunError
+from latchwork.jobs.stored.requests import RunEnd, RunRequest
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobManager",
+    "JobOutcome",
     "JobSettings",
     "JobState",
     "JobStats",
@@ -45,7 +48,10 @@ __all__ = [
     "PoolInfo",
     "Reasons",
     "RebalanceInfo",
+    "RunEnd",
+    "RunError",
     "RunInfo",
+    "RunRequest",
     "Schedule",
     "Settings",
     "Threads",

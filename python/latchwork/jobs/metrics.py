@@ -6,7 +6,7 @@ Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. Several nodes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -58,6 +58,16 @@ class _Families:
         self.now = _Now()
         registry.register(self.now)
 
+    def prepare(self, node: str, jobs: Iterable[str]) -> None:
+        """Have every metric of a node, for a rate of what never happened is 0 and not unknown."""
+        own = (self.init, self.close, self.rebalances, self.rebalance_failures, self.rebalance_seconds, self.moves)
+        for each in own:
+            each.labels(node)
+        for job in jobs:
+            of_job = (self.runs, self.failures, self.run_seconds, self.lag, self.pool_failures, self.pool_seconds)
+            for each in of_job:
+                each.labels(node, job)
+
 
 class _Now(Collector):
     """The gauges, which are read from the nodes at each scrape."""
@@ -89,10 +99,22 @@ class _Now(Collector):
         """The gauges of the moment."""
         with self._lock:
             nodes, pools = dict(self._nodes), dict(self._pools)
-        by_job: dict[str, tuple[str, Callable[[JobStats], int]]] = {
+        by_job: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
             "active_runs": ("Runs going on.", lambda stats: stats.active),
             "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
             "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
+            "failing_items": ("Items whose last run failed.", lambda stats: stats.failing_items),
+            "failures_in_a_row": (
+                "Runs of one item that failed one after the other, of the item with most.",
+                lambda stats: stats.in_a_row,
+            ),
+            "last_start_timestamp_seconds": ("When a run last began.", lambda stats: stats.last_start_s),
+            "last_success_timestamp_seconds": ("When a run last ended well.", lambda stats: stats.last_success_s),
+            "last_failure_timestamp_seconds": ("When a run last failed.", lambda stats: stats.last_failure_s),
+            "next_start_timestamp_seconds": (
+                "When the next run begins; absent while that is not known.",
+                lambda stats: stats.next_start_s,
+            ),
         }
         families = {name: _gauge(name, text, "job") for name, (text, _) in by_job.items()}
         manager = _gauge("is_manager", "1 on the node that manages the cluster.")
@@ -106,7 +128,9 @@ class _Now(Collector):
                 margin.add_metric([node_id], health.lock_margin_s)
             for job, each in stats.jobs.items():
                 for name, (_, value) in by_job.items():
-                    families[name].add_metric([node_id, job], value(each))
+                    found = value(each)
+                    if found is not None:
+                        families[name].add_metric([node_id, job], found)
         sizes = _gauge("pool_items", "Items in the work pool as last read.", "job")
         for key, items in pools.items():
             sizes.add_metric(list(key), items)
@@ -136,7 +160,8 @@ class PrometheusMetrics(Observer):
             self._families = _known[chosen]
 
     def attached(self, node: ObservedNode) -> None:
-        """Ask it for its gauges from now on."""
+        """Ask it for its gauges from now on, and have all its metrics before their first event."""
+        self._families.prepare(node.node_id, node.stats().jobs)
         self._families.now.add(node)
 
     def detached(self, node: ObservedNode) -> None:

@@ -13,8 +13,9 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
+from latchwork.checks import late_result
 from latchwork.errors import (
     Conflict,
     LatchworkError,
@@ -33,7 +34,7 @@ from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
-from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work
+from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, called, driven
 from latchwork.store.store import Store
@@ -105,7 +106,10 @@ class Once(Closes):
             Unavailable: the server could not be reached in that time.
             Closed, ForkedProcess: as for every primitive; also when it was told to stop, and was closed meanwhile.
             LatchworkError: this is a callback, or the function itself asks for its own outcome.
+            TypeError: the function does not take one argument, is async or a generator, and was not called; or it
+                returned something else than bytes or None. Nothing is recorded: whoever has the right one runs it.
         """
+        check_function(fn, self._what)
         if getattr(self._running, "here", False):
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
         patience = Patience(self._store.clock, timeout_s)
@@ -211,6 +215,9 @@ class Once(Closes):
         except _ToldToStop as stop:
             _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
+        except _WrongResult as error:
+            await self._forget_start(place)
+            raise TypeError(str(error)) from None
         except Exception as error:
             failure = self._failure(type(error).__name__, str(error))
             entry = await self._record(place, failure)
@@ -256,7 +263,11 @@ class Once(Closes):
         if value is None:
             return b""
         if not isinstance(value, bytes):
-            raise TypeError(f"the function of {self._what} must return bytes or None, not {type(value).__name__}")
+            late = late_result(value)
+            kind = type(value).__name__ if late is None else f"{late}, which nobody runs"
+            raise _WrongResult(
+                f"the function of {self._what} must return bytes or None, not {kind}; it is not recorded"
+            )
         if len(value) > MAX_VALUE_BYTES:
             raise ValueTooLarge(f"the result of {self._what} has {len(value):,} bytes, at most {MAX_VALUE_BYTES:,} fit")
         return value
@@ -279,6 +290,15 @@ class Once(Closes):
                 await self._refuse_lost(place, error)
             else:
                 return starts + 1
+
+    async def _forget_start(self, place: Place) -> None:
+        """Take back the count of this start: the runner has not vanished, its code is wrong."""
+        entry = await ask(self._store.get, self._starts_key)
+        body = {} if entry is None else read_body(entry.value)
+        if entry is not None and body.get("nonce") == place.nonce and isinstance(starts := body.get("starts"), int):
+            less = Put(self._starts_key, write_body({"starts": starts - 1, "nonce": ""}))
+            with suppress(LatchworkError):  # it counts, and that is all
+                await ask(self._store.commit, [place.fence, At(entry)], [less])
 
     async def _record(self, place: Place, body: bytes) -> Entry:
         """Record the outcome, if there is none yet; returns the one that is recorded."""
@@ -312,6 +332,10 @@ class Once(Closes):
 
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
         return json.dumps({**head, **self._queue.about}).encode() + b"\n" + value
+
+
+class _WrongResult(Exception):
+    """What it returned is no result."""
 
 
 class _ToldToStop(Exception):

@@ -7,15 +7,12 @@ the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from cronsim import CronSim, CronSimError
-
 from latchwork.checks import is_number
+from latchwork.schedules import cron_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,10 @@ class FixedRate:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Run at the times of a cron expression, right at both daylight-saving changes.
+    """Run at the times of a cron expression, right whenever the clock is set.
+
+    A schedule whose minute and hour begin with no star counts for its date: a fire time that the clock was set forward
+    over comes right after that, one that comes twice counts once. Any other follows the time that passes.
 
     In a cluster every item has one start for each fire time, also when its node, or the manager, dies at that moment:
     starts are written down before they are made. A fire time that could not start in time is a misfire:
@@ -114,7 +114,8 @@ class Cron:
     owes no fire time from before the change. How late a start is counts from the end of the job's jitter.
 
     Attributes:
-        expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first.
+        expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first; or
+            ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``, which become the fields they stand for.
         tz: name of the time zone; ``UTC`` unless given.
         misfire: ``once`` unless given.
         on_time_s: seconds that a start may be late without being missed, 60 by default; for ``skip``.
@@ -134,16 +135,11 @@ class Cron:
 
     def __post_init__(self) -> None:
         try:
-            zone = ZoneInfo(self.tz)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            ZoneInfo(self.tz)
+        except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
             msg = f"Cron time zone {self.tz!r} is not known; give an IANA name like Europe/Berlin (or install tzdata)"
             raise ValueError(msg) from error
-        try:
-            next(CronSim(self.expression, datetime(2024, 1, 1, tzinfo=zone)))
-        except (CronSimError, StopIteration, AttributeError, TypeError) as error:
-            reason = str(error) or "it never fires"
-            msg = f"Cron expression {self.expression!r} cannot be used ({reason}); see `man 5 crontab`"
-            raise ValueError(msg) from error
+        object.__setattr__(self, "expression", cron_times.fields_of(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
         _check_seconds("Cron", "on_time_s", self.on_time_s, least=0.0)
@@ -163,21 +159,11 @@ class Cron:
 
     def fire_after(self, wall_s: float) -> float:
         """The first fire time after this moment, both in seconds since the epoch."""
-        # In the repeated hour of autumn it may name the first pass, which is over: take the next ones.
-        return next(fire for fire in self._fires(wall_s, reverse=False) if fire > wall_s)
+        return cron_times.fire_after(self.expression, ZoneInfo(self.tz), wall_s)
 
     def fire_before(self, wall_s: float, oldest_s: float) -> float | None:
         """The last fire time not after this moment; None when that is before ``oldest_s``."""
-        for fire in self._fires(wall_s + 1.0, reverse=True):
-            if fire < oldest_s:
-                return None
-            if fire <= wall_s:
-                return fire
-        return None
-
-    def _fires(self, wall_s: float, *, reverse: bool) -> Iterator[float]:
-        moment = datetime.fromtimestamp(wall_s, tz=timezone.utc).astimezone(ZoneInfo(self.tz))
-        return (fire.timestamp() for fire in CronSim(self.expression, moment, reverse=reverse))
+        return cron_times.fire_before(self.expression, ZoneInfo(self.tz), wall_s, oldest_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import URL_VARIABLE, connect
 from latchwork.store.mirror import Mirror
+from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.observers import Observers
 from latchwork.store.pipeline import Pipeline
 from latchwork.store.session import Session
@@ -10,4 +11,17 @@ from latchwork.store.store import Store
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 
-__all__ = ["URL_VARIABLE", "Backoff", "Mirror", "Observers", "Pipeline", "Session", "Store", "Tx", "Watch", "connect"]
+__all__ = [
+    "URL_VARIABLE",
+    "Backoff",
+    "CallInfo",
+    "Mirror",
+    "Observers",
+    "Pipeline",
+    "Session",
+    "Store",
+    "StoreObserver",
+    "Tx",
+    "Watch",
+    "connect",
+]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import InvalidURL
 from latchwork.store.core import Core
+from latchwork.store.observe.calls import StoreObserver
+from latchwork.store.observers import Observers
 from latchwork.store.store import Store
 
 URL_VARIABLE = "LATCHWORK_URL"
 
 
-def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: object) -> Store:
+def connect(
+    url: str | None = None,
+    *,
+    clock: Clock | None = None,
+    observers: Iterable[StoreObserver] = (),
+    **overrides: object,
+) -> Store:
     """Open a store.
 
     Args:
         url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment's ``LATCHWORK_URL``.
         clock: the clock that sessions and waits use; None for the machine's.
+        observers: told of each call and each session: ``StoreMetrics()``, your own.
         overrides: options of the URL by name, which win over those in it (``session_ttl_s=5``, ``root="app"``).
     Returns:
         A store, connected.
@@ -33,6 +43,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: 
     if not url:
         msg = f"no URL was given and {URL_VARIABLE} is not set; pass one, for example sqlite:///latchwork.db"
         raise InvalidURL(msg)
+    told = Observers(observers, kind=StoreObserver)
     parsed = parse_url(url, overrides)
     used = clock if clock is not None else SYSTEM_CLOCK
     core = Core(
@@ -41,5 +52,6 @@ def connect(url: str | None = None, *, clock: Clock | None = None, **overrides: 
         parsed.redacted(),
         session_ttl_s=parsed.session_ttl_s,
         call_timeout_s=parsed.call_timeout_s,
+        observers=told,
     )
     return Store(core)

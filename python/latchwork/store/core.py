@@ -15,6 +15,8 @@ from latchwork.interrupts import mutex
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
+from latchwork.store.observe.calls import NOBODY, StoreObserver, observed
+from latchwork.store.observers import Observers
 from latchwork.store.session import Session
 from latchwork.store.watch import Feed
 
@@ -32,9 +34,17 @@ class Core:
     """What a store and its namespaces share. Safe to share between threads."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, url: str, *, session_ttl_s: float, call_timeout_s: float
+        self,
+        backend: Backend,
+        clock: Clock,
+        url: str,
+        *,
+        session_ttl_s: float,
+        call_timeout_s: float,
+        observers: Observers[StoreObserver] = NOBODY,
     ) -> None:
-        self.backend = with_defaults(backend)
+        self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
+        self._observers = observers
         self.waiting = self.backend.waiting
         self.clock = clock
         self.url = url
@@ -89,8 +99,17 @@ class Core:
         opened.append(session)
         if gone.is_set():
             session.notice_gone()
+        self._observers.tell("opened", session)
         if session.ttl_s > ttl_s * 1.001:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
+        elif session.ttl_s < ttl_s * 0.999:
+            _log.warning(
+                "session %s: asked for a ttl of %.3g s, the server grants %.3g s at most: what it protects ends sooner "
+                "when the server is out of reach; raise the server's limit (maxSessionTimeout on ZooKeeper)",
+                session.id,
+                ttl_s,
+                session.ttl_s,
+            )
         with self._lock:
             self._sessions[session] = None
         if self._closed:

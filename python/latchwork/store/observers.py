@@ -84,6 +84,11 @@ class Observers(Generic[T]):
                 raise error(f"observer {each!r} is none; give objects of subclasses of {kind.__name__}")
         self._failed: set[tuple[int, str]] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nobody to call."""
+        return not self._observers
+
     def tell(self, method: str, *args: Any) -> None:
         """Call this method of each."""
         for each in self._observers:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Literal
 
 from latchwork.backends.base import BackendSession
 from latchwork.clock import Clock
@@ -19,13 +18,13 @@ from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
+from latchwork.store.observe.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.observers import call_each, check_listener, listen
 from latchwork.store.steps import Signal
 from latchwork.types import Fence, SessionAlive
 
 _log = logging.getLogger(__name__)
 
-SessionState = Literal["active", "suspect", "lost", "closed"]
 #: A renewal that failed is tried again after this part of the usual interval.
 _RETRY_PART = 0.25
 _CLOSE_TIMEOUT_S = 2.0
@@ -64,6 +63,7 @@ class Session:
         self._renewer = Renewer(lease, clock, backend.renew, self._renewed)
         self._closed = False
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
+        self._states = SessionStates(self.id)
         self._listeners: dict[object, Callable[[], None]] = {}
         self._enders: dict[object, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
@@ -129,6 +129,17 @@ class Session:
         self._call([fn])
         return lambda: None
 
+    def on_state(self, fn: StateListener) -> Callable[[], None]:
+        """Call ``fn(state)`` at each change of the state from now on, in order, in a thread for such calls.
+
+        ``suspect`` while renewals fail, ``active`` when they succeed again, ``lost`` or ``closed`` at the end. A state
+        that lasts shorter than a renewal takes may be left out. Nothing may rely on it for safety: a fence does that.
+
+        Returns:
+            A function that removes the listener; it may be called at any time.
+        """
+        return self._states.listen(fn)
+
     def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn`` once when the session is lost or closed (at once if it was), in the thread that ends it.
 
@@ -177,6 +188,7 @@ class Session:
             self._listeners = {}
             enders, self._enders = list(self._enders.values()), {}
         self._wake.set()
+        self._states.note("closed")
         self._tell_end(enders)
         self._call(listeners)
         if not was_lost:
@@ -202,6 +214,7 @@ class Session:
             if due is None:
                 self._lose()
                 return
+            self._states.note(self.state)
             if self._clock.wait(self._wake, max(0.0, due[0] - self._clock.now())):
                 self._wake.clear()
 
@@ -223,6 +236,7 @@ class Session:
             enders, self._enders = list(self._enders.values()), {}
         self._tell_end(enders)
         _log.warning("session %s is lost; what it protected must stop", self.id)
+        self._states.note("lost")
         self._call(listeners)
         self._end()
 

@@ -301,7 +301,8 @@ class Store:
         """A session of its own.
 
         Args:
-            ttl_s: seconds; raised to the server's least, with a logged warning. ``session.ttl_s`` is what was granted.
+            ttl_s: seconds; raised to the server's least, or cut to its most, with a logged warning.
+                ``session.ttl_s`` is what was granted.
         Raises:
             ValueError: it is not more than 0, or more than 1,000,000 (eleven days).
         """

@@ -12,6 +12,11 @@ use crate::input::NOBODY;
 use crate::names::Names;
 use crate::strategy::Strategy;
 
+/// Jobs, workers and who has what, kept in Rust from one placement to the next.
+///
+/// Changes are noted and cost little; `place` works out one new placement for all of them: the one that the strategy
+/// makes of the whole problem with the present owners as the previous ones. A worker that leaves and comes back before
+/// the next placement still has its items. Safe to share: one call works at a time, without the GIL.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Board {
     board: Mutex<board::Board>,
@@ -27,21 +32,33 @@ impl Board {
         Ok(Self { board: Mutex::new(board), strategy: strategy.to_owned() })
     }
 
+    /// The name of the strategy.
     #[getter]
     fn strategy(&self) -> &str {
         &self.strategy
     }
 
+    /// The jobs in name order.
     #[getter]
     fn jobs(&self, py: Python<'_>) -> Vec<String> {
         self.with(py, |board| board.jobs().map(str::to_owned).collect())
     }
 
+    /// The workers that are there, in name order.
     #[getter]
     fn workers(&self, py: Python<'_>) -> Vec<String> {
         self.with(py, |board| board.workers().map(str::to_owned).collect())
     }
 
+    /// Add a job.
+    ///
+    /// Args:
+    ///     job: its id, new.
+    ///     items: unique, in any order.
+    ///     previous: item to the worker that has it; items and workers that are not there are passed over, so let the
+    ///         workers join first.
+    /// Raises:
+    ///     ValueError: the job is there already, or an item is given twice.
     #[pyo3(signature = (job, items, previous = None))]
     fn add_job(
         &self,
@@ -66,22 +83,33 @@ impl Board {
         })
     }
 
+    /// Remove a job and its items. ValueError if it is not there.
     fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
         self.with(py, |board| Ok(board.remove_job(job)?))
     }
 
+    /// Add items to a job; they have no owner until they are placed. ValueError if one is there already.
     fn add_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
         let items = strings("work item", items)?;
         let texts = texts(&items)?;
         self.with(py, |board| Ok(board.add_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
     }
 
+    /// Remove items from a job. ValueError if one is not there.
     fn remove_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
         let items = strings("work item", items)?;
         let texts = texts(&items)?;
         self.with(py, |board| Ok(board.remove_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
     }
 
+    /// Add a worker. O(jobs).
+    ///
+    /// Args:
+    ///     worker: its id, not there yet.
+    ///     weight: finite and greater than 0.
+    ///     jobs: the ids of the jobs it can run, which may come later; None for all.
+    /// Raises:
+    ///     ValueError: the worker is there already, or a bad weight.
     #[pyo3(signature = (worker, weight = 1.0, jobs = None))]
     fn join(
         &self,
@@ -98,14 +126,26 @@ impl Board {
         self.with(py, |board| Ok(board.join(worker, weight, runs)?))
     }
 
+    /// Remove a worker; the next placement gives its items to others. ValueError if it is not there.
     fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
         self.with(py, |board| Ok(board.leave(worker)?))
     }
 
+    /// Change a worker's weight. ValueError if the worker is not there or the weight is bad.
     fn reweigh(&self, py: Python<'_>, worker: &str, weight: f64) -> PyResult<()> {
         self.with(py, |board| Ok(board.reweigh(worker, weight)?))
     }
 
+    /// Place all items anew.
+    ///
+    /// Args:
+    ///     max_moves: how many items at most leave a worker that is there and can run them; items without such an
+    ///         owner are placed all the same. The best of the moves are made, see docs/reference/assignment.md; call
+    ///         again for the next ones. None for all.
+    /// Returns:
+    ///     What changed.
+    /// Raises:
+    ///     ValueError: max_moves is negative.
     #[pyo3(signature = (max_moves = None))]
     fn place(&self, py: Python<'_>, max_moves: Option<isize>) -> PyResult<Moves> {
         let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
@@ -114,11 +154,16 @@ impl Board {
         Ok(Moves { delta: self.with(py, |board| board.place(limit)) })
     }
 
+    /// Return who has an item as of the last placement; None if nobody. O(log items).
+    ///
+    /// Raises:
+    ///     ValueError: no such job or item.
     fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
         let owner = self.with(py, |board| board.owner(job, item).map(|owner| owner.map(str::to_owned)))?;
         Ok(owner.map(|owner| PyString::new(py, &owner)))
     }
 
+    /// Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job.
     fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         let (view, result) = (self.with(py, |board| board.view(job))?, PyDict::new(py));
         let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
@@ -128,6 +173,7 @@ impl Board {
         Ok(result)
     }
 
+    /// Return worker to items, both in name order; only workers that have some. ValueError for no such job.
     fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         let view = self.with(py, |board| board.view(job))?;
         let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
@@ -141,6 +187,13 @@ impl Board {
         Ok(result)
     }
 
+    /// Return worker to items, both in name order, made of the very strings given; only workers that have some.
+    ///
+    /// Args:
+    ///     job: whose.
+    ///     items: all its items in name order.
+    /// Raises:
+    ///     ValueError: no such job, or these are not its items in name order.
     fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         let view = self.with(py, |board| board.view(job))?;
         if items.len() != view.names.len() {
@@ -164,6 +217,7 @@ impl Board {
         Ok(result)
     }
 
+    /// Return the items that nobody has, in name order. ValueError for no such job.
     fn unplaced(&self, py: Python<'_>, job: &str) -> PyResult<Vec<String>> {
         self.with(py, |board| {
             let view = board.view(job)?;
@@ -196,7 +250,10 @@ fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
     previous.iter().map(pair).collect()
 }
 
-/// What one placement changed.
+/// What one placement changed: rows (job, item, source, target), sorted by job, then item.
+///
+/// `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
+/// made when its turn comes.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Moves {
     delta: board::Delta,
@@ -204,6 +261,7 @@ pub struct Moves {
 
 #[pymethods]
 impl Moves {
+    /// How many more items should move, and stay where they are for want of budget.
     #[getter]
     fn deferred(&self) -> usize {
         self.delta.deferred
@@ -213,11 +271,13 @@ impl Moves {
         self.delta.jobs.iter().map(|job| job.moves.len()).sum()
     }
 
+    /// The jobs in which something moved, in name order.
     #[getter]
     fn jobs(&self) -> Vec<&str> {
         self.delta.jobs.iter().map(|changes| changes.job.as_str()).collect()
     }
 
+    /// Return the rows of one job, none if nothing moved there. O(workers), and O(1) for each row.
     fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
         let jobs = &slf.get().delta.jobs;
         let from = jobs.partition_point(|changes| changes.job.as_str() < job);

@@ -5,7 +5,10 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 
 use crate::input::NOBODY;
 
-/// What a change moved: three columns. Strings are shared with Python.
+/// What a change moved. Immutable; each column is made when it is asked for.
+///
+/// Iterating gives a tuple of item, source and target per move, in the order of the items: source is None for an item
+/// that is new, target is None for one that is gone.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Delta {
     pub items: Vec<Py<PyString>>,
@@ -17,16 +20,19 @@ pub struct Delta {
 
 #[pymethods]
 impl Delta {
+    /// The items that moved.
     #[getter]
     fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.items.iter().map(|name| name.bind(py)))
     }
 
+    /// Their owners before.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.from.iter().map(|&slot| self.name(slot)))
     }
 
+    /// Their owners after.
     #[getter]
     fn targets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.to.iter().map(|&slot| self.name(slot)))

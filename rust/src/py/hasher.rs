@@ -13,6 +13,10 @@ use crate::input::check_weights;
 use crate::rendezvous::{Keys, Mode, Rendezvous};
 use crate::score::fast_key;
 
+/// Rendezvous hashing over a fixed set of workers.
+///
+/// Every key goes to the worker that scores highest for it; ties go to the first worker in name order. Loads are even
+/// statistically, not exactly. Immutable, so safe to share between threads.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct RendezvousHasher {
     rendezvous: Rendezvous<String>,
@@ -41,22 +45,29 @@ impl RendezvousHasher {
         })
     }
 
+    /// The workers in name order.
     #[getter]
     fn workers(&self, py: Python<'_>) -> Vec<Py<PyString>> {
         self.names.iter().map(|name| name.clone_ref(py)).collect()
     }
 
+    /// The mode: "fast" or "compat".
     #[getter]
     fn mode(&self) -> &str {
         &self.mode
     }
 
+    /// Return the worker that owns a key. O(workers).
     fn owner(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Py<PyString>> {
         let key = string("key", key.clone())?;
         let key = self.rendezvous.key(utf8("key", &key)?);
         Ok(self.names[self.rendezvous.owner(key, &mut Vec::new())].clone_ref(py))
     }
 
+    /// Return the best k workers for a key, best first; all of them if there are fewer. O(workers).
+    ///
+    /// Raises:
+    ///     ValueError: k is less than 1.
     fn owners<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>, k: isize) -> PyResult<Bound<'py, PyAny>> {
         if k < 1 {
             return Err(PyValueError::new_err(format!("k is {k}; ask for at least one owner")));
@@ -72,6 +83,12 @@ impl RendezvousHasher {
         Ok(PyList::new(py, owners.into_iter().map(|owner| self.names[owner].bind(py)))?.into_any())
     }
 
+    /// Assign the items and keep their owners in Rust. O(items * workers), without the GIL.
+    ///
+    /// Args:
+    ///     keys: items, hashed before.
+    ///     threads: the most to use, at least 1; None for one per processor. No more are started than pay, which is
+    ///         one for each 8 million pairs ("compat": 200,000). The result does not depend on it.
     #[pyo3(signature = (keys, *, threads = None))]
     fn assign<'py>(
         &self,
@@ -92,6 +109,13 @@ impl RendezvousHasher {
         Ok(PyList::new(py, owners)?.into_any())
     }
 
+    /// Give items, in the order of the set, to the highest-scoring worker that is not full.
+    ///
+    /// A worker is full when it holds its share: its part of the items by weight, rounded down, and one of the items
+    /// that rounding leaves over as long as there are any. `EvenlyRendezvous` does this with items in name order.
+    ///
+    /// Returns:
+    ///     Per item its worker's position in `workers`: a read-only memoryview of native u32, format "I".
     #[pyo3(signature = (items, *, threads = None))]
     fn assign_evenly<'py>(
         &self,

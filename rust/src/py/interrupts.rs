@@ -122,6 +122,7 @@ impl Mutex {
         Ok(())
     }
 
+    /// Take it; False if the time, in seconds, is over first. A negative time is for ever.
     #[pyo3(signature = (blocking = true, timeout = -1.0))]
     fn acquire(&self, py: Python<'_>, blocking: bool, timeout: f64) -> PyResult<bool> {
         let limit = if !blocking {
@@ -134,14 +135,20 @@ impl Mutex {
         self.take(py, limit)
     }
 
+    /// Let it go.
+    ///
+    /// Raises:
+    ///     RuntimeError: this thread does not hold it.
     fn release(&self) -> PyResult<()> {
         Self::refuse_foreign(self.free())
     }
 
+    /// For a ``with`` that holds it if nobody does, this thread included; its value says so. Used once.
     fn trying(slf: Py<Self>) -> Trying {
         Trying { mutex: slf, has_it: AtomicBool::new(false) }
     }
 
+    /// Whether somebody holds it.
     fn locked(&self) -> bool {
         self.owner().is_some()
     }
@@ -260,12 +267,14 @@ impl Attempt {
         Self { undos: Inner::new(Vec::new()) }
     }
 
+    /// Have this called by ``undo``; returns how many there were before. It must be quick, and may be repeated.
     fn add(&self, undo: Py<PyAny>) -> usize {
         let mut undos = self.undos();
         undos.push(undo);
         undos.len() - 1
     }
 
+    /// Forget all but the first so many: what they undo is over.
     fn settle(&self, count: usize) {
         let mut undos = self.undos();
         let settled = if count < undos.len() { undos.split_off(count) } else { Vec::new() };
@@ -273,6 +282,7 @@ impl Attempt {
         drop(settled);
     }
 
+    /// Call and forget them all, the newest first; one that raises goes to ``sys.unraisablehook``.
     fn undo(&self, py: Python<'_>) {
         loop {
             let Some(undo) = self.undos().pop() else {

@@ -19,6 +19,18 @@ const MOST_ITEMS: usize = u32::MAX as usize - 1;
 /// A job as Python gives it: id, items, able workers with their weights, previous owners.
 type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, Bound<'py, PyDict>);
 
+/// Place the items of all jobs. `latchwork.assignment` has this with types, moves and documentation.
+///
+/// Args:
+///     strategy: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
+///     jobs: per job its id, its items, its able workers with their weights, and the previous owner of items, which may
+///         name items and workers that are gone.
+///     mode: "fast" or "compat"; matters to the two rendezvous strategies.
+/// Returns:
+///     For each job, in the order given, item to worker in item order; empty if nobody can run the job.
+/// Raises:
+///     ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
+///     TypeError: an id, item or worker that is no str.
 #[pyfunction]
 #[pyo3(signature = (strategy, jobs, mode = "fast"))]
 pub fn place<'py>(
@@ -45,13 +57,27 @@ pub fn place<'py>(
     Ok(results.into_iter().flatten().collect())
 }
 
-/// `latchwork.assignment.budget` numbers jobs and workers in name order.
+/// Say of each move whether it is among the best `limit`; see `latchwork.assignment.Budgeted`.
+///
+/// Args:
+///     moves: job, giver and taker of each, by number.
+///     limit: how many may be made.
 #[pyfunction]
 pub fn choose_moves(py: Python<'_>, moves: Vec<(u32, u32, u32)>, limit: usize) -> Vec<bool> {
     py.detach(move || budget::choose(&moves, limit))
 }
 
-/// `latchwork.assignment.replicas` numbers items, workers and zones in name order and checks them.
+/// Place replicas over zones; `latchwork.assignment.place_replicas` has this with names.
+///
+/// Args:
+///     copies: how many workers each item asks for.
+///     zone: the number of the zone of each worker, below the number of workers.
+///     weights: of each worker, finite and greater than 0.
+///     previous: the numbers of the workers that had each item, each once.
+/// Returns:
+///     The workers of each item, ascending.
+/// Raises:
+///     ValueError: a number or a weight out of range.
 #[pyfunction]
 pub fn place_replicas(
     py: Python<'_>,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latchwork.backends.url import parse_url
+from latchwork.cli import went
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted
@@ -122,6 +124,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                     }
                     for each in job.active
                 ],
+                **went.to_json(job),
             }
             for job in state.jobs()
         },
@@ -152,6 +155,8 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
         active = f"{job.active_items} running" if job.is_running else "none running for longer than a second"
         line = f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {active}"
         found.append(Text(line, style="bold"))
+        style = "red" if job.in_a_row else ""
+        found += [Text(f"  {told}", style=style) for told in went.told(job, time.time())]
         by_node: dict[str, list[str]] = {}
         for item, node in job.assigned.items():
             by_node.setdefault(node, []).append(item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
@@ -58,12 +58,21 @@ class _Wish:
 
 
 class CronProgress:
-    """Safe to share between threads; calls may take as long as the store does."""
+    """Safe to share between threads; calls may take as long as the store does.
 
-    def __init__(self, store: Store, job_id: str) -> None:
+    Args:
+        store: the cluster's store.
+        job_id: the job's id.
+        prefix: where the progress of all jobs is.
+        checks: what must hold for each write, beside the owner of the locks.
+    """
+
+    def __init__(self, store: Store, job_id: str, prefix: str = FIRED, checks: Sequence[Check] = ()) -> None:
         self._store = store
         self._job = job_id
-        self._prefix = f"{FIRED}/{job_id}"
+        self._above = prefix
+        self._also = tuple(checks)
+        self._prefix = f"{prefix}/{job_id}"
         self._mutex = mutex()
         self._changed = condition(self._mutex)
         self._wishes: list[_Wish] = []
@@ -145,7 +154,7 @@ class CronProgress:
 
     def _take(self, wanted: Mapping[str, tuple[Hold, Fired]]) -> None:
         """Put items into new cells of our own, with the progress of their newest cells, or the given one if none."""
-        stored = read_cells(self._store, self._job)
+        stored = read_cells(self._store, self._job, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
         by_owner: dict[str, list[str]] = {}
         for item in sorted(wanted):
@@ -179,7 +188,7 @@ class CronProgress:
             own = self._own.pop(name, None)
             entry = own.entry if own is not None else entries[name]
             try:
-                delete_cell(self._store, self._job, name, entry, [])
+                delete_cell(self._store, self._prefix, name, entry, [])
             except LatchworkError as error:
                 log.debug("job %s: progress cell %s is left to be swept: %s", self._job, name, error)
 
@@ -225,7 +234,7 @@ class CronProgress:
                 return
 
     def _checks(self, cell: Cell) -> list[Check]:
-        return [Exists(f"{keys.OWNERS}/{cell.owner}")]
+        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]
 
     def _owner_is_gone(self, cell: Cell) -> bool:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
@@ -238,10 +247,15 @@ class CronProgress:
         return LockLost(f"progress of job {self._job} cannot be written: its locks were lost, or its items taken away")
 
 
-def read_cells(store: Store, job_id: str) -> list[tuple[Cell, Entry]]:
+def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[Cell, Entry]]:
     """All cells of a job with the entries of their states; what cannot be read is logged and left out."""
-    prefix = f"{FIRED}/{job_id}"
-    entries = {entry.key: entry for entry in store.list(prefix, recursive=True)}
+    return cells_of(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
+
+
+def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[Cell, Entry]]:
+    """The cells of a job among these entries, likewise."""
+    prefix = f"{prefix}/{job_id}"
+    entries = {entry.key: entry for entry in listed}
     found = []
     for key, entry in entries.items():
         items = entries.get(f"{key}/items")
@@ -259,13 +273,13 @@ def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
     return None if found is None else found[1]
 
 
-def delete_cell(store: Store, job_id: str, name: str, entry: Entry, checks: list[Check]) -> None:
+def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
     """Delete a cell, unless it was written since its entry was read.
 
     Raises:
         Conflict: it was, or a check does not hold.
     """
-    key = f"{FIRED}/{job_id}/{name}"
+    key = f"{prefix}/{name}"
     store.commit([*checks, At(entry)], [Delete(key), Delete(f"{key}/items")])
 
 
@@ -289,7 +303,7 @@ def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[C
         left = {cell.name for cell in useless([cell for cell, _ in cells], frozenset(pools[job_id]))}
         for cell, entry in cells:
             if cell.name in left:
-                delete_cell(store, job_id, cell.name, entry, checks)
+                delete_cell(store, f"{FIRED}/{job_id}", cell.name, entry, checks)
                 swept += 1
     return swept
 

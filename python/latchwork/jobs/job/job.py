@@ -7,13 +7,13 @@ from copy import copy
 from itertools import pairwise
 from typing import Any
 
+from latchwork.checks import late_kind
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.options.kinds import InvalidJob, Threads
+from latchwork.jobs.options.kinds import InvalidJob, ScheduleOption, Threads
 from latchwork.jobs.options.settings import JobOptions
 from latchwork.jobs.options.table import JobRows, documented, rows
 from latchwork.jobs.stored.keys import check_id, check_item
-from latchwork.schedules import Schedule
 
 _CHANGEABLE = frozenset(each.name for each in rows(JobRows))
 
@@ -51,7 +51,7 @@ class Job:
 
     id: str = ""
     requires: Mapping[str, str]
-    schedule: Schedule
+    schedule: ScheduleOption
     initial_delay_s: float | None
     jitter_s: float
     pool_check_period_s: float
@@ -66,7 +66,7 @@ class Job:
         work_pool: WorkPool | None = None,
         run: Run | None = None,
         requires: Mapping[str, str] | None = None,
-        schedule: Schedule | None = None,
+        schedule: ScheduleOption | None = None,
         initial_delay_s: float | None = None,
         jitter_s: float | None = None,
         pool_check_period_s: float | None = None,
@@ -76,6 +76,7 @@ class Job:
 
         ``work_pool`` is the items, or a function that returns them: texts of up to 512 UTF-8 bytes, unique, any order.
         ``run`` is called with a ``JobContext`` for each run; raising counts as a failure, and it runs again next time.
+        So does returning a coroutine, which nobody would run; an ``async def`` is refused here.
 
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.
@@ -130,7 +131,7 @@ class Job:
         changed = copy(self)
         vars(changed).update(options)
         changed.validate()
-        vars(self).update(options)
+        vars(self).update({name: getattr(changed, name) for name in options})
         self._tell("options")
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
@@ -162,19 +163,38 @@ class Job:
             check_id("job", self.id)
         except ValueError as error:
             raise InvalidJob(str(error)) from None
-        if type(self).work_pool is Job.work_pool:
-            self._validate_pool()
-        if type(self).run is Job.run and not callable(self._run):
-            msg = f"job {self.id}: run is {self._run!r}; give run= a function of one argument, or override run()"
-            raise InvalidJob(msg)
+        self._validate_pool()
+        self._validate_run()
         for option in rows(JobOptions):
             value = getattr(self, option.name)
             try:
-                option.check(value)
+                kept = option.check(value)
             except ValueError as error:
                 raise InvalidJob(f"job {self.id}: {error}") from None
+            if kept is not value:  # a schedule given as text, say
+                setattr(self, option.name, kept)
+
+    def _validate_run(self) -> None:
+        run = self._run if type(self).run is Job.run else self.run
+        if not callable(run):
+            msg = f"job {self.id}: run is {run!r}; give run= a function of one argument, or override run()"
+            raise InvalidJob(msg)
+        late = late_kind(run)
+        if late is not None:
+            raise InvalidJob(
+                f"job {self.id}: run is {late}, whose body would never run; give a plain function, "
+                "which may call asyncio.run() or loop itself"
+            )
 
     def _validate_pool(self) -> None:
+        own = type(self).work_pool is Job.work_pool
+        late = late_kind(self._work_pool if own else self.work_pool)
+        if late is not None and late != "a generator":  # a generator's items are read
+            raise InvalidJob(
+                f"job {self.id}: work_pool is {late}; give a list of texts or a plain function returning one"
+            )
+        if not own:
+            return
         if isinstance(self._work_pool, (str, bytes)) or not (
             callable(self._work_pool) or isinstance(self._work_pool, Iterable)
         ):

@@ -77,12 +77,14 @@ class Chores:
 
     def __init__(self, options: ManagerOptions, now: float) -> None:
         self._cleanup = _Chore("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
-        self._sweep = _Chore("sweep", lambda term: term.sweep(), options.sweep_period_s, now)
+        self._sweep = _Chore("sweep", lambda term: term.sweep(self._outcome_keep_s), options.sweep_period_s, now)
+        self._outcome_keep_s = options.outcome_keep_s
 
     def change(self, options: ManagerOptions) -> None:
         """Other periods hold from now on, counted from when each chore was last done."""
         self._cleanup.period_s = options.cleanup_period_s
         self._sweep.period_s = options.sweep_period_s
+        self._outcome_keep_s = options.outcome_keep_s
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until the next one; None when there is none."""

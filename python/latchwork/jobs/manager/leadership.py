@@ -19,7 +19,9 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import trim_audit
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.outcomes import trim_outcomes
 from latchwork.jobs.stored.packed_store import commit_all, orphans
+from latchwork.jobs.stored.requests import trim_requests
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
@@ -134,11 +136,13 @@ class Leadership:
             # ``unchanged`` here too: chunks of a worker that registers at this moment have no head yet
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
-    def sweep(self) -> None:
-        """Remove what dead owners of locks left, and progress that nobody needs any more."""
+    def sweep(self, outcome_keep_s: float) -> None:
+        """Remove what dead owners of locks left, and progress and records that nobody needs any more."""
         self._options.sweep()
         sweep_cells(self._store, self._pools.read(), [self._fence])
         trim_audit(self._store, [self._fence])
+        trim_requests(self._store, [self._fence])
+        trim_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
 
     def _members(self) -> dict[str, Member]:
         found = {}

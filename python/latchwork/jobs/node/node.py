@@ -16,7 +16,7 @@ from latchwork.interrupts import mutex
 from latchwork.jobs.job.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
-from latchwork.jobs.node.run_reporter import RunReporter
+from latchwork.jobs.node.run_reporter import ReportSetup, RunReporter
 from latchwork.jobs.observe.event_log import EventLog
 from latchwork.jobs.observe.observer import Observer
 from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
@@ -78,9 +78,11 @@ class JobManager:
         debounce_max_s: float = NODE_DEFAULTS.debounce_max_s,
         cleanup_period_s: float = NODE_DEFAULTS.cleanup_period_s,
         sweep_period_s: float = NODE_DEFAULTS.sweep_period_s,
+        outcome_keep_s: float = NODE_DEFAULTS.outcome_keep_s,
         stop_timeout_s: float = NODE_DEFAULTS.stop_timeout_s,
         close_timeout_s: float = NODE_DEFAULTS.close_timeout_s,
         disconnect_grace_s: float | None = NODE_DEFAULTS.disconnect_grace_s,
+        outcome_period_s: float = NODE_DEFAULTS.outcome_period_s,
         observers: Iterable[Observer] = (),
     ) -> None:
         """Check everything; nothing is started."""
@@ -255,7 +257,14 @@ class JobManager:
         assert not isinstance(store, str)
         self._store = store.namespace(self._namespace) if self._namespace else store
         self._settings.start(self._store)
-        worker = Worker(self._store, self.node_id, self._able, self._settings, observers=self._observers)
+        worker = Worker(
+            self._store,
+            self.node_id,
+            self._able,
+            self._settings,
+            observers=self._observers,
+            on_turn=self._reporter.turned,
+        )
         # The jobs that it has and cannot run are told too, so that the cluster knows of them.
         own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}
         self._worker = worker
@@ -269,7 +278,17 @@ class JobManager:
         )
         worker.locks.start()
         self._membership.start()
-        self._reporter.start(self._store.clock, self._membership.registration)
+        self._reporter.start(
+            self._store.clock,
+            ReportSetup(
+                self._store,
+                self._membership.registration,
+                worker.outcomes,
+                worker.resume,
+                lambda: self._settings.node.outcome_period_s,
+            ),
+        )
+        self._settings.on_change(self._reporter.settings_changed)
         worker.start()
 
     def _manager_options(self, worker: Worker) -> ManagerOptions:

@@ -166,15 +166,18 @@ class Registration:
             self._alive = found
         self.member = ready
 
-    def publish(self, key: str, value: bytes | None) -> None:
-        """Say something of this node that ends with its session; None takes it back.
+    def told(self, key: str, value: bytes | None) -> Op:
+        """The operation that says something of this node which ends with its session; None takes it back."""
+        return Delete(key) if value is None else Put(key, value, session=self._session)
+
+    def write(self, ops: list[Op]) -> None:
+        """Write something in this node's name, in one transaction.
 
         Raises:
             Conflict: another registration has taken over.
             LatchworkError: the store could not be used.
         """
-        op: Op = Delete(key) if value is None else Put(key, value, session=self._session)
-        self._store.commit(self.fences, [op])
+        self._store.commit(self.fences, ops)
 
     def leave(self) -> None:
         """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""

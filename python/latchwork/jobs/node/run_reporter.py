@@ -1,7 +1,7 @@
-"""Writes down which runs are going on at this node: those that have lasted ``AFTER_S``.
+"""Writes down which runs are going on at this node, those that have lasted ``AFTER_S``, and how runs went.
 
-Short runs cost no write, however many there are. A node writes one value of bounded size, at most once in ``EVERY_S``,
-and nothing while the same runs go on. See docs/design/0012.
+Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``EVERY_S``,
+and nothing while nothing changes. See docs/design/0012 for the runs that go on, and 0016 for how they went.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
+from latchwork.jobs.node.outcome_pace import OutcomePace
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observe.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import LiveRun, encode_activity
+from latchwork.jobs.stored.outcomes import JobOutcome, decode_outcomes, encode_outcomes
+from latchwork.store import Store
+from latchwork.types import Op, Put
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +35,27 @@ EVERY_S = 2.0
 _CLOSE_S = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSetup:
+    """The things that a reporter needs from its node.
+
+    Attributes:
+        store: the cluster's.
+        registration: gives the registration while it is complete and its session lives.
+        outcomes: gives how the runs of each job went.
+        resume: is given, once, what this node wrote down before it was started anew.
+        outcome_period_s: gives the seconds between two writes of it; 0 for none.
+    """
+
+    store: Store
+    registration: Callable[[], Registration | None]
+    outcomes: Callable[[], list[JobOutcome]]
+    resume: Callable[[Iterable[JobOutcome]], None]
+    outcome_period_s: Callable[[], float]
+
+
 class RunReporter(Observer):
-    """Keeps a node's key. Owned by the job manager: ``start`` and ``close``; in between it observes the runs."""
+    """Keeps a node's two keys. Owned by the job manager: ``start`` and ``close``; in between it observes the runs."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
@@ -40,23 +64,36 @@ class RunReporter(Observer):
         self._number = 0
         self._said: frozenset[int] = frozenset()
         self._said_by: Registration | None = None
+        self._pace = OutcomePace()
+        self._written: bytes | None = None  # of how runs went; None until it was read what is there
+        self._failed = False
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, clock: Clock, registration: Callable[[], Registration | None]) -> None:
+    def start(self, clock: Clock, setup: ReportSetup) -> None:
         """Begin to say what goes on, as whoever is registered at the time."""
         self._thread = threading.Thread(
-            target=self._loop, args=(clock, registration), name=f"latchwork-reporter-{self._node_id}", daemon=True
+            target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Say no more; the key ends with the session. Twice is fine."""
+        """Say how the last runs went, and no more; the key of those that go on ends with the session. Twice is fine."""
         self._closing.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
+
+    def turned(self, job: str, turn: str) -> None:
+        """A job began to fail, or works again, or runs for the first time. Never blocks."""
+        with self._mutex:
+            self._pace.turn((job, turn), time.monotonic())
+        self._wake.set()
+
+    def settings_changed(self) -> None:
+        """The period may be another. Never blocks."""
+        self._wake.set()
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
@@ -74,33 +111,66 @@ class RunReporter(Observer):
             with self._mutex:
                 del self._live[number]
 
-    def _loop(self, clock: Clock, registration: Callable[[], Registration | None]) -> None:
+    def _loop(self, clock: Clock, setup: ReportSetup) -> None:
         while not self._closing.is_set():
             self._wake.clear()
             with self._mutex:
                 idle = not self._live and not self._said
-            if idle:
-                clock.wait(self._wake)
+                due_s = self._pace.due_in_s(time.monotonic(), setup.outcome_period_s())
+            if idle and (due_s is None or due_s > 0):
+                clock.wait(self._wake, due_s)
                 continue
-            wrote = self._say(registration())
+            wrote = self._say(setup, outcomes=due_s is not None and due_s <= 0)
             clock.wait(self._closing, EVERY_S if wrote else AFTER_S)
+        if not self._failed and setup.outcome_period_s() > 0:  # else the store is out of reach: nobody waits for it
+            self._say(setup, outcomes=True, last=True)
 
-    def _say(self, registration: Registration | None) -> bool:
+    def _say(self, setup: ReportSetup, *, outcomes: bool, last: bool = False) -> bool:
         """Write what has changed, if anything has; True when it was tried."""
+        registration = setup.registration()
         if registration is None:
             return False
-        lasting = self._lasting()
+        try:
+            ops: list[Op] = []
+            lasting = {} if last else self._lasting()
+            if not last:
+                ops += self._of_lasting(registration, lasting)
+            if outcomes:
+                with self._mutex:
+                    self._pace.look()
+            value = self._of_outcomes(setup) if outcomes else None
+            if value is not None:
+                ops.append(Put(keys.outcomes(self._node_id), value))
+            if ops:
+                registration.write(ops)
+        except LatchworkError as error:
+            log.debug("node %s: which runs go on, and how they went, is said later: %s", self._node_id, error)
+            self._failed = True
+            return True
+        self._failed = False
+        if not last:
+            self._said, self._said_by = frozenset(lasting), registration
+        if outcomes:
+            self._written = self._written if value is None else value
+            with self._mutex:
+                self._pace.done(time.monotonic())
+        return bool(ops)
+
+    def _of_lasting(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
         before = self._said if registration is self._said_by else frozenset[int]()  # its key went with its session
         if before == lasting.keys():
-            self._said, self._said_by = before, registration
-            return False
-        try:
-            registration.publish(keys.runs(self._node_id), encode_activity(lasting.values()) if lasting else None)
-        except LatchworkError as error:
-            log.debug("node %s: which runs go on is said later: %s", self._node_id, error)
-        else:
-            self._said, self._said_by = frozenset(lasting), registration
-        return True
+            return []
+        value = encode_activity(lasting.values()) if lasting else None
+        return [registration.told(keys.runs(self._node_id), value)]
+
+    def _of_outcomes(self, setup: ReportSetup) -> bytes | None:
+        """What to write of how the runs went; None when it is there already."""
+        if self._written is None:
+            entry = setup.store.get(keys.outcomes(self._node_id))
+            setup.resume([] if entry is None else decode_outcomes(self._node_id, entry.value))
+            self._written = b"" if entry is None else entry.value
+        value = encode_outcomes(setup.outcomes())
+        return None if value == self._written or (not self._written and value == encode_outcomes([])) else value
 
     def _lasting(self) -> dict[int, LiveRun]:
         until = time.monotonic() - AFTER_S

@@ -1,8 +1,9 @@
 """The last node to close removes everything from the store but what is kept on purpose.
 
-Kept are settings, marks of nodes, the audit, and the progress of cron schedules. A node says ``leaving`` before it
-looks whether others live, so of nodes that close at the same time the last one to say so sees that nobody stays. A node
-that joins meanwhile bumps ``versions/worker`` before it writes anything else: then nothing more is removed.
+Kept are settings, marks of nodes, the audit, the progress of cron schedules, how runs went, and runs that were asked
+for. A node says ``leaving`` before it looks whether others live, so of nodes that close at the same time the last one
+to say so sees that nobody stays. A node that joins meanwhile bumps ``versions/worker`` before it writes anything
+else: then nothing more is removed.
 """
 
 from __future__ import annotations

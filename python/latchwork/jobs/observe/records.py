@@ -19,6 +19,14 @@ class JobStats:
         active: runs going on at this moment.
         items: items in the shares that are started now.
         threads: threads that run, or wait for their time.
+        failing_items: items whose last run failed.
+        in_a_row: runs of one item that have failed one after the other, of the item with most of them.
+        last_start_s: when a run last began, in seconds since the epoch; None if none did. This and the next three also
+            over a restart of the node.
+        last_success_s: when one last ended well.
+        last_failure_s: when one last failed.
+        last_error: how that one failed, in one line.
+        next_start_s: when the next run begins; None while that is not known.
     """
 
     runs: int = 0
@@ -26,6 +34,13 @@ class JobStats:
     active: int = 0
     items: int = 0
     threads: int = 0
+    failing_items: int = 0
+    in_a_row: int = 0
+    last_start_s: float | None = None
+    last_success_s: float | None = None
+    last_failure_s: float | None = None
+    last_error: str | None = None
+    next_start_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

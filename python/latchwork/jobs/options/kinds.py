@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Schedule
+
+#: A schedule; or in short, cron text (in UTC), or the time between two starts.
+ScheduleOption = Schedule | str | timedelta
 
 
 class InvalidJob(LatchworkError, ValueError):
@@ -121,13 +125,27 @@ def _read_limit(name: str, value: Any) -> int:
     return value
 
 
+def _short_schedule(name: str, value: Any) -> Any:
+    """A schedule that was given in short: cron text, or the time between two starts; anything else as it is."""
+    if not isinstance(value, (str, timedelta)):
+        return value
+    try:
+        return Cron(value) if isinstance(value, str) else FixedRate(value.total_seconds())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
 def _check_schedule(name: str, value: Any) -> Any:
-    if not all(callable(getattr(value, each, None)) for each in ("first_due", "next_due", "remaining_s")):
-        raise ValueError(f"{name} is {value!r}; give a FixedDelay, a FixedRate or a Cron")
+    value = _short_schedule(name, value)
+    if isinstance(value, type) or not all(
+        callable(getattr(value, each, None)) for each in ("first_due", "next_due", "remaining_s")
+    ):
+        raise ValueError(f"{name} is {value!r}; give a FixedDelay, a FixedRate, a Cron, cron text or a timedelta")
     return value
 
 
 def _read_schedule(name: str, value: Any) -> Schedule:
+    value = _short_schedule(name, value)
     if isinstance(value, (FixedDelay, FixedRate, Cron)):
         return value
     makers: dict[str, Callable[[dict[str, Any]], Schedule]] = {
@@ -157,5 +175,5 @@ SWITCH = Kind(_check_switch)
 LABELS = Kind(_check_labels)
 #: ``Threads`` in the code; their limit in settings, and on the command line.
 THREADS = Kind(_check_threads, _read_limit, in_force=Threads, least=0, flag=int)
-#: Any schedule in the code, one of ours in settings.
+#: Any schedule in the code, one of ours in settings; in both also what stands for one.
 SCHEDULE = Kind(_check_schedule, _read_schedule, _encode_schedule)

@@ -89,7 +89,10 @@ class JobRows(Generic[Unset, Limit]):
     """Options of a job that settings may change."""
 
     schedule: Schedule | Unset = row(
-        SCHEDULE, FixedDelay(60.0), "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own"
+        SCHEDULE,
+        FixedDelay(60.0),
+        "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own; cron text is in UTC, "
+        "and a `timedelta` is the time between two starts",
     )
     initial_delay_s: float | None = seconds(
         None,
@@ -132,6 +135,9 @@ class ManagerRows(Generic[Unset]):
     sweep_period_s: float | Unset = seconds(
         600.0, "between two sweeps of what dead nodes left locked; 0 for never", flag=False
     )
+    outcome_keep_s: float | Unset = seconds(
+        7 * 86_400.0, "for which is kept how the runs of a node went that has gone", flag=False
+    )
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,11 @@ class NodeRows(ManagerRows[Unset]):
         "`lock_ttl_s`, and `session_ttl_s`; a longer one that is set for the cluster is cut to that, with a warning",
         least=LEAST_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
+    )
+    outcome_period_s: float | Unset = seconds(
+        60.0,
+        "between two writes of how this node's runs go, if something has changed; that a job began to fail, or works "
+        "again, is written at once, each once in this time; 0 writes nothing",
     )
 
 

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import uuid
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -22,12 +23,14 @@ from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import read_settings
 from latchwork.jobs.options.settings import Settings
+from latchwork.jobs.outside.asking import ask_to_run, wait_for_runs
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.jobs.stored.packed_store import commit_all, read
+from latchwork.jobs.stored.requests import RunEnd, RunRequest
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Op
@@ -201,6 +204,34 @@ class Control:
         if before is None:
             raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
         return record[0]
+
+    def run_now(self, job: str, items: Iterable[str] | None = None, *, within_s: float = 3600.0) -> RunRequest:
+        """Ask for a run of a job's items, now and once in the cluster, by the nodes that hold their locks.
+
+        A run that goes on, or begins at its time, is waited for: two runs of an item never overlap. The schedule goes
+        on as if nothing had been. A run that is cut short is run again. Nothing waits here; see ``wait_for_runs``.
+
+        Args:
+            job: the job's id.
+            items: the items to run, 100 at most; None for all of the job's.
+            within_s: seconds after which no run of it begins any more.
+        Raises:
+            ValueError: the id or an item cannot be used, or there are too many of them.
+        """
+        return ask_to_run(self._store, job, items, by=self._by or who_we_are(), within_s=within_s)
+
+    def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunEnd]:
+        """Wait until each item of a request has had its run, and return how they ended; the request is forgotten then.
+
+        Raises:
+            WaitTimeout: not all have; what has not begun is not begun any more.
+        """
+
+        def wanted() -> frozenset[str]:
+            pool = frozenset(read(self._store, keys.pool(request.job)).packed.items)
+            return pool if request.items is None else pool.intersection(request.items)
+
+        return wait_for_runs(self._store, request, wanted, timeout_s)
 
     def _mark(self, mark: NodeMark) -> None:
         key = mark_key(mark.node)

@@ -12,6 +12,7 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes
 from latchwork.jobs.stored.packed_store import from_entries_or_read
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
@@ -75,6 +76,8 @@ class JobState:
             During a hand-over this is the old one.
         since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
         active: the runs that are going on, node by node, as far as they have lasted a second; at most about 5 s old.
+        outcomes: how its runs went, node by node, also at nodes that have gone: as of their last write, which comes
+            soon when a job begins to fail, and else once in ``outcome_period_s``.
     """
 
     job_id: str
@@ -85,6 +88,7 @@ class JobState:
     lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     since_s: Mapping[str, float] = field(default_factory=dict)
     active: tuple[Activity, ...] = ()
+    outcomes: tuple[JobOutcome, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -100,6 +104,47 @@ class JobState:
     def active_since_s(self) -> float | None:
         """When the oldest run that is going on began, in seconds since the epoch; None when there is none."""
         return min((each.since_s for each in self.active), default=None)
+
+    @property
+    def last_start_s(self) -> float | None:
+        """When a run of it last began anywhere, in seconds since the epoch; None if that is not known."""
+        return max((each.last_start_s for each in self.outcomes if each.last_start_s is not None), default=None)
+
+    @property
+    def last_success_s(self) -> float | None:
+        """When a run of it last ended well anywhere; None if that is not known."""
+        return max((each.last_success_s for each in self.outcomes if each.last_success_s is not None), default=None)
+
+    @property
+    def last_error(self) -> RunError | None:
+        """How a run of it last failed anywhere; None if none is known."""
+        errors = [each.last_error for each in self.outcomes if each.last_error is not None]
+        return max(errors, key=lambda error: error.at_s, default=None)
+
+    @property
+    def in_a_row(self) -> int:
+        """How many runs of one item have failed one after the other: of the item with most; 0 when none fails."""
+        return max((each.in_a_row for each in self._current()), default=0)
+
+    @property
+    def failing_items(self) -> int:
+        """How many items there are whose last run failed."""
+        return sum(each.failing_items for each in self._current())
+
+    @property
+    def failing(self) -> tuple[RunError, ...]:
+        """The last failures of such items, up to 10 of each node, those with most in a row first."""
+        found = [error for each in self._current() for error in each.failing]
+        return tuple(sorted(found, key=lambda error: (-error.in_a_row, -error.at_s, error.item)))
+
+    @property
+    def next_start_s(self) -> float | None:
+        """When it runs next, as far as its nodes knew at their last write; may be past."""
+        return min((each.next_start_s for each in self._current() if each.next_start_s is not None), default=None)
+
+    def _current(self) -> list[JobOutcome]:
+        """The outcomes that tell of now: of its living nodes; with none of those, the last ones there are."""
+        return [each for each in self.outcomes if each.node in self.nodes or not self.nodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +163,7 @@ class ClusterState:
             name; ``custom:`` is before that of a custom one. Empty when nothing was placed yet.
         active: the runs that are going on, as far as they have lasted a second, sorted by job and node. What a node
             says ends with its session: one that is cut off may still run.
+        outcomes: how the runs of each job went at each node, sorted by job and node.
     """
 
     manager: str | None
@@ -129,6 +175,7 @@ class ClusterState:
     marks: Mapping[str, NodeMark] = field(default_factory=dict)
     strategies: Mapping[str, str] = field(default_factory=dict)
     active: tuple[Activity, ...] = ()
+    outcomes: tuple[JobOutcome, ...] = ()
 
     def job(self, job_id: str) -> JobState:
         """One job: where its items are, who holds their locks, which runs are going on and since when.
@@ -153,6 +200,7 @@ class ClusterState:
             },
             since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
             active=tuple(each for each in self.active if each.job == job_id),
+            outcomes=tuple(each for each in self.outcomes if each.job == job_id),
         )
 
     def jobs(self) -> list[JobState]:
@@ -200,6 +248,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         marks=decode_marks(store.list(NODES)),
         strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
+        outcomes=_outcomes(store),
     )
 
 
@@ -229,6 +278,12 @@ def _active(store: Store) -> tuple[Activity, ...]:
     found = [
         each for entry in store.list(keys.RUNS) for each in decode_activity(entry.key.partition("/")[2], entry.value)
     ]
+    return tuple(sorted(found, key=lambda each: (each.job, each.node)))
+
+
+def _outcomes(store: Store) -> tuple[JobOutcome, ...]:
+    entries = store.list(keys.OUTCOMES)
+    found = [each for entry in entries for each in decode_outcomes(entry.key.partition("/")[2], entry.value)]
     return tuple(sorted(found, key=lambda each: (each.job, each.node)))
 
 

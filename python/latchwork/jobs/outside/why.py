@@ -83,6 +83,7 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
     if choice is not None:
         sentences.append(_told(choice, assigned))
     sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
+    sentences += _went(view, item)
     if fired is not None:
         sentences.append(_progress(fired))
     return Reasons(
@@ -187,6 +188,28 @@ def _doing(state: ClusterState, lock: LockView) -> str:
         if len(each.named) < each.items:
             return f"it runs there, or waits for its time: {each.items} items of the job run there, not all are named"
     return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
+
+
+def _went(view: JobState, item: str) -> list[str]:
+    """How its runs went, as far as that was written down."""
+    told = []
+    error = next((each for each in view.failing if each.item == item), None) or view.last_error
+    if error is not None and error in view.failing:
+        what = "its runs fail" if error.item == item else f"runs of the job fail, of item {error.item!r} and others"
+        if error.item != item and error.items == 1:
+            what = f"runs of item {error.item!r} fail"
+        told.append(
+            f"{what} on node {error.node}, {error.in_a_row} in a row, last at {utc_text(error.at_s)}: {error.text}"
+        )
+    elif error is not None:
+        told.append(f"a run of the job last failed at {utc_text(error.at_s)} on node {error.node}: {error.text}")
+    moments = (("began", view.last_start_s), ("ended well", view.last_success_s))
+    known = [f"{what} at {utc_text(at_s)}" for what, at_s in moments if at_s is not None]
+    if known:
+        told.append(f"a run of the job last {', and last '.join(known)}")
+    if view.next_start_s is not None:
+        told.append(f"the next run of the job was to begin at {utc_text(view.next_start_s)}, as its nodes last said")
+    return told
 
 
 def utc_text(wall_s: float) -> str:

@@ -8,8 +8,11 @@ Keys:   alive/<worker>                              session-bound; who lives
         workers/<worker>/assigned/<job>[/<chunk>]   its share of the work items
         work-pool/<job>[/<chunk>]                   all work items of a job
         runs/<worker>                               session-bound; which runs go on there; see activity.py
+        outcomes/<worker>                           how its runs went; see outcomes.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
         fired/<job>/<cell>[/items]                  which cron fire times have started; see cron/cells.py
+        requests/<id>, asked/<id>/...               runs that were asked for by hand, and what became of them; see
+                                                    requests.py
         settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see options/settings.py
         audit/<number>                              what was done by hand; see audit.py
         nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see maintenance.py
@@ -27,6 +30,7 @@ WORK_POOL = "work-pool"
 OWNERS = "owners"
 LOCKS = "locks"
 RUNS = "runs"
+OUTCOMES = "outcomes"
 GUARD_POOL = "versions/work-pool"
 GUARD_WORKER = "versions/worker"
 GUARD_ASSIGNMENT = "versions/assignment"
@@ -127,6 +131,11 @@ def assigned(worker: str, job: str = "") -> str:
 def runs(worker: str) -> str:
     """The key that says which runs are going on at a worker."""
     return f"{RUNS}/{worker}"
+
+
+def outcomes(worker: str) -> str:
+    """The key that says how the runs at a worker went."""
+    return f"{OUTCOMES}/{worker}"
 
 
 def pool(job: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.options.settings import JobOptions
-from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Counters, JobRun
+from latchwork.jobs.worker.outcomes import OnTurn, Outcomes
+from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun
 from latchwork.schedules import Due, Instant
 
 log = logging.getLogger(__name__)
@@ -20,17 +21,20 @@ class LocalJob:
 
     Attributes:
         options: its options as of the last look.
+        outcomes: how its runs go.
         enabled: whether it may run, as of the last look.
         runs: its live runs, those told to stop included, by number.
         warned: numbers of the runs whose not stopping was reported.
         filling: more of its locks are asked for right now.
     """
 
-    def __init__(self, job: Job, options: JobOptions) -> None:
+    def __init__(
+        self, job: Job, options: JobOptions, node: str = "", on_turn: OnTurn = lambda _job, _turn: None
+    ) -> None:
         self.job = job
         self.options = options
         self.enabled = True
-        self.counters = Counters()
+        self.outcomes = Outcomes(job.id, node, on_turn)
         self.runs: dict[int, JobRun] = {}
         self.warned: set[int] = set()
         self.filling = False

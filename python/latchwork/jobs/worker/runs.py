@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from latchwork.checks import late_result
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
@@ -21,8 +22,9 @@ from latchwork.jobs.job.context import JobContext
 from latchwork.jobs.job.job import Job
 from latchwork.jobs.job.reconcile import Running
 from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
-from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.settings import JobOptions
+from latchwork.jobs.worker.asked import AskedOf
+from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 
@@ -34,33 +36,10 @@ _LONGEST_WAIT_S = 30.0
 _LOCK_WAIT_S = 0.1
 #: Progress that could not be written is written again after so long.
 _STORE_RETRY_S = 0.5
+#: The next start is told anew when it has changed by more: the clocks drift.
+_SAME_S = 1.0
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
-
-
-class Counters:
-    """Runs and failures of one job. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._mutex = mutex()
-        self._runs = self._failures = self._active = 0
-
-    def begin(self) -> None:
-        """A run begins."""
-        with self._mutex:
-            self._runs += 1
-            self._active += 1
-
-    def end(self, *, failed: bool) -> None:
-        """A run has ended."""
-        with self._mutex:
-            self._active -= 1
-            self._failures += failed
-
-    def stats(self, items: int, threads: int) -> JobStats:
-        """The figures of this moment."""
-        with self._mutex:
-            return JobStats(self._runs, self._failures, self._active, items, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +48,7 @@ class RunSetup:
 
     Attributes:
         options: gives the options of the job in force.
+        outcomes: is told how each run goes.
         new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
         may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
             frozen wakes with its locks gone and its next run due.
@@ -76,18 +56,20 @@ class RunSetup:
         wall_s: seconds since the epoch.
         remaining_s: seconds the locks of the run surely last.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
+        asked: makes what a share owes to requests for runs by hand; without it there are none.
     """
 
     job: Job
     options: Callable[[], JobOptions]
     new_context: Callable[..., JobContext]
-    counters: Counters
+    outcomes: Outcomes
     may_run: Callable[[], bool]
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
+    asked: Callable[[tuple[str, ...]], AskedOf] | None = None
     observers: Observers[Observer] = NOBODY
 
 
@@ -98,6 +80,7 @@ class JobRun:
         number: unique on this node.
         items: its share, sorted.
         resume_due: when its items are due: what it waited for, or the past when it was interrupted; None if unknown.
+        next_start_s: when it runs next, in seconds since the epoch; None while it runs, and when it has ended.
     """
 
     def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
@@ -108,6 +91,8 @@ class JobRun:
         self._due = first_due
         self._created = Instant(setup.clock.now(), setup.wall_s())
         self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
+        self._asked = None if setup.asked is None else setup.asked(items)
+        self._ask_again_s = math.inf
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
@@ -116,6 +101,7 @@ class JobRun:
         self._untold: JobContext | None = None
         self._notifier: threading.Thread | None = None
         self.resume_due: Due | None = None
+        self.next_start_s: float | None = None
         self._stopped_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
 
@@ -221,12 +207,15 @@ class JobRun:
             log.exception("job %s does not run here for %.3g s: its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
             self._setup.clock.wait(self._stop, SCHEDULE_PAUSE_S)
         finally:
+            self.next_start_s = None
             self._ended.set()
             self._setup.on_end()
 
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._look.clear()  # before the options are read: no change is missed
+            if self._asked is not None and self._asked_step(self._asked):
+                continue
             options = self._setup.options()
             if self._fire_times is not None and isinstance(options.schedule, Cron):
                 self._cron_step(self._fire_times, options.schedule, options)
@@ -235,6 +224,28 @@ class JobRun:
         if self._fire_times is not None:
             self._fire_times.give_back()
         self.resume_due = self._due
+
+    def _asked_step(self, asked: AskedOf) -> bool:
+        """Run what was asked for by hand; False when nothing is owed, or it cannot be run just now."""
+        self._ask_again_s = math.inf
+        try:
+            run = asked.next()
+            if run is None:
+                return False
+            if self._setup.may_run():
+                run.begin()
+        except LatchworkError as error:
+            log.warning("job %s: a run that was asked for cannot start and is tried again: %s", self.job_id, error)
+            self._ask_again_s = _STORE_RETRY_S
+            return False
+        if not self._setup.may_run():
+            self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
+            return True
+        log.info("job %s: a run of %d items was asked for by %s", self.job_id, len(run.items), run.request.by)
+        ended = self._run_once(self._setup.new_context(run.items), 0.0)
+        if ended is not None and not self._stop.is_set():  # else it was interrupted, and stays begun
+            asked.ended(run, ended.error)
+        return True
 
     def _timed_step(self, options: JobOptions) -> None:
         """Wait until it is due, or run when it is."""
@@ -271,36 +282,47 @@ class JobRun:
         while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
-        if self._run_once(self._setup.new_context(step.items, step.at), -left):
+        if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
             times.called()
             if not self._stop.is_set():  # else it was interrupted, and stays begun
                 times.end(step)
 
     def _pause(self, seconds: float) -> None:
+        at_s = self._setup.wall_s() + seconds
+        if self.next_start_s is None or abs(at_s - self.next_start_s) > _SAME_S:
+            self.next_start_s = at_s
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
-            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S))
+            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S, self._ask_again_s))
 
-    def _run_once(self, context: JobContext, lag_s: float) -> bool:
-        """Call the job unless it was told to stop before; return whether it was called."""
+    def _run_once(self, context: JobContext, lag_s: float) -> Ended | None:
+        """Call the job unless it was told to stop before; None then."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
-                return False
+                return None
             self._context = context
-        setup.counters.begin()
-        failed = True
+        self.next_start_s = None
+        setup.outcomes.begin(setup.wall_s())
+        error: str | None = None
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
             with setup.observers.around("run", info):
-                setup.job.run(context)
-            failed = False
-        except BaseException:  # SystemExit too: a run must not take the node down, nor end its own schedule
+                _refuse_late(setup.job.run(context))
+        except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
+            error = told(raised)
             log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
         finally:
-            setup.counters.end(failed=failed)
+            ended = Ended(context.work_share, setup.wall_s(), error, context.should_stop)
+            setup.outcomes.end(ended)
             with self._mutex:
                 self._context = None
-        return True
+        return ended
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
+
+
+def _refuse_late(returned: object) -> None:
+    late = late_result(returned)
+    if late is not None:
+        raise TypeError(f"run returned {late}, which nobody runs: the work was not done; await or iterate it in run()")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from latchwork.errors import LatchworkError
@@ -23,10 +23,13 @@ from latchwork.jobs.job.reconcile import Actions, reconcile
 from latchwork.jobs.observe.observer import NOBODY, Observer
 from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.stored.outcomes import JobOutcome
 from latchwork.jobs.stored.shares import WorkerShares
+from latchwork.jobs.worker.asked import Asked, AskedOf
 from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.worker.local_job import LocalJob
+from latchwork.jobs.worker.outcomes import OnTurn
 from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
 from latchwork.primitives import HeldLock
@@ -56,6 +59,7 @@ class Worker:
         settings: LiveSettings,
         *,
         observers: Observers[Observer] = NOBODY,
+        on_turn: OnTurn = lambda _job, _turn: None,
     ) -> None:
         self._store = store
         self._clock = store.clock
@@ -66,7 +70,10 @@ class Worker:
         self._observers = observers
         self._round_robin = RoundRobin()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
-        self._states = {job_id: LocalJob(job, settings.options(job_id)) for job_id, job in jobs.items()}
+        self._states = {
+            job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
+        }
+        self._asked = Asked(store, node_id)
         self._numbers = count(1)
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
@@ -84,18 +91,36 @@ class Worker:
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
+        self._asked.start(self._look_at_requests)
         self._guard.thread.start()
         self._thread.start()
 
     def stats(self) -> dict[str, JobStats]:
         """The figures of each job on this node, by job id."""
+        runs = self._runs_by_job()
+        return {
+            job_id: state.outcomes.stats(
+                sum(len(run.items) for run in runs[job_id]), len(runs[job_id]), _next_start_s(runs[job_id])
+            )
+            for job_id, state in self._states.items()
+        }
+
+    def outcomes(self) -> list[JobOutcome]:
+        """How the runs of each job go on this node."""
+        runs = self._runs_by_job()
+        return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
+
+    def resume(self, before: Iterable[JobOutcome]) -> None:
+        """Take over what was written down of this node's runs before it was started anew."""
+        for each in before:
+            if each.job in self._states:
+                self._states[each.job].outcomes.resume(each)
+
+    def _runs_by_job(self) -> dict[str, list[JobRun]]:
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
         for run in self._runs():
             runs[run.job_id].append(run)
-        return {
-            job_id: state.counters.stats(sum(len(run.items) for run in runs[job_id]), len(runs[job_id]))
-            for job_id, state in self._states.items()
-        }
+        return runs
 
     @property
     def is_alive(self) -> bool:
@@ -116,6 +141,10 @@ class Worker:
         self._guard.look()
         self._tell_runs()
         self._wake.set()
+
+    def _look_at_requests(self) -> None:
+        for run in self._runs():
+            run.reschedule()
 
     def _tell_runs(self) -> None:
         """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
@@ -151,6 +180,7 @@ class Worker:
             run.join(max(0.0, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
+        self._asked.close()
         if self._shares is not None:
             self._shares.close()
         return stuck
@@ -228,6 +258,8 @@ class Worker:
             if run.owes_listeners:
                 run.stop()
         state.forget_dues(share)  # those of a disabled job are kept: it goes on where it was
+        if not self._closing.is_set():
+            state.outcomes.keep(share)
         if state.may_start(self._now()) and not self._at_risk():
             for items in actions.start:
                 if not self._start(state, items, held):
@@ -336,7 +368,7 @@ class Worker:
                 clock=self._clock,
                 fire_time_s=fire_time_s,
             ),
-            counters=state.counters,
+            outcomes=state.outcomes,
             may_run=lambda: locks.remaining_s() > self._margin_s(),
             on_end=self._wake.set,
             clock=self._clock,
@@ -344,5 +376,10 @@ class Worker:
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
+            asked=lambda items: AskedOf(self._asked, state.job.id, locks.holds(items)),
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )
+
+
+def _next_start_s(runs: Iterable[JobRun]) -> float | None:
+    return min((at_s for run in runs if (at_s := run.next_start_s) is not None), default=None)

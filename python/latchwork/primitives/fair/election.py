@@ -25,7 +25,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
-from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -116,8 +116,10 @@ class Election:
             What it returned when it ended without having been told to stop.
         Raises:
             WaitTimeout, SessionLost, Closed: as ``campaign`` does.
+            TypeError: ``fn`` cannot be called as ``fn(term, work)``, or is async or a generator.
             Exception: whatever ``fn`` raises.
         """
+        check_function(fn, self._what, ("term", "work"))
         undos = await OnInterrupt(lambda: None)
         while True:
             await Settled(undos)

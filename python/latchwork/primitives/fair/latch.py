@@ -22,7 +22,7 @@ from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyon
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, run_guarded
+from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.backoff import Backoff
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
@@ -233,8 +233,10 @@ class LeaderLatch(GuardsWork, HasPlace):
             What it returned when it ended without having been told to stop.
         Raises:
             WaitTimeout, SessionLost, Closed, PermissionDenied: as ``wait`` does; not by ``leave``, it awaits a start.
+            TypeError: ``fn`` cannot be called as ``fn(work)``, or is async or a generator.
             Exception: whatever ``fn`` raises.
         """
+        check_function(fn, self._what)
         self._look()
         while True:
             await self._until(self._look_again, timeout_s, self._what, partial(self._late, timeout_s), look_s=1.0)

@@ -5,11 +5,13 @@ Nothing here talks to a server: our own clock decides. A thread cannot be stoppe
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from latchwork.checks import late_kind
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.interrupts import mutex
@@ -130,6 +132,27 @@ class Work:
             left_s = self.remaining_s()
             if left_s > 0.0:
                 await Pause(self._ownership.clock, self._done, left_s)
+
+
+def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)) -> None:
+    """Refuse a function that cannot be called with these arguments, or whose body would not run when it is.
+
+    Raises:
+        TypeError: the message has what, and why.
+    """
+    if not callable(fn):
+        raise TypeError(f"{what} was given {fn!r} to run; give a function, called as fn({', '.join(arguments)})")
+    late = late_kind(fn)
+    if late is not None:
+        raise TypeError(f"{what} was given {late}, whose body would never run; give a plain function")
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # some that are built in do not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{what} calls its function as fn({', '.join(arguments)}): {error}") from None
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:

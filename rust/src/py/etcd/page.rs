@@ -16,8 +16,10 @@ pub struct EtcdPage {
     codec: Py<EtcdCodec>,
     answer: Py<PyBytes>,
     keys: Vec<(Range<usize>, bool)>, // and whether it is one of ours
+    /// There are more keys than were asked for.
     #[pyo3(get)]
     more: bool,
+    /// Of the store.
     #[pyo3(get)]
     revision: i64,
 }

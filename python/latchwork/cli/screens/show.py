@@ -1,0 +1,192 @@
+"""`latchwork show` and `latchwork once`: primitives looked at from a shell, and an outcome forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Json, Url, command, group
+from latchwork.cli.outcome import UsageError
+from latchwork.cli.text import printable
+from latchwork.errors import OnceFailed
+from latchwork.primitives import (
+    Counter,
+    Election,
+    Group,
+    LeaderLatch,
+    Lock,
+    Once,
+    Queue,
+    ReadWriteLock,
+    Semaphore,
+    Ticket,
+    lock_states,
+)
+from latchwork.store import Store
+
+#: Of a value so many bytes are shown.
+_MOST_SHOWN = 200
+
+
+def _lock(store: Store, name: str) -> dict[str, Any]:
+    with closing(Lock(store, name)) as lock:
+        holder = lock.holder()
+        return {"holders": [] if holder is None else [_ticket(holder)], "waiters": _tickets(lock.waiters())}
+
+
+def _rwlock(store: Store, name: str) -> dict[str, Any]:
+    with closing(ReadWriteLock(store, name)) as lock:
+        holders = [{**_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.holders()]
+        waiters = [{**_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.waiters()]
+    return {"holders": holders, "waiters": waiters}
+
+
+def _semaphore(store: Store, name: str) -> dict[str, Any]:
+    with closing(Semaphore(store, name)) as semaphore:
+        return {
+            "leases": semaphore.size(),
+            "holders": _tickets(semaphore.holders()),
+            "waiters": _tickets(semaphore.waiters()),
+        }
+
+
+def _latch(store: Store, name: str) -> dict[str, Any]:
+    latch = LeaderLatch(store, name, node_id="-")  # it looks, and never stands
+    return {"candidates": [{"node": each.node_id, "token": each.token} for each in latch.candidates()]}
+
+
+def _election(store: Store, name: str) -> dict[str, Any]:
+    with closing(Election(store, name, node_id="-")) as election:
+        found = election.candidates()
+    return {"candidates": [{"node": each.node_id, "token": each.token, "value": _text(each.value)} for each in found]}
+
+
+def _once(store: Store, name: str) -> dict[str, Any]:
+    with closing(Once(store, name)) as once:
+        try:
+            result, failure = once.outcome(), None
+        except OnceFailed as error:
+            result, failure = None, str(error)
+        runner = once.runner()
+        return {
+            "outcome": "failed" if failure else "none yet" if result is None else "done",
+            "result": None if result is None else _text(result),
+            "failure": failure,
+            "runner": [] if runner is None else [_ticket(runner)],
+            "waiters": _tickets(once.waiters()),
+        }
+
+
+def _persistent(store: Store, name: str) -> dict[str, Any]:
+    found = next((each for each in lock_states(store) if each.name == name), None)
+    if found is None or found.holder is None:
+        return {"holders": []}
+    who = found.holder
+    return {"holders": [{"label": who.label, "host": who.host, "pid": who.pid, "token": found.token}]}
+
+
+def _counter(store: Store, name: str) -> dict[str, Any]:
+    return {"value": Counter(store, name).value()}
+
+
+def _queue(store: Store, name: str) -> dict[str, Any]:
+    with closing(Queue(store, name)) as queue:
+        return {
+            "items": queue.size(),
+            "claims": [{"item": item, **_ticket(each)} for item, each in sorted(queue.claims().items())],
+            "takers": _tickets(queue.takers()),
+            "dead_letters": len(queue.dead_letters()),
+        }
+
+
+def _group(store: Store, name: str) -> dict[str, Any]:
+    with closing(Group(store, name)) as found:
+        return {
+            "members": [
+                {"id": each.id, "host": each.host, "pid": each.pid, "labels": dict(each.labels)}
+                for each in found.members()
+            ]
+        }
+
+
+_KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
+    "lock": _lock,
+    "rwlock": _rwlock,
+    "persistent-lock": _persistent,
+    "semaphore": _semaphore,
+    "latch": _latch,
+    "election": _election,
+    "once": _once,
+    "queue": _queue,
+    "counter": _counter,
+    "group": _group,
+}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name it was constructed with.")]
+
+
+@command("latchwork show lock backup --url sqlite:///jobs.db", "latchwork show election scheduler --json")
+def show(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(_KINDS)}.")],
+    name: Name,
+    *,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Show a primitive: who has it, who waits, what it holds.
+
+    Reads only, and takes nothing. A name that nothing has used yet shows as free, or empty.
+    """
+    look = _KINDS.get(kind)
+    if look is None:
+        raise UsageError(f"there is no kind {kind!r}; give one of {', '.join(_KINDS)}")
+    try:
+        with open_store(url, of_cluster=False) as store:
+            found = look(store, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for field, value in found.items():
+        told = "none" if value in (None, []) else value
+        if not isinstance(told, list):
+            typer.echo(printable(f"{field}: {told}"))
+            continue
+        typer.echo(f"{field}:")
+        for row in told:
+            typer.echo("  " + "  ".join(printable(f"{key}={part}") for key, part in row.items()))
+
+
+@command("latchwork once reset migrate-7 --url sqlite:///jobs.db")
+def reset(name: Name, *, url: Url = None) -> None:
+    """Forget what a `Once` has come to, and its starts: the next `run` runs it anew."""
+    try:
+        with open_store(url, of_cluster=False) as store, closing(Once(store, name)) as once:
+            before = _once(store, name)["outcome"]
+            once.reset()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    typer.echo(printable(f"{name}: forgotten, its outcome was: {before}"))
+
+
+once_app = group("Things that are done once in a cluster.", reset=reset)
+
+
+def _tickets(found: Iterable[Ticket]) -> list[dict[str, Any]]:
+    return [_ticket(each) for each in found]
+
+
+def _ticket(found: Ticket) -> dict[str, Any]:
+    return {"label": found.label, "host": found.host, "pid": found.pid, "token": found.token}
+
+
+def _text(value: bytes) -> str:
+    """A value as text, cut to what is shown."""
+    cut = f" and {len(value) - _MOST_SHOWN} bytes more" if len(value) > _MOST_SHOWN else ""
+    return value[:_MOST_SHOWN].decode("utf-8", "backslashreplace") + cut

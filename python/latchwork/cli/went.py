@@ -1,0 +1,63 @@
+"""How the runs of a job went, as text and as JSON; what `status`, `jobs list` and probes share."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from latchwork.cli.text import printable
+from latchwork.jobs import JobState, RunError
+from latchwork.jobs.outside import utc_text
+
+
+def in_a_word(job: JobState | None) -> str:
+    """Whether its runs go well."""
+    if job is None or (job.last_success_s is None and job.last_error is None):
+        return "-"
+    return f"failing, {job.in_a_row} in a row" if job.in_a_row else "well"
+
+
+def told(job: JobState, now_s: float) -> list[str]:
+    """A line for its times, and one for how it fails; nothing of what is not known."""
+    moments = {"start": job.last_start_s, "success": job.last_success_s}
+    known = [f"last {what} {utc_text(at_s)}" for what, at_s in moments.items() if at_s is not None]
+    if job.next_start_s is not None and job.next_start_s > now_s:  # else it was told before the last start
+        known.append(f"next start {utc_text(job.next_start_s)}")
+    return [", ".join(known)] * bool(known) + [line for line in [failure(job)] if line]
+
+
+def failure(job: JobState) -> str:
+    """How its runs fail, or last failed; empty when none is known to have failed."""
+    error = job.failing[0] if job.failing else job.last_error
+    if error is None:
+        return ""
+    where = f"item {error.item}" + (f" and {error.items - 1} more of its run" if error.items > 1 else "")
+    what = printable(f"{where} on {error.node} at {utc_text(error.at_s)}: {error.text}")
+    if not job.in_a_row:
+        return f"last failure: {what}"
+    items = "1 item" if job.failing_items == 1 else f"{job.failing_items} items"
+    return f"failing: {items}, {error.in_a_row} in a row: {what}"
+
+
+def to_json(job: JobState) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "last_start": _moment(job.last_start_s),
+        "last_success": _moment(job.last_success_s),
+        "last_error": None if job.last_error is None else error_json(job.last_error),
+        "failing_items": job.failing_items,
+        "failures_in_a_row": job.in_a_row,
+        "failing": [error_json(each) for each in job.failing],
+        "next_start": _moment(job.next_start_s),
+    }
+
+
+def error_json(error: RunError) -> dict[str, Any]:
+    """A failed run for programs."""
+    found = asdict(error)
+    at_s = found.pop("at_s")
+    return {**found, "at": utc_text(at_s)}
+
+
+def _moment(at_s: float | None) -> str | None:
+    return None if at_s is None else utc_text(at_s)

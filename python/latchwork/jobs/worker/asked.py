@@ -1,0 +1,159 @@
+"""Runs that were asked for by hand, on one node: once for each item in the cluster, by who has its lock.
+
+A request is a fire time that comes once: its progress is written down before a run starts and when it has ended, fenced
+by the items' locks, as for cron schedules. So an item that moves meanwhile is not run twice, and a run that was cut
+short is run again where its items are next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from latchwork.errors import Conflict, LatchworkError
+from latchwork.interrupts import mutex
+from latchwork.jobs.cron.progress import CronProgress, Hold
+from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.requests import NAMED, REQUESTS, RunEnd, RunRequest, decode_request
+from latchwork.schedules import Fired
+from latchwork.store import Mirror, Store
+from latchwork.types import Check, Exists, Put
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class AskedRun:
+    """What a live run owes to one request. The run's thread only."""
+
+    request: RunRequest
+    items: tuple[str, ...]
+    fired: dict[str, Fired]
+    progress: CronProgress
+
+    def begin(self) -> None:
+        """Write down that it starts; only then may it.
+
+        Raises:
+            LatchworkError: it is not written, or not known to be: nothing may start.
+        """
+        self._write({item: self.fired[item].begin(self.request.at_s) for item in self.items})
+
+    def end(self) -> None:
+        """Write down that it has ended.
+
+        Raises:
+            LatchworkError: it is not written: the items are run again where their locks are next.
+        """
+        self._write({item: self.fired[item].end() for item in self.items})
+
+    def _write(self, fired: dict[str, Fired]) -> None:
+        self.progress.write(fired)
+        self.fired.update(fired)
+
+
+class Asked:
+    """The requests that a node knows of. Safe to share between threads."""
+
+    def __init__(self, store: Store, node_id: str) -> None:
+        self._store = store
+        self._node_id = node_id
+        self._mutex = mutex()
+        self._requests: dict[str, RunRequest] = {}
+        self._progress: dict[str, CronProgress] = {}
+        self._mirror: Mirror | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Follow the requests from now on; ``wake`` is called when there are others, and must not block."""
+        self._mirror = mirror = self._store.mirror(REQUESTS)
+        mirror.on_change(lambda _batch: self._note(mirror, wake))
+
+    def close(self) -> None:
+        """Follow them no more. Twice is fine."""
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _note(self, mirror: Mirror, wake: Callable[[], None]) -> None:
+        read = (decode_request(entry.key, entry.value) for entry in mirror.snapshot().values())
+        found = {each.id: each for each in read if each is not None}
+        with self._mutex:
+            self._requests = found
+            self._progress = {name: each for name, each in self._progress.items() if name in found}
+        wake()
+
+    def of(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
+        """The requests for some of these items whose time is not over, the oldest first. Touches no store."""
+        now = time.time()
+        with self._mutex:
+            found = [each for each in self._requests.values() if each.job == job and now < each.until_s]
+        among = frozenset(items) if found else frozenset()
+        mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
+        return sorted(mine, key=lambda each: (each.at_s, each.id))
+
+    def owed(self, request: RunRequest, holds: Mapping[str, Hold]) -> AskedRun | None:
+        """What these items, whose locks are these, owe to a request; None when they owe nothing any more.
+
+        Raises:
+            LatchworkError: the store could not be used, or a lock is lost; ask again.
+        """
+        wanted = {item: hold for item, hold in holds.items() if request.items is None or item in request.items}
+        with self._mutex:
+            progress = self._progress.setdefault(
+                request.id, CronProgress(self._store, request.job, request.progress, [Exists(request.key)])
+            )
+        fired = progress.claim(wanted, Fired(0.0))
+        items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
+        return AskedRun(request, tuple(sorted(items)), fired, progress) if items else None
+
+    def say_ended(self, run: AskedRun, owner_id: str, error: str | None) -> None:
+        """Say how it ended, for who waits for it."""
+        end = RunEnd(self._node_id, len(run.items), run.items[:NAMED], error)
+        checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
+        try:
+            self._store.commit(checks, [Put(f"{run.request.ended}/{uuid.uuid4().hex}", end.encode())])
+        except Conflict as late:
+            log.info("job %s: nobody waits any more for a run that was asked for: %s", run.request.job, late)
+        except LatchworkError as failed:
+            log.warning("job %s: how a run that was asked for ended is not written: %s", run.request.job, failed)
+
+
+class AskedOf:
+    """What one live run owes to requests. The run's thread only.
+
+    Args:
+        asked: the requests that the node knows of.
+        job: the job's id.
+        holds: the locks that the run was started with, by item.
+    """
+
+    def __init__(self, asked: Asked, job: str, holds: Mapping[str, Hold]) -> None:
+        self._asked = asked
+        self._job = job
+        self._holds = holds
+        self._items = tuple(sorted(holds))
+        self._settled: set[str] = set()
+
+    def next(self) -> AskedRun | None:
+        """What is owed to the oldest request; None when nothing is. Touches the store only when there is a new one.
+
+        Raises:
+            LatchworkError: the store could not be used, or a lock is lost; ask again.
+        """
+        for request in self._asked.of(self._job, self._items):
+            if request.id not in self._settled:
+                owed = self._asked.owed(request, self._holds)
+                if owed is not None:
+                    return owed
+                self._settled.add(request.id)
+        return None
+
+    def ended(self, run: AskedRun, error: str | None) -> None:
+        """Write down that a run of it has ended, and how: that first, for who waits reads it when all have ended."""
+        self._asked.say_ended(run, self._holds[run.items[0]].owner_id, error)
+        try:
+            run.end()
+        except LatchworkError as failed:
+            log.warning("job %s: the end of a run that was asked for is not written down yet: %s", self._job, failed)

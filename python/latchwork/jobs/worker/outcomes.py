@@ -1,0 +1,168 @@
+"""How the runs of one job go on this node: counted, and kept as far as others want to know it. Touches no store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from typing import Literal
+
+from latchwork.interrupts import mutex
+from latchwork.jobs.observe.records import JobStats
+from latchwork.jobs.stored.outcomes import MOST_TEXT, NAMED, JobOutcome, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        items: the items that it had.
+        at_s: seconds since the epoch.
+        error: what it raised, as ``told`` has it; None when it returned.
+        was_told: it was told to stop before: its end says nothing of the job.
+    """
+
+    items: tuple[str, ...]
+    at_s: float
+    error: str | None = None
+    was_told: bool = False
+
+
+Turn = Literal["started", "failing", "well"]
+OnTurn = Callable[[str, Turn], None]
+
+
+class Outcomes:
+    """The runs of one job. Safe to share between threads.
+
+    A failure is kept for the first item of the run that failed, until a run with that item ends well or the item goes
+    elsewhere: so an item that always fails is seen among thousands that do not.
+
+    Args:
+        job: the job's id.
+        node: this node's id.
+        on_turn: called with the job and ``started``, ``failing`` or ``well`` when it first begins to run, begins to
+            fail and fails no more; it must not block.
+    """
+
+    def __init__(self, job: str, node: str, on_turn: OnTurn = lambda _job, _turn: None) -> None:
+        self._now = JobOutcome(node, job)
+        self._on_turn = on_turn
+        self._mutex = mutex()
+        self._failing: dict[str, RunError] = {}  # by the first item of the run
+        self._before: dict[str, int] = {}  # failures in a row before this start, by item
+        self._runs = self._failures = self._active = 0
+
+    def begin(self, at_s: float) -> None:
+        """A run begins; in seconds since the epoch."""
+        with self._mutex:
+            first = self._runs == 0
+            self._runs += 1
+            self._active += 1
+            self._now = replace(self._now, last_start_s=at_s)
+        if first:
+            self._on_turn(self._now.job, "started")
+
+    def end(self, ended: Ended) -> None:
+        """A run has ended."""
+        with self._mutex:
+            self._active -= 1
+            self._failures += ended.error is not None
+            was_failing = bool(self._failing)
+            if not ended.was_told:
+                self._note(ended)
+            is_failing = bool(self._failing)
+        if was_failing != is_failing:
+            self._on_turn(self._now.job, "failing" if is_failing else "well")
+
+    def _note(self, ended: Ended) -> None:
+        over = [self._failing.pop(item).in_a_row for item in _among(ended.items, self._failing)]
+        before = [self._before.pop(item) for item in _among(ended.items, self._before)]
+        if ended.error is None:
+            self._now = replace(self._now, last_success_s=ended.at_s)
+            return
+        item = ended.items[0] if ended.items else ""
+        found = RunError(
+            ended.error, item, len(ended.items), self._now.node, ended.at_s, 1 + max([*over, *before], default=0)
+        )
+        self._failing[item] = found
+        self._now = replace(self._now, last_error=found)
+
+    def keep(self, share: Collection[str]) -> None:
+        """Forget the failures of items that are not in the share any more."""
+        with self._mutex:
+            gone = [item for item in self._failing if item not in share]
+            for item in gone:
+                del self._failing[item]
+            turned = bool(gone) and not self._failing
+        if turned:
+            self._on_turn(self._now.job, "well")
+
+    def resume(self, before: JobOutcome) -> None:
+        """Take over what this node wrote down before it was started anew."""
+        with self._mutex:
+            now = self._now
+            self._now = replace(
+                now,
+                last_start_s=now.last_start_s or before.last_start_s,
+                last_success_s=now.last_success_s or before.last_success_s,
+                last_error=now.last_error or before.last_error,
+            )
+            for error in before.failing:
+                known = self._failing.get(error.item)
+                if known is not None:
+                    self._failing[error.item] = replace(known, in_a_row=known.in_a_row + error.in_a_row)
+                elif now.last_success_s is None:
+                    self._before[error.item] = error.in_a_row
+
+    def outcome(self, next_start_s: float | None = None) -> JobOutcome:
+        """How it goes at this moment."""
+        with self._mutex:
+            now, failing = self._now, list(self._failing.values())
+        worst = nsmallest(NAMED, failing, key=lambda error: (-error.in_a_row, -error.at_s, error.item))
+        return replace(
+            now,
+            failing_items=sum(error.items for error in failing),
+            in_a_row=max((error.in_a_row for error in failing), default=0),
+            failing=tuple(worst),
+            next_start_s=next_start_s,
+        )
+
+    def stats(self, items: int, threads: int, next_start_s: float | None = None) -> JobStats:
+        """The figures of this moment."""
+        now = self.outcome(next_start_s)
+        with self._mutex:
+            return JobStats(
+                self._runs,
+                self._failures,
+                self._active,
+                items,
+                threads,
+                failing_items=now.failing_items,
+                in_a_row=now.in_a_row,
+                last_start_s=now.last_start_s,
+                last_success_s=now.last_success_s,
+                last_failure_s=None if now.last_error is None else now.last_error.at_s,
+                last_error=None if now.last_error is None else now.last_error.text,
+                next_start_s=next_start_s,
+            )
+
+
+def _among(items: Collection[str], known: Collection[str]) -> list[str]:
+    """The known ones of these items; costs no more than a set of the items."""
+    if len(items) <= len(known):
+        return [item for item in items if item in known]
+    among = frozenset(items)
+    return [item for item in known if item in among]
+
+
+def told(error: BaseException) -> str:
+    """An error in one line: its type and its message, cut to what is kept."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # the user's own class
+        message = "its message cannot be told: __str__ raised"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = text.encode("utf-8", "replace").decode()  # half of a character cannot be stored
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 6]} (cut)"

@@ -1,0 +1,105 @@
+"""What primitives are held, and for how long they surely last, for Prometheus.
+
+``PrimitiveMetrics().watch("orders", Lock(store, "orders"))``. All names begin with ``latchwork_primitive_``, and all
+samples have the labels ``primitive`` and ``kind``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from latchwork.errors import BackendNotInstalled, LatchworkError
+from latchwork.interrupts import mutex
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as missing:
+    raise BackendNotInstalled(
+        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
+    ) from missing
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_LABELS = ["primitive", "kind"]
+
+
+class _Families(Collector):
+    """The metrics of one registry, made once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.lost = Counter("latchwork_primitive_lost", "Times it was lost while held.", _LABELS, registry=registry)
+        self._mutex = mutex()
+        self._watched: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+        registry.register(self)
+
+    def watch(self, name: str, kind: str, primitive: Any) -> None:
+        """Ask it at each scrape from now on, as long as somebody else keeps it."""
+        with self._mutex:
+            self._watched[name, kind] = primitive
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What is held at this moment."""
+        held = GaugeMetricFamily("latchwork_primitive_held", "1 while it is held, or leads.", labels=_LABELS)
+        left = GaugeMetricFamily(
+            "latchwork_primitive_remaining_seconds",
+            "Time for which it is surely held; 0 while it is not.",
+            labels=_LABELS,
+        )
+        with self._mutex:
+            watched = dict(self._watched)
+        for labels, primitive in sorted(watched.items(), key=lambda pair: pair[0]):
+            try:
+                remaining_s = primitive.remaining_s()
+            except LatchworkError:  # closed, or of another process
+                continue
+            held.add_metric(list(labels), remaining_s > 0)
+            left.add_metric(list(labels), remaining_s)
+        yield from (held, left)
+
+
+_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
+_known_lock = mutex()
+
+
+class PrimitiveMetrics:
+    """Metrics of locks, semaphores, latches and whatever else has ``remaining_s``.
+
+    Args:
+        registry: where the metrics are registered; the client library's own unless given.
+    """
+
+    def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
+        chosen = REGISTRY if registry is None else registry
+        with _known_lock:
+            if chosen not in _known:
+                _known[chosen] = _Families(chosen)
+            self._families = _known[chosen]
+
+    def watch(self, name: str, primitive: Any) -> None:
+        """Tell of this primitive from now on; one of the same name and kind takes its place. Does no I/O.
+
+        Args:
+            name: what the label ``primitive`` says.
+            primitive: a lock, semaphore, persistent lock or latch; it stays the caller's, and is not kept alive.
+        Raises:
+            TypeError: it has nothing that lasts for a time.
+        """
+        if not callable(getattr(primitive, "remaining_s", None)):
+            raise TypeError(f"{primitive!r} is held for no time; watch a lock, a semaphore, a latch or the like")
+        kind = type(primitive).__name__
+        lost = self._families.lost.labels(name, kind)
+        listen: Callable[[Callable[[], None]], object] | None = getattr(primitive, "on_lost", None) or getattr(
+            primitive, "on_revoked", None
+        )
+        if listen is not None:
+            listen(lost.inc)
+        self._families.watch(name, kind, primitive)

@@ -1,0 +1,130 @@
+"""The calls and the sessions of a store for Prometheus: names begin with ``latchwork_``, all have the label ``store``.
+
+``connect(url, observers=[StoreMetrics()])``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from latchwork.errors import BackendNotInstalled, Conflict, KeyExists, OutcomeUnknown, Unavailable
+from latchwork.interrupts import mutex
+from latchwork.store.observe.calls import CALLS, CallInfo, StoreObserver
+from latchwork.store.session import Session
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as missing:
+    raise BackendNotInstalled(
+        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
+    ) from missing
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_OUTCOMES = ("ok", "conflict", "unavailable", "unknown", "failed")
+_STATES = ("active", "suspect", "lost", "closed")
+
+
+class _Families(Collector):
+    """The metrics of one registry, made once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter("latchwork_store_calls", "Calls ended.", ["store", "call", "outcome"], registry=registry)
+        self.seconds = Histogram(
+            "latchwork_store_call_seconds", "Duration of calls.", ["store", "call"], buckets=_BUCKETS, registry=registry
+        )
+        self.opened = Counter("latchwork_sessions_opened", "Sessions opened.", ["store"], registry=registry)
+        self.changes = Counter(
+            "latchwork_session_changes", "Changes of a session to this state.", ["store", "state"], registry=registry
+        )
+        self._mutex = mutex()
+        self._sessions: dict[str, WeakSet[Session]] = {}
+        registry.register(self)
+
+    def prepare(self, store: str) -> None:
+        """Have every metric of a store from now on, before its first event."""
+        for call in CALLS:
+            self.seconds.labels(store, call)
+            for outcome in _OUTCOMES:
+                self.calls.labels(store, call, outcome)
+        self.opened.labels(store)
+        for state in _STATES:
+            self.changes.labels(store, state)
+        with self._mutex:
+            self._sessions.setdefault(store, WeakSet())
+
+    def add(self, store: str, session: Session) -> None:
+        """A session was opened."""
+        self.opened.labels(store).inc()
+        session.on_state(lambda state: self.changes.labels(store, state).inc())
+        with self._mutex:
+            self._sessions[store].add(session)
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The sessions of the moment."""
+        states = GaugeMetricFamily("latchwork_sessions", "Sessions in this state.", labels=["store", "state"])
+        left = GaugeMetricFamily(
+            "latchwork_session_remaining_seconds",
+            "Time for which all open sessions surely last; absent without any.",
+            labels=["store"],
+        )
+        with self._mutex:
+            found = {store: list(sessions) for store, sessions in self._sessions.items()}
+        for store, sessions in found.items():
+            now = [session.state for session in sessions]
+            for state in ("active", "suspect"):
+                states.add_metric([store, state], now.count(state))
+            lasting = [
+                session.remaining_s() for session, state in zip(sessions, now, strict=True) if state in _STATES[:2]
+            ]
+            if lasting:
+                left.add_metric([store], min(lasting))
+        yield from (states, left)
+
+
+_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
+_known_lock = mutex()
+
+
+class StoreMetrics(StoreObserver):
+    """The metrics of one store.
+
+    Args:
+        store: what the label ``store`` says.
+        registry: where the metrics are registered; the client library's own unless given.
+    """
+
+    def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
+        chosen = REGISTRY if registry is None else registry
+        with _known_lock:
+            if chosen not in _known:
+                _known[chosen] = _Families(chosen)
+            self._families = _known[chosen]
+        self._store = store
+        self._families.prepare(store)
+
+    def called(self, info: CallInfo) -> None:
+        """Count and time it."""
+        self._families.calls.labels(self._store, info.call, _outcome(info.error)).inc()
+        self._families.seconds.labels(self._store, info.call).observe(info.seconds)
+
+    def opened(self, session: Session) -> None:
+        """Count it, and follow its state."""
+        self._families.add(self._store, session)
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "ok"
+    kinds = ((Conflict, "conflict"), (KeyExists, "conflict"), (OutcomeUnknown, "unknown"), (Unavailable, "unavailable"))
+    return next((name for kind, name in kinds if isinstance(error, kind)), "failed")

@@ -1,0 +1,172 @@
+"""Runs that are asked for by hand: now, once, through the locks, whatever the schedule says."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import latchwork
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
+from latchwork.jobs.cron.progress import Hold
+from latchwork.jobs.outside.asking import forget
+from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
+from latchwork.jobs.worker.asked import Asked
+
+YEARLY = Cron("0 3 1 1 *")
+
+
+@pytest.fixture
+def memory():
+    with latchwork.connect("memory://asked") as store:
+        yield store
+
+
+def a_job(run, items=("a", "b", "c"), **options):
+    return Job("report", work_pool=list(items), run=run, **{"schedule": YEARLY, **options})
+
+
+def locked(store, count):
+    return len(store.list("locks/report")) == count
+
+
+def test_a_yearly_job_runs_now_and_once_for_each_item_in_the_whole_cluster(store, cluster, eventually):
+    ran = []
+    for node in ("n1", "n2"):
+        run = lambda context: ran.extend((context.node_id, item) for item in context.work_share)  # noqa: E731
+        cluster.node(store, node, a_job(run, threads=Threads.per_item()))
+    eventually(lambda: locked(store, 3))
+    control = Control(store, by="kim@desk")
+    ends = control.wait_for_runs(control.run_now("report"), 20.0)
+    assert sorted(item for _, item in ran) == ["a", "b", "c"]
+    assert sorted((end.node, *end.named) for end in ends) == sorted(ran)
+    assert all(end.error is None for end in ends)
+    assert store.list("requests") == store.list("asked", recursive=True) == [], "it is forgotten"
+
+
+def test_one_item_of_a_share_is_run_alone_and_its_failure_is_told(store, cluster, eventually):
+    shares = []
+
+    def run(context):
+        shares.append(context.work_share)
+        raise OSError("disk full")
+
+    cluster.node(store, "n1", a_job(run))
+    eventually(lambda: locked(store, 3))
+    control = Control(store)
+    assert control.wait_for_runs(control.run_now("report", ["b"]), 20.0) == [
+        RunEnd("n1", 1, ("b",), "OSError: disk full")
+    ]
+    assert shares == [("b",)]
+
+
+def test_a_run_that_goes_on_is_waited_for(memory, cluster, eventually):
+    begun, end, ran = threading.Event(), threading.Event(), []
+
+    def run(context):
+        cluster.log.begin(context)
+        ran.append(1)
+        begun.set()
+        end.wait(20)
+        cluster.log.end(context)
+
+    cluster.node(memory, "n1", a_job(run, ["a"], schedule=FixedDelay(3600.0), initial_delay_s=0.0))
+    assert begun.wait(10)
+    control = Control(memory)
+    request = control.run_now("report", ["a"])
+    with pytest.raises(WaitTimeout, match="0 of 1 items of job report have had their run"):
+        control.wait_for_runs(request, 0.5)
+    request = control.run_now("report", ["a"])
+    end.set()
+    control.wait_for_runs(request, 20.0)
+    assert len(ran) == 2, "the one that was called off never began"
+
+
+def test_the_schedule_goes_on_as_if_nothing_had_been(memory, cluster, eventually):
+    times = []
+    schedule = FixedDelay(2.0)
+    cluster.node(memory, "n1", a_job(lambda _: times.append(time.monotonic()), ["a"], schedule=schedule))
+    eventually(lambda: locked(memory, 1))
+    began = time.monotonic()
+    control = Control(memory)
+    control.wait_for_runs(control.run_now("report"), 20.0)
+    eventually(lambda: len(times) == 2)
+    assert times[0] < began + 1.5
+    assert times[1] - began < 2.5
+
+
+def test_an_item_whose_node_dies_in_the_run_is_run_again_elsewhere(store, cluster, eventually, die):
+    begun, ran = threading.Event(), []
+
+    def run(context):
+        ran.append(context.node_id)
+        if len(ran) == 1:
+            begun.set()
+            context.wait_stop(20.0)
+
+    first = cluster.node(store, "n1", a_job(run, ["a"]))
+    eventually(lambda: locked(store, 1))
+    control = Control(store)
+    request = control.run_now("report")
+    assert begun.wait(10)
+    cluster.node(store, "n2", a_job(run, ["a"]))
+    die(first)
+    assert [end.node for end in control.wait_for_runs(request, 30.0)] == ["n2"]
+    assert ran == ["n1", "n2"]
+
+
+def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, eventually):
+    ran = []
+    first = cluster.node(memory, "n1", a_job(lambda context: ran.append(context.node_id), ["a"]))
+    eventually(lambda: locked(memory, 1))
+    Control(memory).run_now("report")
+    eventually(lambda: ran == ["n1"])
+    cluster.node(memory, "n2", a_job(lambda context: ran.append(context.node_id), ["a"]))
+    first.close()
+    assert not threading.Event().wait(2.0), "time to run it"
+    assert ran == ["n1"]
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_run_that_was_called_off_never_begins(memory, claimed):
+    request = Control(memory).run_now("report")
+    memory.put("owners/o1", b"{}")
+    asked = Asked(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
+    owed = asked.owed(request, {"a": Hold(1, "o1")}) if claimed else None
+    forget(memory, request)
+    with pytest.raises(LatchworkError):
+        (owed or asked.owed(request, {"a": Hold(1, "o1")})).begin()
+    assert memory.list("asked", recursive=True) == []
+
+
+def test_what_cannot_be_asked_for_is_refused(memory):
+    for items in ([], [f"i{n}" for n in range(101)], ["x" * 1000]):
+        with pytest.raises(ValueError, match="item"):
+            Control(memory).run_now("report", items)
+    with pytest.raises(ValueError, match="job id"):
+        Control(memory).run_now("a b")
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b"[" * 100_000, b'{"job": 1, "at_s": 1, "until_s": 1e999}'])
+def test_a_foreign_record_is_no_request_and_no_end(value):
+    assert decode_request("requests/x", value) is None
+    assert decode_end(value) is None
+
+
+def test_a_request_is_read_as_it_was_written():
+    request = RunRequest("1", "report", ("a", "b"), 5.0, 9.0, "kim")
+    assert decode_request("requests/1", request.encode()) == request
+    end = RunEnd("n1", 300, ("a",), "E")
+    assert decode_end(end.encode()) == end
+
+
+def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
+    now = time.time()
+    for name, until_s in (("old", now - 90_000.0), ("new", now)):
+        store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).encode())
+        store.put(f"asked/{name}/ended/1", RunEnd("n1", 1, ("a",)).encode())
+    store.put("asked/lost/ended/1", b"?")
+    trim_requests(store, [])
+    assert (store.children("requests"), store.children("asked")) == (["new"], ["new"])
