@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from latchwork.backends.base import ProvesCurrent
 from latchwork.clock import Clock
 from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.keys import Scope
@@ -54,7 +55,14 @@ class Mirror(Feed, Mapping[str, Entry]):
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Seconds since the state was last known to be current; infinite before the first state."""
+        """Seconds since the state was last known to be current; infinite before the first state.
+
+        On ZooKeeper a proof of that is a transaction, which is made once a second for half a minute after somebody asks:
+        the first answer after a quiet time may be as old as the last change.
+        """
+        watch: object = self._backend
+        if isinstance(watch, ProvesCurrent):
+            watch.prove_current()
         return max(0.0, self._clock.now() - self._tracker.as_of)
 
     @driven
