@@ -57,7 +57,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     def stale_s(self) -> float:
         """Seconds since the state was last known to be current; infinite before the first state.
 
-        On ZooKeeper a proof of that is a transaction, which is made once a second for half a minute after somebody asks:
+        On ZooKeeper a proof of that is a transaction. It is made once a second for half a minute after somebody asks:
         the first answer after a quiet time may be as old as the last change.
         """
         watch: object = self._backend
