@@ -94,6 +94,18 @@ def test_a_thousand_locks_are_kept_by_as_many_writes_as_one_lock(server):
 
 
 @pytest.mark.serial
+def test_mirrors_write_nothing_until_somebody_asks_how_old_they_are(server):
+    with latchwork.connect(server.url(f"idle-{uuid.uuid4().hex}")) as store, store.mirror("a") as mirror:
+        time.sleep(1.0)
+        before = server.writes()
+        time.sleep(4.0)
+        assert server.writes() - before <= 1  # what a server does by itself
+        mirror.stale_s()
+        time.sleep(2.5)
+        assert mirror.stale_s() < 2.5
+
+
+@pytest.mark.serial
 def test_a_hand_over_before_200_waiters_is_a_handful_of_requests(server, in_thread, eventually):
     url = server.url(f"waiters-{uuid.uuid4().hex}", session_ttl_s=60)
     with latchwork.connect(url) as store, latchwork.connect(url) as waiting_store:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
@@ -108,6 +108,15 @@ class BackendWatch(Protocol):
 
     def close(self) -> None:
         """Stop; no event is delivered after this returns, except when called from inside the sink. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class ProvesCurrent(Protocol):
+    """A running watch that proves its state to be current only while somebody asks, because a proof costs a write."""
+
+    def prove_current(self) -> None:
+        """Have ``Current`` arrive at least every 2 s, for half a minute from now on. Does not block."""
         ...
 
 
@@ -250,7 +259,8 @@ class Backend(Protocol):
         The first event is a ``Snapshot``. Then every committed change is reported (states in between may be merged);
         after any gap (disconnect, restart, compaction) either the missed changes or a new ``Snapshot`` follow, as soon
         as the server is back, by itself. A key never moves backwards. While connected, ``Current`` (or other events
-        with ``as_of``) arrive at least every 2 s. No thread per watch.
+        with ``as_of``) arrive at least every 2 s; of a watch that ``ProvesCurrent``, while somebody asks. No thread per
+        watch.
 
         ``leaf`` asks for less, which may cost less: the prefix is a session-bound key with nothing below it. Its end is
         reported; what comes to be under its name later, or takes its place in the same commit, need not be. The first

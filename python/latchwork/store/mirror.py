@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from latchwork.backends.base import ProvesCurrent
 from latchwork.clock import Clock
 from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.keys import Scope
@@ -61,9 +62,16 @@ class Mirror(Feed, Mapping[str, Entry]):
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Seconds since the state was last known to be current; infinite before the first state, and in a child."""
+        """Seconds since the state was last known to be current; infinite before the first state, and in a child.
+
+        On ZooKeeper a proof of that is a transaction. It is made once a second for half a minute after somebody asks:
+        the first answer after a quiet time may be as old as the last change.
+        """
         if self._home.is_foreign:
             return math.inf
+        watch: object = self._backend
+        if isinstance(watch, ProvesCurrent):
+            watch.prove_current()
         return max(0.0, self._clock.now() - self._tracker.as_of)
 
     @driven

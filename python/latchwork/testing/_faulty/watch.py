@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from latchwork.backends.base import BackendWatch, Sink, WatchEvent
+from latchwork.backends.base import BackendWatch, ProvesCurrent, Sink, WatchEvent
 from latchwork.testing._faulty.plan import Fault
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -52,6 +52,12 @@ class FaultyWatch:
                 self._inner = inner
         if not current and inner is not None:
             inner.close()
+
+    def prove_current(self) -> None:
+        """Ask the watch below, if it has to be asked."""
+        inner: object = self._inner
+        if isinstance(inner, ProvesCurrent):
+            inner.prove_current()
 
     def silence(self) -> None:
         """Nothing more comes until it is opened again."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -35,6 +36,8 @@ from latchwork.types import Change, Entry
 _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
+#: For so long after somebody asked how old a state may be, it is proven to be current with each heartbeat; seconds.
+_ASKED_S = 30.0
 _RETRY_S = 0.2
 #: Beats of the heart between two looks at whether the prefixes may still be read, and prefixes that one request is for.
 _RIGHTS_EVERY, _PREFIXES = 4, 200
@@ -46,9 +49,18 @@ _LOAD_TIMEOUT_S = 60.0
 class ZooKeeperWatch(DeliveringWatch):
     """One watch of a prefix. The hub keeps its state and delivers to it."""
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[ZooKeeperWatch], None], *, beats: bool) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        sink: Sink,
+        drop: Callable[[ZooKeeperWatch], None],
+        *,
+        beats: bool,
+        prove: Callable[[], None],
+    ) -> None:
         super().__init__(prefix, sink, drop)
         self.beats = beats  # whether it wants to be told that its state is the newest
+        self.prove_current = prove
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
         self.dirty: set[str] = set()  # named by events while loading
@@ -85,6 +97,7 @@ class WatchHub:
         self._current: float | None = None
         self._pumping = self._beating = self._closed = False
         self._beats = 0
+        self._proofs_until = -math.inf
         is_watched = self._watches.__contains__
         self._leaves = LeafHub(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
@@ -94,7 +107,7 @@ class WatchHub:
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
         """Begin a watch; its first event comes by itself."""
-        watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats)
+        watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -282,14 +295,20 @@ class WatchHub:
 
     # The heartbeat.
 
+    def _prove(self) -> None:
+        """Somebody asks how old a state may be. A proof is a transaction: nobody pays for it whom nobody asks."""
+        self._proofs_until = self._clock.now() + _ASKED_S
+
     def _beat(self) -> None:
         with self._lock:
             self._beating = bool(self._watches) and not self._closed
             if not self._beating:
                 return
         if self._connection.up:
-            call = self._connection.confirm(self._clock.now() + 2 * _HEARTBEAT_S)
-            call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
+            now = self._clock.now()
+            if now < self._proofs_until:
+                call = self._connection.confirm(now + 2 * _HEARTBEAT_S)
+                call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
             self._beats += 1
             if self._beats % _RIGHTS_EVERY == 0:
                 self._look_at_rights()
