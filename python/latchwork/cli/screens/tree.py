@@ -19,6 +19,8 @@ from rich.tree import Tree
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.text import printable
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
 from latchwork.store import Store
 from latchwork.types import Entry
 
@@ -89,8 +91,8 @@ def shown(entry: Entry) -> str:
 def _masked(text: str) -> str:
     """JSON text with secret members masked; text that is no JSON is masked whole if it seems to name a secret."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text.encode())
+    except BadRecord:
         return _MASK if _SECRET.search(text) else text
     return json.dumps(_mask_members(value), ensure_ascii=False) if _SECRET.search(text) else text
 
