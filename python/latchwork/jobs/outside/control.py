@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from latchwork.checks import is_number
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
@@ -29,6 +30,7 @@ from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, r
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.primitives import LockState, force_release, lock_states
+from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Op
 
@@ -137,7 +139,10 @@ class Control:
             timeout_s: seconds that its share is kept; after that it is shared out for good.
         Raises:
             UnknownNode: no such node lives; the message lists those that do.
+            InvalidSetting: timeout_s is no number of seconds.
         """
+        if not is_number(timeout_s, 0.0) or timeout_s > MOST_DURATION_S:
+            raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MOST_DURATION_S:g}")
         entry = self._store.get(keys.alive(check_id("node", node)))
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 
 from latchwork.errors import BadRecord
-from latchwork.records import Record
+from latchwork.records import MOST_DURATION_S, Record
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -96,8 +95,8 @@ FREE = LockRecord().encode()
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
     """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
-    if not 0.0 < ttl_s < math.inf:
-        raise ValueError(f"ttl_s of {what} must be more than 0 seconds and finite, not {ttl_s!r}")
+    if not 0.0 < ttl_s <= MOST_DURATION_S:
+        raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MOST_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
         _log.warning("%s: a ttl of %.3g s is raised to the least, %.3g s", what, ttl_s, LEAST_TTL_S)
     return max(float(ttl_s), LEAST_TTL_S)
