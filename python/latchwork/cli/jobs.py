@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from latchwork.cli.cluster import open_store
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
+from latchwork.cli.text import Grid, say, say_json, show, told
 from latchwork.jobs import Control, Schedule, Settings, inspect
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
@@ -37,17 +34,9 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
             raise NoCluster(f"no cluster and no settings under {store.url}; start a node with latchwork run")
         rows = [_row(job_id, settings, known.get(job_id)) for job_id in sorted({*known, *settings.jobs})]
     if as_json:
-        typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
-        return
-    table = Table()
-    columns = ("job", "runs", "because", "items", "locked", "running", "set")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
-        table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
-    Console(highlight=False).print(table)
+        say_json({"cluster": stored.encode(settings.cluster), "jobs": rows})
+    else:
+        show(Grid(map(_cells, rows), right=("items", "locked", "running")))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -56,12 +45,13 @@ def disable(
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="Every job, whatever its own switch says.")] = False,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Stop jobs on all nodes: live runs are told to stop within about a second, and no new ones start.
 
     The items keep their nodes. `--all` beats the switches of single jobs, and those beat the default.
     """
-    _switch(jobs, url, all_jobs=all_jobs, on=False)
+    _switch(jobs, url, all_jobs=all_jobs, on=False, as_json=as_json)
 
 
 @command("latchwork jobs enable report", "latchwork jobs enable --all")
@@ -70,9 +60,10 @@ def enable(
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="End `disable --all`; single switches stay.")] = False,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Let jobs run again. While all jobs are disabled a job's own switch is kept, but does not count."""
-    _switch(jobs, url, all_jobs=all_jobs, on=True)
+    _switch(jobs, url, all_jobs=all_jobs, on=True, as_json=as_json)
 
 
 @command("latchwork jobs default off", "latchwork jobs default unset")
@@ -80,6 +71,7 @@ def default(
     state: Annotated[str, typer.Argument(metavar="on|off|unset", help="For jobs without a switch of their own.")],
     *,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Say whether jobs without a switch of their own run; without a default they do."""
     values = {"on": True, "off": False, "unset": None}
@@ -87,7 +79,7 @@ def default(
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
     with open_store(url) as store:
         Control(store).set_default(values[state])
-    typer.echo(f"default: {state}")
+    told(f"default: {state}", {"default_enabled": values[state]}, as_json=as_json)
 
 
 @command(
@@ -122,6 +114,7 @@ def set_job(
     ] = "once",
     unset: Unset = None,
     url: Url = None,
+    as_json: Json = False,
     **given: float | None,
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short.
@@ -133,18 +126,19 @@ def set_job(
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
-        typer.echo(f"{job}: {described(stored.encode(control.settings().job(job)))}")
+        settings = stored.encode(control.settings().job(job))
+    told(f"{job}: {described(settings)}", {"job": job, "settings": settings}, as_json=as_json)
 
 
 @command("latchwork jobs reset report")
-def reset(job: JobId, *, url: Url = None) -> None:
+def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     """Forget all that was set for a job, its switch included."""
     with open_store(url) as store:
         Control(store).reset(job)
-    typer.echo(f"{job}: nothing set")
+    told(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
 
 
-def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool) -> None:
+def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool, as_json: bool) -> None:
     if bool(jobs) == all_jobs:
         raise UsageError("which jobs? give the ids of some, or --all, and not both")
     word = "enabled" if on else "disabled"
@@ -152,14 +146,18 @@ def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool
         control = Control(store)
         if all_jobs:
             (control.enable_all if on else control.disable_all)()
-            typer.echo("all jobs: enabled, as far as their own switches say" if on else "all jobs: disabled")
+            line = "all jobs: enabled, as far as their own switches say" if on else "all jobs: disabled"
+            told(line, {"all_disabled": not on}, as_json=as_json)
             return
         state = inspect(store)
         known = set() if state is None else {job.job_id for job in state.jobs()}
         for job in jobs or ():
             (control.enable if on else control.disable)(job)
             unknown = "" if job in known else f" (not known to this cluster now; known are: {', '.join(sorted(known))})"
-            typer.echo(f"{job}: {word}{unknown}")
+            if not as_json:
+                say(f"{job}: {word}{unknown}")
+    if as_json:
+        say_json([{"job": job, "enabled": on, "known": job in known} for job in jobs or ()])
 
 
 def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
@@ -175,10 +173,17 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "enabled": settings.is_enabled(job_id),
         "because": because,
         "items": None if job is None else job.items,
-        "locked": None if job is None else len(job.running),
+        "locked": None if job is None else len(job.locked),
         "running": None if job is None else job.active_items,
         "settings": stored.encode(own),
     }
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
+    cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
+    columns = ("job", "runs", "because", "items", "locked", "running", "set")
+    return {name: "-" if cells[name] is None else str(cells[name]) for name in columns}
 
 
 def _schedule(*given: dict[str, Any]) -> Schedule | None:

@@ -82,11 +82,16 @@ def command(*lines: str) -> Callable[[F], F]:
 def add(app: typer.Typer, **commands: Any) -> None:
     """Give an app what ``command`` made, by name, in this order."""
     for name, each in commands.items():
-        app.command(name, epilog=each.epilog)(each)
+        app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
+
+
+def summary(text: str) -> str:
+    """The first sentence: what a list of commands says of one, whole however long it is."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
     """A group of what ``command`` made, by name, in this order."""
-    app = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
     add(app, **commands)
     return app

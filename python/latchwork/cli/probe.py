@@ -18,6 +18,7 @@ from latchwork.jobs import JobManager, Observer
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
+_NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
 def metrics_if_installed() -> list[Observer]:
@@ -25,7 +26,7 @@ def metrics_if_installed() -> list[Observer]:
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
     except BackendNotInstalled as error:
-        log.warning("/metrics stays empty: %s", error)
+        log.warning("/metrics answers 501: %s", error)
         return []
     return [PrometheusMetrics()]
 
@@ -74,7 +75,7 @@ def answer(node: JobManager, path: str) -> tuple[int, str, bytes]:
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
-            return HTTPStatus.OK, "text/plain", b""
+            return HTTPStatus.NOT_IMPLEMENTED, "text/plain", _NO_METRICS.encode()
         return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest()
     return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz and /metrics\n"
 

@@ -33,6 +33,7 @@ from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Op
+from latchwork.words import utc_text
 
 #: How often a node that is being drained is asked for the locks it still holds.
 _LOOK_S = 0.2
@@ -197,7 +198,7 @@ class Control:
         record: list[AuditRecord] = []
 
         def written_down(before: LockState) -> list[Op]:
-            when = at.isoformat(timespec="seconds")
+            when = utc_text(at.timestamp())
             by = self._by or who_we_are()
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
             return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
@@ -240,7 +241,7 @@ class Control:
             document.update(settings)
             document = {name: value for name, value in document.items() if value is not None and name != "changed"}
             if document:
-                at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                at = utc_text(datetime.now(timezone.utc).timestamp())
                 document["changed"] = {"by": self._by or who_we_are(), "at": at}
                 tx.put(key, json.dumps(document).encode())
             elif before is not None:
