@@ -73,10 +73,8 @@ def hostile(cli):
         with LeaderLatch(store, "leader", node_id=EVIL) as latch:
             latch.wait(5)
             with sqlite3.connect(file) as raw:
-                raw.execute(
-                    "INSERT INTO entries (root, key, token, created, owner, value) VALUES ('app', ?, 1, 1, NULL, 'x')",
-                    ("zz/" + EVIL,),
-                )
+                columns = "root, key, token, created, owner, value"
+                raw.execute(f"INSERT INTO entries ({columns}) VALUES ('app', ?, 1, 1, NULL, x'78')", ("zz/" + EVIL,))
             yield f"sqlite:///{file}?root=app"
 
 
@@ -103,7 +101,8 @@ def on_terminal(cli, width, *args, **extra):
 @pytest.mark.parametrize("args", COMMANDS, ids=lambda args: ascii(" ".join(args))[:40])
 def test_hostile_text_reaches_no_terminal_from_any_command(cli, hostile, args):
     done = cli(*args, "--url", hostile)
-    assert done.code in ({1, 2} if EVIL in args else {0}), done
+    refused = EVIL in args and args[:2] != ("why", "j")
+    assert done.code in ({1, 2} if refused else {0}), done
     for text in (done.out, done.err):
         assert BAD.search(text) is None
         assert "\nforged" not in text

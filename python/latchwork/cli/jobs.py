@@ -102,16 +102,22 @@ def set_job(
         ),
     ] = None,
     tz: Annotated[
-        str, typer.Option(metavar="ZONE", help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.")
-    ] = "UTC",
+        str | None,
+        typer.Option(
+            metavar="ZONE",
+            show_default=False,
+            help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.  [default: UTC]",
+        ),
+    ] = None,
     misfire: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="POLICY",
+            show_default=False,
             help="What becomes of times of --cron that were missed because no node could run: "
-            "once makes up for them with one run, all with one for each, skip not at all.",
+            "once makes up for them with one run, all with one for each, skip not at all.  [default: once]",
         ),
-    ] = "once",
+    ] = None,
     unset: Unset = None,
     url: Url = None,
     as_json: Json = False,
@@ -122,7 +128,10 @@ def set_job(
     What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
     """
     paces = [{row.name: given.pop(row.name)} for row in _PACES]
-    schedule = _schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
+    about = {name: value for name, value in {"tz": tz, "misfire": misfire}.items() if value is not None}
+    if about and cron is None:
+        raise UsageError(f"--{next(iter(about))} is for --cron; give the cron expression too")
+    schedule = _schedule(*paces, {"cron": cron, **about})
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))

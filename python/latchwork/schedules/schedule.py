@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from difflib import get_close_matches
 from typing import Literal, Protocol
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 
@@ -136,8 +137,7 @@ class Cron:
         try:
             zone = ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            msg = f"Cron time zone {self.tz!r} is not known; give an IANA name like Europe/Berlin (or install tzdata)"
-            raise ValueError(msg) from error
+            raise ValueError(f"Cron time zone {self.tz!r} is not known; {_remedy(self.tz)}") from error
         try:
             next(CronSim(self.expression, datetime(2024, 1, 1, tzinfo=zone)))
         except (CronSimError, StopIteration, AttributeError, TypeError) as error:
@@ -220,6 +220,15 @@ class Due:
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
         """Seconds until it has come, its part of the jitter included; 0 or less then."""
         return self.schedule.remaining_s(self.at, now) + self.luck * jitter_s
+
+
+def _remedy(tz: object) -> str:
+    """What to do about a time zone that is not known: there may be none at all on this machine."""
+    known = available_timezones()
+    if not known:
+        return "this machine has no time zones: install its tzdata package, or the one for Python"
+    close = get_close_matches(str(tz), known, n=3)
+    return f"similar ones are {', '.join(close)}" if close else "give an IANA name, like Europe/Berlin"
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:
