@@ -190,6 +190,13 @@ def test_a_list_of_commands_cuts_no_summary(cli):
             assert max(map(len, done.out.splitlines())) <= 80
 
 
+def test_an_option_says_in_a_word_what_it_takes(cli):
+    for path in (("status",), ("drain",), ("restart",), ("bench", "assign"), ("bench", "cluster"), ("demo",), ("run",)):
+        assert "range>" not in cli(*path, "--help").out
+    assert "--interval-s S " in cli("status", "--help").out
+    assert "--reason REASON " in cli("locks", "--help").out
+
+
 def test_a_shell_completes_commands_and_options(cli):
     def completed(words):
         extra = {"_LATCHWORK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

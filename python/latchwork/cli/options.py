@@ -7,9 +7,10 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from latchwork.cli.outcome import UsageError, reported, set_debugging
 from latchwork.store import URL_VARIABLE
@@ -71,12 +72,26 @@ def command(*lines: str) -> Callable[[F], F]:
     def make(function: F) -> F:
         made = reported(function)
         own = inspect.signature(function, eval_str=True)
+        for each in own.parameters.values():
+            _name_value(each)
         debug = Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
         made.__signature__ = own.replace(parameters=[*own.parameters.values(), debug])  # type: ignore[attr-defined]
         made.epilog = examples(*lines)  # type: ignore[attr-defined]
         return made
 
     return make
+
+
+def _name_value(parameter: Parameter) -> None:
+    """Say what an option takes in one word, as `--workers N`, where the parser would say `<int range>`."""
+    if get_origin(parameter.annotation) is not Annotated:
+        return
+    kind, *about = get_args(parameter.annotation)
+    kinds = set(get_args(kind) or [kind]) - {type(None)}
+    for option in about:
+        if isinstance(option, OptionInfo) and option.metavar is None and kinds <= {int, float, str}:
+            word = parameter.name.upper() if str in kinds else "S" if parameter.name.endswith("_s") else "N"
+            option.metavar = word
 
 
 def add(app: typer.Typer, **commands: Any) -> None:

@@ -35,7 +35,9 @@ _MASK = "***"
     "latchwork tree --json | jq 'map(.bytes) | add'",
 )
 def tree(
-    prefix: Annotated[str, typer.Argument(help="Show only what is below this key; the whole root without it.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Show only what is below this key; the whole root without it.")
+    ] = "",
     *,
     url: Url = None,
     as_json: Json = False,
