@@ -27,15 +27,7 @@ from latchwork.primitives.persistent.protocol import (
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
-from latchwork.primitives.waiting.common import (
-    Announcer,
-    Identity,
-    Starts,
-    check_least,
-    check_store,
-    check_text,
-    lost_by_fork,
-)
+from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text, lost_by_fork
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
 from latchwork.store.mirror import Mirror
@@ -61,11 +53,10 @@ class KeeperThread(Starts):
         ttl_s: float = 10.0,
         owner_label: str = "",
     ) -> None:
-        check_store(store, "lock keeper")
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self._store = store
-        self._clock = store.clock
         self._table = LockTable(store, owners_prefix, locks_prefix)
+        self._clock = store.clock
         self._sweeper = Sweeper(self._table)
         self._state = Holdings(store.clock)
         self._home = Home("a lock keeper")
