@@ -43,7 +43,7 @@ help:
 	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
 	@echo '                 WHAT=chaos             a cluster under faults, on each server (5 minutes each)'
-	@echo '                 WHAT=fuzz              make up URLs, keys and values; only our own errors may come out'
+	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '  make bench     WHAT=store, assignment, balancing, cluster, handover, keeper, primitives or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'

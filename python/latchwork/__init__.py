@@ -6,6 +6,7 @@ Connect with a URL, then use the store, one primitive, or the whole job manager.
 from latchwork.errors import (
     AuthenticationFailed,
     BackendNotInstalled,
+    BadRecord,
     BarrierBroken,
     Closed,
     Conflict,
@@ -39,6 +40,7 @@ __all__ = [
     "At",
     "AuthenticationFailed",
     "BackendNotInstalled",
+    "BadRecord",
     "BarrierBroken",
     "Change",
     "Closed",

@@ -251,6 +251,7 @@ class RendezvousHasher:
                 for placements shared with other implementations, and takes many times as long.
         Raises:
             ValueError: no workers, a worker given twice, a bad weight or an unknown mode.
+            TypeError: a worker that is no str, a weight that is no number, or a mapping of workers without weights.
         """
 
     @property

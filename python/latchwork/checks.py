@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeGuard
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
-    """True for a finite number that is not below ``least``; True and False are no numbers."""
+    """True for a finite number that is not below ``least``; True and False are no numbers.
+
+    A whole number that no float can hold counts as infinite.
+    """
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return good and math.isfinite(value) and value >= least  # type: ignore[arg-type,operator]
+    return good and -sys.float_info.max <= value <= sys.float_info.max and value >= least  # type: ignore[operator]
 
 
 def late_kind(fn: object) -> str | None:

@@ -135,6 +135,13 @@ class OnceFailed(LatchworkError):
     """What was to run once in the cluster has failed for good, here or elsewhere."""
 
 
+# Repair or delete what is stored.
+
+
+class BadRecord(LatchworkError, ValueError):
+    """A stored value is no record of ours: something else wrote to its key, or it was damaged."""
+
+
 # The object cannot be used here.
 
 

@@ -138,7 +138,7 @@ def test_scaling_all_weights_changes_nothing():
         ((["a"], [float("nan")]), ValueError, "worker 'a' has weight NaN"),
         ((["a"], [float("inf")]), ValueError, "worker 'a' has weight inf"),
         ((["a"], None, "quick"), ValueError, "unknown hashing mode 'quick'; use 'fast' or 'compat'"),
-        ((["a", 3],), TypeError, "worker 3 is a int; it must be a str"),
+        ((["a", 3],), TypeError, "worker 3 is of type int; it must be a str"),
         (("abc",), TypeError, "one str was given where several workers are wanted"),
         ((["\ud800"],), ValueError, "lone surrogate"),
     ],
@@ -157,9 +157,9 @@ def test_fewer_than_one_owner_is_refused(k):
 
 def test_keys_that_are_no_text_are_refused():
     hasher = RendezvousHasher(["a"])
-    with pytest.raises(TypeError, match="key 5 is a int"):
+    with pytest.raises(TypeError, match="key 5 is of type int"):
         hasher.assign(["x", 5])
-    with pytest.raises(TypeError, match="key 5 is a int"):
+    with pytest.raises(TypeError, match="key 5 is of type int"):
         hasher.owner(5)
     with pytest.raises(ValueError, match="lone surrogate"):
         hasher.owner("\udfff")
@@ -180,7 +180,7 @@ def test_keys_of_any_text_are_assigned_in_any_kind_of_iterable(keys, threads, mo
 
 @pytest.mark.parametrize("keys", [["a"] * 100 + ["\ud800"], [f"x{n}" for n in range(200)] + [7]])
 def test_a_bad_key_among_many_is_named(keys):
-    with pytest.raises((ValueError, TypeError), match=r"key ..ud800' holds a lone surrogate|key 7 is a int"):
+    with pytest.raises((ValueError, TypeError), match=r"key ..ud800' holds a lone surrogate|key 7 is of type int"):
         RendezvousHasher(["a", "b"]).assign(keys)
 
 

@@ -66,8 +66,8 @@ def test_modes_place_differently():
         (("balanced", [("j", ["a", "a"], {}, {})]), ValueError, "job 'j': work item 'a' is given twice"),
         (("balanced", [("j", [], {}, {})] * 2), ValueError, "job 'j' is given twice"),
         (("balanced", [("j", ["a"], {"w": 0.0}, {})]), ValueError, "worker 'w' has weight 0"),
-        (("balanced", [("j", ["a", 7], {}, {})]), TypeError, "work item 7 is a int; it must be a str"),
-        (("balanced", [("j", ["a"], {"w": 1.0}, {"a": None})]), TypeError, "previous owner None is a NoneType"),
+        (("balanced", [("j", ["a", 7], {}, {})]), TypeError, "work item 7 is of type int; it must be a str"),
+        (("balanced", [("j", ["a"], {"w": 1.0}, {"a": None})]), TypeError, "previous owner None is of type NoneType"),
         (("balanced", [("j", ["\ud800"], {"w": 1.0}, {})]), ValueError, "work item '\\ud800' holds a lone surrogate"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_worker_that_leaves_moves_about_what_it_had():
     ("arguments", "message"),
     [
         ((("a", "a"), 1, {"w": 1.0}), "job 'j': work item 'a' is given twice"),
-        ((("a",), 0, {"w": 1.0}), "job 'j': 0 replicas were asked for; ask for at least one"),
+        ((("a",), 0, {"w": 1.0}), "job 'j': the number of replicas is 0; it must be at least 1"),
         ((("a",), 1, {"w": -1.0}), "job 'j': worker 'w' has weight -1.0"),
         ((("a",), 1, {"v": 1.0, "w": 1.0}, {"v": "z"}), "job 'j': worker 'w' has no zone; give every worker one"),
     ],

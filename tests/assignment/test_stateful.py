@@ -216,7 +216,7 @@ def test_an_item_set_is_a_sequence_of_the_very_strings_given():
     [
         (["a", "b", "a"], ValueError, "item 'a' is given twice; give each item once"),
         (["ok", "\ud800"], ValueError, "lone surrogate"),
-        (["a", 3], TypeError, "item 3 is a int; it must be a str"),
+        (["a", 3], TypeError, "item 3 is of type int; it must be a str"),
         ("abc", TypeError, "one str was given where several items are wanted"),
         (3, TypeError, "not iterable"),
     ],

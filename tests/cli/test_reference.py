@@ -20,6 +20,7 @@ COMMON = {"--url", "--json", "--debug", "--help", "--version"}
 NO_VALUE = {"not set", "none", "off", "required", "all jobs"}
 #: Defaults that are worked out when the command runs.
 WORKED_OUT = {("demo", "--url"), ("run", "--strategy"), ("bench cluster", "--url"), ("bench cluster", "--strategy")}
+WORKED_OUT |= {("jobs set", "--tz"), ("jobs set", "--misfire")}
 
 
 def commands(command, path=()):

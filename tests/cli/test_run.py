@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
 
 import latchwork
+from latchwork.cli.probe import answer
 
 URL = "sqlite:///cluster.db"
 NODE = ("--url", URL, "--node-id", "n1")
@@ -242,3 +244,10 @@ def test_a_node_with_an_option_that_cannot_be_used_is_refused_and_told_which(cli
 def test_a_strategy_whose_maker_raises_is_named_with_the_place_in_its_code(cli):
     cli.write("placing.py", PLACING)
     cli("run", "jobs:one", *NODE, "--strategy", "placing:raising").refused(1, "no zones today", "placing.py, line")
+
+
+def test_metrics_without_their_library_are_501_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    status, kind, body = answer(None, "/metrics")
+    assert (status, kind) == (501, "text/plain")
+    assert b'pip install "latchwork[metrics]"' in body

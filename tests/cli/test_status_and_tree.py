@@ -40,7 +40,8 @@ def test_status_shows_who_leads_who_lives_what_runs_where_and_which_locks_are_he
         assert sorted(state["nodes"]) == ["n1", "n2"]
         assert state["nodes"]["n1"]["state"] == "ready"
         assert state["nodes"]["n1"]["pid"] > 0
-        running = state["jobs"]["report"]["running"]
+        assert state["jobs"]["report"]["running"] == 0
+        running = state["jobs"]["report"]["locked"]
         assert sorted(running) == ["east", "north", "south", "west"]
         assert running == state["jobs"]["report"]["assigned"]
         assert sorted((lock["item"], lock["holder"]) for lock in state["locks"]) == sorted(running.items())
@@ -75,7 +76,7 @@ def test_status_and_jobs_list_tell_runs_that_go_on_from_locks_that_are_held(cli,
 
 def _balanced(cli, url):
     done = cli("status", "--json", "--url", url)
-    running = done.json["jobs"].get("report", {}).get("running", {}) if done.code == 0 else {}
+    running = done.json["jobs"].get("report", {}).get("locked", {}) if done.code == 0 else {}
     return sorted(running.values()) == ["n1", "n1", "n2", "n2"]
 
 
@@ -99,7 +100,7 @@ def test_status_after_everybody_died_shows_nobody_and_after_everybody_left_no_cl
     assert done.code == 0
     assert "manager: none at this moment" in done.out
     assert "no living nodes" in done.out
-    assert "nobody: 4 items are not assigned" in done.out
+    assert "nobody: 4 items not assigned" in done.out
     with JobManager(url, "n1", job()):
         pass
     cli("status", "--url", url).refused(3, "no cluster under /")

@@ -75,7 +75,7 @@ def test_status_watch_on_a_terminal_is_one_live_view_that_gives_the_screen_back(
     enter, leave = b"\x1b[?1049h", b"\x1b[?1049l"
     assert (shown.count(enter), shown.count(leave)) == (1, 1)
     assert shown.index(enter) < shown.index(b"manager: n1") < shown.index(b"no cluster") < shown.index(leave)
-    assert b"job report: 1 items" in shown
+    assert b"job report: 1 item," in shown
     assert b"Traceback" not in shown
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import latchwork
 from latchwork import Conflict, Exists, WaitTimeout
-from latchwork.jobs import Control, JobManager, UnknownNode, inspect
+from latchwork.jobs import Control, InvalidSetting, JobManager, UnknownNode, inspect
 from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.strategies import Strategies
@@ -366,3 +366,9 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
         restarts.finish(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
     assert reserved(memory) == [reserved_key("gone", "report")]
     assert memory.get(mark_key("n1")) is not None
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 10**400, True, "5"])
+def test_a_time_to_keep_a_share_that_could_not_be_read_back_is_refused(store, timeout_s):
+    with pytest.raises(InvalidSetting, match=r"timeout_s is .*; give a number of seconds from 0"):
+        Control(store).announce_restart("n1", timeout_s=timeout_s)

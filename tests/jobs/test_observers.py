@@ -146,7 +146,7 @@ def test_a_run_that_ends_well_and_one_that_raises_have_records_of_their_own(memo
     assert (level, ended["job"], ended["seconds"] >= 0) == ("DEBUG", "report", True)
     assert "error" not in ended
     ((level, failed),) = events.of("run_failed")
-    assert (level, failed["job"], failed["error"]) == ("WARNING", "report", "RuntimeError")
+    assert (level, failed["job"], failed["error"]) == ("ERROR", "report", "RuntimeError")
 
 
 def test_a_rebalance_has_a_record_with_its_moves_and_none_when_nothing_is_written(memory, cluster, eventually, events):

@@ -49,7 +49,7 @@ def test_a_run_that_tries_to_end_the_interpreter_counts_as_failed_and_runs_again
 
     node = cluster.node(memory, "n1", cluster.endless(items=["a"], run=leave))
     eventually(lambda: node.stats().jobs["report"].failures >= 2)
-    assert "job report failed on node n1 and runs again at its next time" in caplog.text
+    assert "run_failed node=n1 job=report" in caplog.text
 
 
 HOLDS_THE_INTERPRETER = """

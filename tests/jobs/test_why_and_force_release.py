@@ -36,8 +36,8 @@ def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, 
     assert found.sentences[0] == "it is assigned to node n1"
     assert "shared out: n1 1 (able: n1)" in found.sentences[1]
     assert found.sentences[2].startswith("strategy balanced: 'n1' keeps 'north'")
-    assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+\+00:00 \(fencing token ", found.sentences[3])
-    assert "settled up to 1970-01-01T00:10:00+00:00" in said(memory, "report", "north", fired=Fired(600.0))
+    assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+Z \(fencing token ", found.sentences[3])
+    assert "settled up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=Fired(600.0))
     assert "was begun and has not ended" in said(memory, "report", "north", fired=Fired(600.0, 600.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from queue import Queue as Mailbox
@@ -399,3 +400,24 @@ def test_what_cannot_be_run_by_a_leader_is_refused_at_once(kind, wrong):
         leader = kind(store, "leads", node_id="n1")
         with pytest.raises(TypeError, match="leads"):
             leader.run(wrong, timeout_s=0.0)
+
+
+METHODS = ("acquire", "take", "run", "wait", "put")
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"Group"}))
+def test_a_url_in_the_place_of_a_store_is_refused_by_name_and_not_shown(name):
+    with pytest.raises(TypeError, match=r"needs a store, not a URL; open one first: latchwork.connect\(url\)") as error:
+        MAKERS[name]("etcd://me:s3cret@h:1")
+    assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(WAITS))
+def test_a_time_by_another_librarys_name_is_refused_with_ours(name):
+    with latchwork.connect("memory://names") as store, contextlib.closing(MAKERS[name](store)) as one:
+        others = {"LeaderLatch": "wait", "Election": "campaign", "Barrier": "wait", "DoubleBarrier": "enter"}
+        method = getattr(one, others.get(name) or next(each for each in METHODS if hasattr(one, each)))
+        with pytest.raises(TypeError, match=r"\(\) has no argument 'timeout'; it is timeout_s, in seconds"):
+            method(timeout=5)
+        with pytest.raises(TypeError, match=r"unexpected keyword argument|missing 1 required"):
+            method(tiemout_s=5)

@@ -1,4 +1,6 @@
-"""Coverage-guided fuzzing of what users write: URLs, keys, values, times. Only latchwork's errors may come out.
+"""Coverage-guided fuzzing of what users write, and of what is stored: URLs, keys, values, times, records of every kind.
+
+Only latchwork's errors may come out.
 
     make check WHAT=fuzz                                 a minute of it
     make check WHAT=fuzz ARGS=-max_total_time=600        any options of libFuzzer
@@ -16,6 +18,8 @@ import threading
 import atheris
 
 with atheris.instrument_imports(include=["latchwork"]):
+    from stored import KINDS  # of this folder, which is where the script is
+
     import latchwork
     from latchwork import InvalidKey, LatchworkError, Put, WaitTimeout
     from latchwork.backends.url import parse_url
@@ -83,6 +87,12 @@ def one_key(key, value):
     assert STORE.delete(key)
 
 
+def one_record(name, value):
+    """Have a stored record read."""
+    with contextlib.suppress(LatchworkError):
+        repr(KINDS[name].read(value)).encode()
+
+
 def one_input(data):
     """What libFuzzer made up."""
     given = atheris.FuzzedDataProvider(data)
@@ -91,7 +101,9 @@ def one_input(data):
         one_time(given.ConsumeFloat())
     elif kind == 1:
         one_password(given.PickValueInList(["zk://", "etcd://"]), given.ConsumeUnicode(10), given.ConsumeUnicode(10))
-    elif kind < 11:
+    elif kind < 6:
+        one_record(given.PickValueInList(sorted(KINDS)), given.ConsumeBytes(200))
+    elif kind < 12:
         scheme = given.PickValueInList(["zk://", "etcd://", "sqlite:///", "memory://", ""])
         one_url(scheme + given.ConsumeUnicode(80))
     else:

@@ -230,3 +230,14 @@ def test_in_a_child_of_a_fork_it_is_over():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert session.remaining_s() > 0.0
     session.close()
+
+
+def test_an_end_that_the_server_does_not_answer_has_a_reason_in_the_log(caplog, monkeypatch):
+    class Silent(Scripted):
+        def close(self):
+            return Future()
+
+    monkeypatch.setattr("latchwork.store.session._CLOSE_TIMEOUT_S", 0.05)
+    with caplog.at_level("INFO"):
+        opened(Silent()).close()
+    assert "it will run out there: no answer within 0.05 s" in caplog.text

@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from latchwork import _core
-from latchwork.assignment.model import Move, Plan, Problem, Strategy, Traits, traits_of
+from latchwork.assignment.model import Move, Plan, Problem, Strategy, Traits, check_count, traits_of
 from latchwork.assignment.plan import plan_from_owners
+from latchwork.records import short
 
 
 class Budgeted:
@@ -29,11 +30,13 @@ class Budgeted:
         max_moves: how many items at most leave a worker that could keep them.
     Raises:
         ValueError: max_moves is negative.
+        TypeError: max_moves is no whole number, or strategy is none.
     """
 
     def __init__(self, strategy: Strategy, max_moves: int) -> None:
-        if max_moves < 0:
-            raise ValueError(f"max_moves is {max_moves}; it must be at least 0")
+        if not callable(getattr(strategy, "assign", None)):
+            raise TypeError(f"strategy is {short(strategy)}; give an object that has assign(problem), as Balanced()")
+        check_count("max_moves", max_moves, 0)
         self.strategy = strategy
         self.max_moves = max_moves
 
@@ -68,6 +71,7 @@ def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
         The plan, if it has no more such moves. Else one with the best of them and all others in `deferred`: it is total
         and allowed, but not as even as the strategy wants.
     """
+    check_count("max_moves", max_moves, 0)
     able = {job.job: job.workers for job in problem.jobs}
     costly = [move for move in plan.moves if move.target is not None and move.source in able[move.job]]
     if len(costly) <= max_moves:

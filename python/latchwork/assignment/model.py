@@ -6,11 +6,14 @@ them now, and how that differs. Nothing here decides anything.
 
 from __future__ import annotations
 
-import sys
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Literal, Protocol
+
+from latchwork.records import short
 
 Mode = Literal["fast", "compat"]
 
@@ -29,6 +32,7 @@ class JobProblem:
             strategies of one's own: the four that come with latchwork do not look at it.
     Raises:
         ValueError: an item given twice, or a bad weight.
+        TypeError: an id that is no str, or a weight that is no number.
     """
 
     job: str
@@ -38,14 +42,19 @@ class JobProblem:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_ids("job id", [self.job])
+        check_ids(f"job {self.job!r}: work item", self.items)
         if len(set(self.items)) != len(self.items):
             raise ValueError(f"job {self.job!r}: work item {_repeated(self.items)!r} is given twice; give it once")
+        if not isinstance(self.workers, Mapping):
+            raise TypeError(f"job {self.job!r}: workers is {short(self.workers)}; give a mapping of worker to weight")
+        check_ids(f"job {self.job!r}: worker", self.workers)
         for worker, weight in self.workers.items():
-            if not 0 < weight <= sys.float_info.max:
-                raise ValueError(
-                    f"job {self.job!r}: worker {worker!r} has weight {weight}; "
-                    "a weight must be a finite number greater than 0"
-                )
+            given: object = weight  # callers without a type checker pass anything
+            if isinstance(given, bool) or not isinstance(given, Real):
+                raise TypeError(_bad_weight(self.job, worker, weight))
+            if not _is_positive(weight):
+                raise ValueError(_bad_weight(self.job, worker, weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +170,35 @@ def traits_of(strategy: Strategy) -> Traits:
     """The `traits` of a strategy whose own class has them. A subclass inherits none: it may place otherwise."""
     found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
     return found if isinstance(found, Traits) else _NOTHING
+
+
+def check_ids(what: str, ids: Iterable[object]) -> None:
+    """``TypeError`` for ids that are no str: a number and its text would be one id to some, and two to others."""
+    if isinstance(ids, str):
+        raise TypeError(f"one str was given where several ids are wanted, {short(ids)} as {what}; give a tuple")
+    for each in ids if not set(map(type, ids)) <= {str} else ():
+        if not isinstance(each, str):
+            raise TypeError(f"{what} {short(each)} is of type {type(each).__name__}; it must be a str, so convert it")
+
+
+def check_count(what: str, count: object, least: int) -> None:
+    """``TypeError`` for a count that is no whole number, ``ValueError`` for one that is too small."""
+    if isinstance(count, bool) or not isinstance(count, Integral):
+        raise TypeError(f"{what} is {short(count)}; give a whole number of at least {least}")
+    if int(count) < least:
+        raise ValueError(f"{what} is {count}; it must be at least {least}")
+
+
+def _is_positive(weight: float) -> bool:
+    try:
+        return weight > 0 and math.isfinite(weight)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _bad_weight(job: str, worker: str, weight: object) -> str:
+    told = "a weight must be a finite number greater than 0"
+    return f"job {job!r}: worker {worker!r} has weight {short(weight)}; {told}"
 
 
 def _repeated(values: Iterable[str]) -> str:

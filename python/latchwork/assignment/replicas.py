@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from latchwork import _core
-from latchwork.assignment.model import JobProblem, Move
+from latchwork.assignment.model import JobProblem, Move, check_count
+
+_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class ReplicaProblem:
             other workers too.
         previous: item to the workers that had it; may name items and workers that are gone.
     Raises:
-        ValueError: an item given twice, a bad weight, fewer than one replica, or a worker without a zone where others
-            have one.
+        ValueError: an item given twice, a bad weight, fewer than one replica or far too many, or a worker without a
+            zone where others have one.
+        TypeError: an id that is no str, or a number that is none.
     """
 
     job: str
@@ -41,8 +44,10 @@ class ReplicaProblem:
 
     def __post_init__(self) -> None:
         JobProblem(self.job, self.items, self.workers)
-        if not 1 <= self.replicas < 2**32:
-            raise ValueError(f"job {self.job!r}: {self.replicas} replicas were asked for; ask for at least one")
+        check_count(f"job {self.job!r}: the number of replicas", self.replicas, 1)
+        if self.replicas > _MOST:
+            told = f"ask for at most {_MOST:,}, and for no more than there are workers"
+            raise ValueError(f"job {self.job!r}: {self.replicas:,} replicas were asked for; {told}")
         lost = sorted(self.workers.keys() - self.zones.keys()) if self.zones else []
         if lost:
             raise ValueError(f"job {self.job!r}: worker {lost[0]!r} has no zone; give every worker one, or none at all")

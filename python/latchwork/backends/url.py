@@ -270,13 +270,15 @@ def _named(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
 
 def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
     match = _HOST.fullmatch(text)
-    port = int(match.group("port") or spec.default_port or 0) if match else 0
-    if match is None or not 1 <= port <= 65535 or not _is_address(match.group("v6")):
-        usual = spec.default_port or 1234
+    usual = spec.default_port or 1234
+    if match is None or not _is_address(match.group("v6")):
         raise InvalidURL(
             f"malformed host{shown} for {spec.schemes[0]}://; write host:port with a port of 1-65535, several joined "
             f"by commas, such as 127.0.0.1:{usual},[::1]:{usual}, and user:password@ before them; {_ESCAPES}"
         )
+    port = int(match.group("port") or spec.default_port or 0)
+    if not 1 <= port <= 65535:  # not shown: it may be a password whose host was forgotten
+        raise InvalidURL(f"the port of host{shown} for {spec.schemes[0]}:// is not one of 1-65535; {usual} is usual")
     return match.group("v6") or match.group("name"), port
 
 

@@ -78,7 +78,7 @@ def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
             raise UsageError(f"--unset {each} cannot be done; give one of {', '.join(given)} that is not set as well")
         found[name] = None
     if not found:
-        raise UsageError(f"nothing to change; give a value for one of {', '.join(given)}, or --unset it")
+        raise UsageError("nothing to change; give at least one of the options that --help lists, or --unset one")
     return found
 
 

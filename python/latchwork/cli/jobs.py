@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from latchwork.cli import went
 from latchwork.cli.cluster import open_store, state_of
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
-from latchwork.cli.text import printable
+from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
+from latchwork.words import printable
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
 
@@ -43,21 +40,12 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
             raise NoCluster(f"no cluster and no settings under {store.url}; start a node with latchwork run")
         rows = [_row(job_id, settings, known.get(job_id)) for job_id in sorted({*known, *settings.jobs})]
     if as_json:
-        typer.echo(json.dumps({"cluster": stored.encode(settings.cluster), "jobs": rows}, indent=2))
+        say_json({"cluster": stored.encode(settings.cluster), "jobs": rows})
         return
-    table = Table()
-    columns = ("job", "runs", "because", "items", "locked", "running", "went", "set")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
-        cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
-        table.add_row(*(Text("-" if cells[name] is None else str(cells[name])) for name in columns))
-    Console(highlight=False).print(table)
-    console = Console(highlight=False, soft_wrap=True)
+    show(Grid(map(_cells, rows), right=("items", "locked", "running")))
     for job in known.values():
         if job.in_a_row:
-            console.print(Text(f"{job.job_id}: {went.failure(job)}", style="red"))
+            show(Line(f"{job.job_id}: {went.failure(job)}", "red"))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -66,12 +54,13 @@ def disable(
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="Every job, whatever its own switch says.")] = False,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Stop jobs on all nodes: live runs are told to stop within about a second, and no new ones start.
 
     The items keep their nodes. `--all` beats the switches of single jobs, and those beat the default.
     """
-    _switch(jobs, url, all_jobs=all_jobs, on=False)
+    _switch(jobs, url, all_jobs=all_jobs, on=False, as_json=as_json)
 
 
 @command("latchwork jobs enable report", "latchwork jobs enable --all")
@@ -80,9 +69,10 @@ def enable(
     *,
     all_jobs: Annotated[bool, typer.Option("--all", help="End `disable --all`; single switches stay.")] = False,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Let jobs run again. While all jobs are disabled a job's own switch is kept, but does not count."""
-    _switch(jobs, url, all_jobs=all_jobs, on=True)
+    _switch(jobs, url, all_jobs=all_jobs, on=True, as_json=as_json)
 
 
 @command("latchwork jobs default off", "latchwork jobs default unset")
@@ -90,6 +80,7 @@ def default(
     state: Annotated[str, typer.Argument(metavar="on|off|unset", help="For jobs without a switch of their own.")],
     *,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Say whether jobs without a switch of their own run; without a default they do."""
     values = {"on": True, "off": False, "unset": None}
@@ -97,7 +88,7 @@ def default(
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
     with open_store(url) as store:
         Control(store).set_default(values[state])
-    typer.echo(f"default: {state}")
+    told(f"default: {state}", {"default_enabled": values[state]}, as_json=as_json)
 
 
 @command(
@@ -120,18 +111,25 @@ def set_job(
         ),
     ] = None,
     tz: Annotated[
-        str, typer.Option(metavar="ZONE", help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.")
-    ] = "UTC",
+        str | None,
+        typer.Option(
+            metavar="ZONE",
+            show_default=False,
+            help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.  [default: UTC]",
+        ),
+    ] = None,
     misfire: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="POLICY",
+            show_default=False,
             help="What becomes of times of --cron that were missed because no node could run: "
-            "once makes up for them with one run, all with one for each, skip not at all.",
+            "once makes up for them with one run, all with one for each, skip not at all.  [default: once]",
         ),
-    ] = "once",
+    ] = None,
     unset: Unset = None,
     url: Url = None,
+    as_json: Json = False,
     **given: float | None,
 ) -> None:
     """Change options of a job on all nodes, at once: a wait under way is cut short.
@@ -139,19 +137,23 @@ def set_job(
     What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
     """
     paces = [{row.name: given.pop(row.name)} for row in PACES]
-    schedule = one_schedule(*paces, {"cron": cron, "tz": tz, "misfire": misfire})
+    about = {name: value for name, value in {"tz": tz, "misfire": misfire}.items() if value is not None}
+    if about and cron is None:
+        raise UsageError(f"--{next(iter(about))} is for --cron; give the cron expression too")
+    schedule = one_schedule(*paces, {"cron": cron, **about})
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
-        typer.echo(f"{job}: {described(stored.encode(control.settings().job(job)))}")
+        settings = stored.encode(control.settings().job(job))
+    told(f"{job}: {described(settings)}", {"job": job, "settings": settings}, as_json=as_json)
 
 
 @command("latchwork jobs reset report")
-def reset(job: JobId, *, url: Url = None) -> None:
+def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     """Forget all that was set for a job, its switch included."""
     with open_store(url) as store:
         Control(store).reset(job)
-    typer.echo(f"{job}: nothing set")
+    told(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
 
 
 @command(
@@ -178,13 +180,13 @@ def run_job(
         _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
         request = control.run_now(job, items or None, within_s=wait_s)
         if no_wait:
-            typer.echo(json.dumps({"id": request.id}) if as_json else f"{job}: asked for, within {wait_s:g} s")
+            told(f"{job}: asked for, within {wait_s:g} s", {"id": request.id}, as_json=as_json)
             return
         ends = control.wait_for_runs(request, wait_s)
     if as_json:
-        typer.echo(json.dumps([asdict(end) for end in ends], indent=2))
+        say_json([asdict(end) for end in ends])
     for end in ends if not as_json else ():
-        typer.echo(printable(f"{end.node}: {_named(end)}: {end.error or 'ended well'}"))
+        say(f"{end.node}: {_named(end)}: {end.error or 'ended well'}")
     failed = [end for end in ends if end.error is not None]
     if failed:
         raise RunFailed(
@@ -214,7 +216,7 @@ def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: 
         raise UsageError(f"job {job.job_id} has no items; there is nothing to run")
 
 
-def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool) -> None:
+def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool, as_json: bool) -> None:
     if bool(jobs) == all_jobs:
         raise UsageError("which jobs? give the ids of some, or --all, and not both")
     word = "enabled" if on else "disabled"
@@ -222,14 +224,18 @@ def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool
         control = Control(store)
         if all_jobs:
             (control.enable_all if on else control.disable_all)()
-            typer.echo("all jobs: enabled, as far as their own switches say" if on else "all jobs: disabled")
+            line = "all jobs: enabled, as far as their own switches say" if on else "all jobs: disabled"
+            told(line, {"all_disabled": not on}, as_json=as_json)
             return
         state = inspect(store)
         known = set() if state is None else {job.job_id for job in state.jobs()}
         for job in jobs or ():
             (control.enable if on else control.disable)(job)
             unknown = "" if job in known else f" (not known to this cluster now; known are: {', '.join(sorted(known))})"
-            typer.echo(f"{job}: {word}{unknown}")
+            if not as_json:
+                say(f"{job}: {word}{unknown}")
+    if as_json:
+        say_json([{"job": job, "enabled": on, "known": job in known} for job in jobs or ()])
 
 
 def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
@@ -245,12 +251,19 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "enabled": settings.is_enabled(job_id),
         "because": because,
         "items": None if job is None else job.items,
-        "locked": None if job is None else len(job.running),
+        "locked": None if job is None else len(job.locked),
         "running": None if job is None else job.active_items,
         "went": went.in_a_word(job),
         **({} if job is None else went.to_json(job)),
         "settings": stored.encode(own),
     }
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
+    cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
+    columns = ("job", "runs", "because", "items", "locked", "running", "went", "set")
+    return {name: "-" if cells[name] is None else str(cells[name]) for name in columns}
 
 
 def one_schedule(*given: dict[str, Any]) -> Schedule | None:

@@ -13,11 +13,11 @@ from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, add, examples
 from latchwork.cli.processes import owned
 from latchwork.cli.screens import show, status, tree, why
+from latchwork.cli.text import say
 
 app = typer.Typer(
     name="latchwork",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # one line per error, whatever the terminal's width
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"latchwork {latchwork.__version__}")
+        say(f"latchwork {latchwork.__version__}")
         raise typer.Exit
 
 

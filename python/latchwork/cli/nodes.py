@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from latchwork.cli.cluster import open_store, state_of
-from latchwork.cli.options import NoWait, Url, command
+from latchwork.cli.options import Json, NoWait, Url, command
+from latchwork.cli.text import told
 from latchwork.jobs import Control, UnknownNode
 from latchwork.store import Store
 
@@ -23,6 +24,7 @@ def drain(
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Move a node's items to the others, and wait until nothing of them runs there any more; then stop it if you like.
 
@@ -31,10 +33,12 @@ def drain(
     with open_store(url) as store:
         control = _checked(store, node)
         if undo:
-            typer.echo(f"{node}: takes items again" if control.undrain(node) else f"{node}: was not drained")
+            found = control.undrain(node)
+            line = f"{node}: takes items again" if found else f"{node}: was not drained"
+            told(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
             return
         control.drain(node)
-        _wait(control, node, None if no_wait else wait_s, "is drained")
+        told(*_waited(control, node, None if no_wait else wait_s, "drained", "is drained"), as_json=as_json)
 
 
 @command("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel")
@@ -46,6 +50,7 @@ def restart(
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Announce a restart of a node: its items move out now, and back when it is back; nothing else moves.
 
@@ -54,18 +59,23 @@ def restart(
     with open_store(url) as store:
         control = _checked(store, node)
         if cancel:
-            typer.echo(f"{node}: takes items as usual" if control.undrain(node) else f"{node}: nothing was announced")
+            found = control.undrain(node)
+            line = f"{node}: takes items as usual" if found else f"{node}: nothing was announced"
+            told(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
             return
         control.announce_restart(node, timeout_s=keep_s)
-        _wait(control, node, None if no_wait else wait_s, f"can be restarted; its share is kept for {keep_s:g} s")
+        done = f"can be restarted; its share is kept for {keep_s:g} s"
+        told(*_waited(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json)
 
 
-def _wait(control: Control, node: str, wait_s: float | None, done: str) -> None:
-    if wait_s is None:
-        typer.echo(f"{node}: its items move away")
-        return
-    control.wait_drained(node, wait_s)
-    typer.echo(f"{node}: {done}")
+def _waited(
+    control: Control, node: str, wait_s: float | None, mark: str, done: str
+) -> tuple[str, dict[str, str | bool]]:
+    """Wait until nothing of a node's items runs there, unless told not to; what to tell then."""
+    if wait_s is not None:
+        control.wait_drained(node, wait_s)
+    about: dict[str, str | bool] = {"node": node, "mark": mark, "is_empty": wait_s is not None}
+    return f"{node}: {'its items move away' if wait_s is None else done}", about
 
 
 def _checked(store: Store, node: str) -> Control:

@@ -7,9 +7,10 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from latchwork.cli.outcome import UsageError, reported, set_debugging
 from latchwork.store import URL_VARIABLE
@@ -72,6 +73,8 @@ def command(*lines: str) -> Callable[[F], F]:
     def make(function: F) -> F:
         made = reported(function)
         own = inspect.signature(function, eval_str=True)
+        for each in own.parameters.values():
+            _name_value(each)
         debug = Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
         made.__signature__ = own.replace(parameters=[*own.parameters.values(), debug])  # type: ignore[attr-defined]
         made.epilog = examples(*lines)  # type: ignore[attr-defined]
@@ -80,14 +83,31 @@ def command(*lines: str) -> Callable[[F], F]:
     return make
 
 
+def _name_value(parameter: Parameter) -> None:
+    """Say what an option takes in one word, as `--workers N`, where the parser would say `<int range>`."""
+    if get_origin(parameter.annotation) is not Annotated:
+        return
+    kind, *about = get_args(parameter.annotation)
+    kinds = set(get_args(kind) or [kind]) - {type(None)}
+    for option in about:
+        if isinstance(option, OptionInfo) and option.metavar is None and kinds <= {int, float, str}:
+            word = parameter.name.upper() if str in kinds else "S" if parameter.name.endswith("_s") else "N"
+            option.metavar = word
+
+
 def add(app: typer.Typer, **commands: Any) -> None:
     """Give an app what ``command`` made, by name, in this order."""
     for name, each in commands.items():
-        app.command(name, epilog=each.epilog)(each)
+        app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
+
+
+def summary(text: str) -> str:
+    """The first sentence: what a list of commands says of one, whole however long it is."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
     """A group of what ``command`` made, by name, in this order."""
-    app = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
     add(app, **commands)
     return app

@@ -26,6 +26,7 @@ from latchwork.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
+from latchwork.words import printable
 
 OK = 0
 FAILURE = 1
@@ -117,8 +118,8 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks; the type's name where the message alone would say too little."""
-    text = " ".join(str(error).split())
+    """An error's message, harmless and without line breaks; the type's name where it alone would say too little."""
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
         return text
     hint = "" if debugging() else f"; set {DEBUG_VARIABLE}=1 to see where"

@@ -20,6 +20,7 @@ from latchwork.store import StoreObserver
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
+_NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
 def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
@@ -28,7 +29,7 @@ def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
         from latchwork.jobs.metrics import PrometheusMetrics
         from latchwork.store.observe.metrics import StoreMetrics
     except BackendNotInstalled as error:
-        log.warning("/metrics stays empty: %s", error)
+        log.warning("/metrics answers 501: %s", error)
         return [], []
     return [PrometheusMetrics()], [StoreMetrics()]
 
@@ -78,7 +79,7 @@ def answer(node: JobManager, path: str, unready_after: int | None = None) -> tup
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
-            return HTTPStatus.OK, "text/plain", b""
+            return HTTPStatus.NOT_IMPLEMENTED, "text/plain", _NO_METRICS.encode()
         return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest()
     return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-import typer
-
 from latchwork.cli.cluster import open_store
 from latchwork.cli.flags import Unset, chosen, described, flags, to_set
 from latchwork.cli.options import Json, Url, command, group
+from latchwork.cli.text import say, say_json, told
 from latchwork.jobs import Control
 from latchwork.jobs.options import NodeRows, rows
 from latchwork.jobs.options import settings as stored
@@ -24,16 +21,16 @@ def show(*, url: Url = None, as_json: Json = False) -> None:
         "jobs": {job: stored.encode(each) for job, each in sorted(settings.jobs.items())},
     }
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    typer.echo(f"cluster: {described(found['cluster'])}")
-    for job, each in found["jobs"].items():
-        typer.echo(f"job {job}: {described(each)}")
+        say_json(found)
+    else:
+        say(f"cluster: {described(found['cluster'])}")
+        for job, each in found["jobs"].items():
+            say(f"job {job}: {described(each)}")
 
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
 @flags(rows(NodeRows), to_set, before="unset")
-def set_cluster(*, unset: Unset = None, url: Url = None, **given: float | None) -> None:
+def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
     """Change options of the manager, and of nodes, in the whole cluster, at once.
 
     What is set here beats the nodes' code, also after their restart, until --unset.
@@ -41,7 +38,8 @@ def set_cluster(*, unset: Unset = None, url: Url = None, **given: float | None) 
     with open_store(url) as store:
         control = Control(store)
         control.change_cluster(**chosen(given, unset))
-        typer.echo(f"cluster: {described(stored.encode(control.settings().cluster))}")
+        settings = stored.encode(control.settings().cluster)
+    told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
 
 
 settings_app = group("Show and change what is set for the whole cluster.", show=show, set=set_cluster)

@@ -1,8 +1,128 @@
-"""Text from a store on its way to a terminal. Nothing here touches the network."""
+"""The one way to a terminal: text made harmless, lines wrapped between words, tables that fit.
+
+What comes from a store goes through ``printable`` here, whoever prints it. On a terminal a line that is too long is
+wrapped between words, and a table that is too wide is printed row by row, as blocks. Into a pipe nothing is wrapped: a
+line is a line and a row is a row, for grep and awk. Nothing here touches the network.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 
-def printable(text: str) -> str:
-    """The text with what is no printable character escaped: a value must not move the cursor, nor forge a line."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from latchwork.words import printable
+
+#: A line into a pipe may be as long as it is.
+_ENDLESS = 1_000_000
+_GAP = 2
+
+
+def console(*, err: bool = False) -> Console:
+    """The terminal, or the pipe, that this command writes to."""
+    made = Console(highlight=False, markup=False, emoji=False, stderr=err)
+    if not made.is_terminal:
+        made.width = _ENDLESS
+    return made
+
+
+def show(*parts: RenderableType) -> None:
+    """Print these one below the other; a plain text is a line."""
+    out = console()
+    for part in parts:
+        out.print(Line(part) if isinstance(part, str) else part)
+
+
+def say(line: str) -> None:
+    """Print one line."""
+    show(line)
+
+
+def say_json(document: object, *, one_line: bool = False) -> None:
+    """Print a document for programs. JSON escapes what is no ASCII, so that it is harmless as it is."""
+    console().out(json.dumps(document, indent=None if one_line else 2), highlight=False)
+
+
+def told(line: str, document: object, *, as_json: bool) -> None:
+    """Say what was changed: in a line for people, or as a document for programs."""
+    if as_json:
+        say_json(document)
+    else:
+        say(line)
+
+
+def few(items: Iterable[str], most: int | None) -> str:
+    """The first of these, sorted, and how many there are more; None names them all."""
+    ordered: Sequence[str] = sorted(items)
+    shown = ordered if most is None else ordered[:most]
+    rest = f" and {len(ordered) - len(shown):,} more" if len(shown) < len(ordered) else ""
+    return ", ".join(shown) + rest
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Text that is safe to print, as a part of something larger."""
+    return Text(printable(text), style)
+
+
+class Line:
+    """One line; on a terminal it goes on below itself, indented, when it is too long."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        self._text = text
+        self._style = style
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines it takes."""
+        indent = len(self._text) - len(self._text.lstrip(" "))
+        hang = indent + _GAP
+        text = styled(self._text[indent:], self._style)
+        if not out.is_terminal or text.cell_len + indent <= options.max_width:
+            yield Text(" " * indent) + text
+            return
+        for number, part in enumerate(text.wrap(out, max(10, options.max_width - hang))):
+            part.rstrip()
+            yield Text(" " * (hang if number else indent)) + part
+
+
+class Grid:
+    """Rows under headings; on a terminal that is too narrow for the widest row, each row as a block of its own.
+
+    Args:
+        rows: column to cell; all with the same columns.
+        right: the columns of numbers.
+        title: a line above.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, str]], *, right: Iterable[str] = (), title: str = "") -> None:
+        self._rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
+        self._right = frozenset(right)
+        self._title = title
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines it takes."""
+        if self._title:
+            yield Line(self._title, "bold")
+        if not self._rows:
+            return
+        table = [{name: name for name in self._rows[0]}, *self._rows]
+        widths = {name: max(Text(row[name]).cell_len for row in table) for name in self._rows[0]}
+        if sum(widths.values()) + _GAP * (len(widths) - 1) <= options.max_width:
+            for number, row in enumerate(table):
+                yield Text(self._line(row, widths), "" if number else "bold")
+        else:
+            yield from self._blocks()
+
+    def _line(self, row: Mapping[str, str], widths: Mapping[str, int]) -> str:
+        cells = []
+        for name, width in widths.items():
+            space = " " * (width - Text(row[name]).cell_len)
+            cells.append(space + row[name] if name in self._right else row[name] + space)
+        return (" " * _GAP).join(cells).rstrip()
+
+    def _blocks(self) -> Iterable[Line]:
+        for row in self._rows:
+            (_, first), *others = row.items()
+            yield Line(first or "-", "bold")
+            yield Line("  " + "; ".join(f"{name}: {cell}" for name, cell in others if cell))

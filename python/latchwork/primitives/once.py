@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 
 from latchwork.checks import late_result
 from latchwork.errors import (
+    BadRecord,
     Conflict,
     LatchworkError,
     LockLost,
@@ -28,13 +29,14 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
+from latchwork.records import Record
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, called, driven
 from latchwork.store.store import Store
@@ -66,6 +68,7 @@ class Once(Closes):
     def __init__(
         self, store: Store, name: str, *, max_starts: int = 3, session: Session | None = None, label: str = ""
     ) -> None:
+        check_store(store, "once")
         self.name = check_name(name, "once")
         if not check_whole(max_starts, "max_starts") >= 1:
             raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")
@@ -276,11 +279,8 @@ class Once(Closes):
         """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
-            before = read_body(entry.value) if entry is not None else {}
-            starts = before.get("starts", 0)
-            if not isinstance(starts, int):
-                raise LatchworkError(f"key {self._starts_key!r} holds no number of starts; use another name")
-            if before.get("nonce") == place.nonce:
+            starts, nonce = _starts(entry) if entry is not None else (0, "")
+            if nonce == place.nonce:
                 return starts
             check = Absent(self._starts_key) if entry is None else At(entry)
             body = write_body({"starts": starts + 1, "nonce": place.nonce})
@@ -342,15 +342,23 @@ class _ToldToStop(Exception):
     """It ended after it was told to stop; the cause is what it raised."""
 
 
+def _starts(entry: Entry) -> tuple[int, str]:
+    try:
+        body = Record.of(entry.value)
+        return body.whole("starts", least=0), body.text("nonce", "")
+    except BadRecord as error:
+        raise BadRecord(f"key {entry.key!r} holds no number of starts ({error}); reset it, or delete the key") from None
+
+
 def _result(entry: Entry, what: str) -> bytes:
     head, _, value = entry.value.partition(b"\n")
-    body = read_body(head)
-    if "ok" not in body:
-        raise LatchworkError(f"key {entry.key!r} holds no outcome of {what}; delete it, or use another name")
-    if body["ok"]:
+    body = Record.or_empty(head)
+    ok = body.body.get("ok")
+    if not isinstance(ok, bool):
+        raise BadRecord(f"key {entry.key!r} holds no outcome of {what}; reset it, or use another name")
+    if ok:
         return value
-    kind = f"{body['kind']}: " if body.get("kind") else ""
-    raise OnceFailed(
-        f"{what} has failed on {body.get('host')} (pid {body.get('pid')}): {kind}{body.get('why')}; "
-        "reset it to have it run again"
-    )
+    place = f"{body.text('host', '?')} (pid {body.whole('pid', 0)})"
+    kind = f"{kind}: " if (kind := body.text("kind", "")) else ""
+    why = body.text("why", "no reason was given")
+    raise OnceFailed(f"{what} has failed on {place}: {kind}{why}; reset it to have it run again")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal, Protocol
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from latchwork.checks import is_number
 from latchwork.schedules import cron_times
@@ -137,8 +138,7 @@ class Cron:
         try:
             ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-            msg = f"Cron time zone {self.tz!r} is not known; give an IANA name like Europe/Berlin (or install tzdata)"
-            raise ValueError(msg) from error
+            raise ValueError(f"Cron time zone {self.tz!r} is not known; {_remedy(self.tz)}") from error
         object.__setattr__(self, "expression", cron_times.fields_of(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
@@ -206,6 +206,15 @@ class Due:
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
         """Seconds until it has come, its part of the jitter included; 0 or less then."""
         return self.schedule.remaining_s(self.at, now) + self.luck * jitter_s
+
+
+def _remedy(tz: object) -> str:
+    """What to do about a time zone that is not known: there may be none at all on this machine."""
+    known = available_timezones()
+    if not known:
+        return "this machine has no time zones: install its tzdata package, or the one for Python"
+    close = get_close_matches(str(tz), known, n=3)
+    return f"similar ones are {', '.join(close)}" if close else "give an IANA name, like Europe/Berlin"
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:

@@ -245,7 +245,8 @@ class Session:
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, FutureTimeoutError) as error:
-            _log.info("session %s could not be ended on the server, it will run out there: %s", self.id, error)
+            why = error if isinstance(error, LatchworkError) else f"no answer within {_CLOSE_TIMEOUT_S:g} s"
+            _log.info("session %s could not be ended on the server, it will run out there: %s", self.id, why)
         except Exception:
             _log.exception("session %s: closing raised", self.id)
         self._on_end(self)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from functools import partial, wraps
-from inspect import CORO_CLOSED, getcoroutinestate
+from inspect import CORO_CLOSED, getcoroutinestate, signature
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, completed, resolve
@@ -119,7 +119,23 @@ def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
-    return cast("Callable[P, T]", wraps(protocol)(Driven(protocol, run, ends)))
+    @wraps(protocol)
+    def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
+        try:
+            return protocol(*args, **options)
+        except TypeError as error:  # of the arguments: nothing of it has run
+            raise _better_named(protocol, options, error) from None
+
+    return cast("Callable[P, T]", wraps(protocol)(Driven(begun, run, ends)))
+
+
+def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
+    """The error about arguments; for a name that other libraries use, with the one that is meant here."""
+    known = signature(protocol).parameters
+    for name in options:
+        if name not in known and f"{name}_s" in known:
+            return TypeError(f"{protocol.__qualname__}() has no argument {name!r}; it is {name}_s, in seconds")
+    return error
 
 
 def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:

@@ -1,8 +1,8 @@
 //! `RendezvousHasher`.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyList, PyMapping, PyString};
 
 use super::assignment::Assignment;
 use super::delta::memory;
@@ -29,10 +29,15 @@ pub struct RendezvousHasher {
 impl RendezvousHasher {
     #[new]
     #[pyo3(signature = (workers, weights = None, mode = "fast"))]
-    fn new(workers: &Bound<'_, PyAny>, weights: Option<Vec<f64>>, mode: &str) -> PyResult<Self> {
+    fn new(workers: &Bound<'_, PyAny>, weights: Option<&Bound<'_, PyAny>>, mode: &str) -> PyResult<Self> {
+        if weights.is_none() && workers.cast::<PyMapping>().is_ok() {
+            let told =
+                "workers is a mapping, and weights are not given; give its keys as workers, its values as weights";
+            return Err(PyTypeError::new_err(told));
+        }
         let workers = strings("worker", workers)?;
         let names: Vec<&str> = workers.iter().map(|name| utf8("worker", name)).collect::<PyResult<_>>()?;
-        let weights = weights.unwrap_or_else(|| vec![1.0; names.len()]);
+        let weights = weights.map_or_else(|| Ok(vec![1.0; names.len()]), |given| weights_of(&names, given))?;
         check_weights(&names, &weights)?;
         let mut order: Vec<usize> = (0..names.len()).collect();
         order.sort_by_key(|&at| names[at]);
@@ -169,4 +174,23 @@ fn thread_count(threads: Option<isize>) -> PyResult<usize> {
         Some(threads) if threads > 0 => Ok(threads as usize),
         Some(threads) => Err(PyValueError::new_err(format!("threads is {threads}; give at least 1, or None"))),
     }
+}
+
+/// One weight per worker, in their order. An error names the worker.
+fn weights_of(names: &[&str], given: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+    if given.cast::<PyMapping>().is_ok() {
+        let told = "weights is a mapping; give one weight per worker, in the order of the workers";
+        return Err(PyTypeError::new_err(told));
+    }
+    let number = |(at, value): (usize, PyResult<Bound<'_, PyAny>>)| -> PyResult<f64> {
+        let value = value?;
+        value.extract().map_err(|_| {
+            let shown = value.repr().map_or_else(|_| "?".into(), |repr| repr.to_string());
+            let shown: String = shown.chars().take(60).collect();
+            let name = names.get(at).copied().unwrap_or("?");
+            let told = "a weight must be a finite number greater than 0";
+            PyTypeError::new_err(format!("worker '{name}' has weight {shown}; {told}"))
+        })
+    };
+    given.try_iter()?.enumerate().map(number).collect()
 }

@@ -40,6 +40,6 @@ pub fn string<'py>(what: &str, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, 
     value.cast_into_exact::<PyString>().or_else(kind_of).map_err(|error| {
         let value = error.into_inner();
         let kind = value.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
-        PyTypeError::new_err(format!("{what} {value} is a {kind}; it must be a str"))
+        PyTypeError::new_err(format!("{what} {value} is of type {kind}; it must be a str, so convert it"))
     })
 }

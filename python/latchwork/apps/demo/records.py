@@ -6,9 +6,10 @@ Times are those of the machine's own clock since boot, which all processes of on
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from latchwork.apps.demo.corpus import Counts
+from latchwork.records import Record, read_json
 from latchwork.types import Entry
 
 PREFIX = "demo"
@@ -61,21 +62,25 @@ def encode(record: Running | Result | Share | list[Start]) -> bytes:
 
 def running(entry: Entry | None) -> Running:
     """The record of a node; of one that wrote none, that it runs nothing."""
-    return Running(**json.loads(entry.value)) if entry is not None else Running(None, 0)
+    body = Record.of(entry.value) if entry is not None else Record({"pid": 0})
+    return Running(body.text("item") if body.has("item") else None, body.whole("pid"))
 
 
 def starts(entry: Entry | None) -> tuple[Start, ...]:
     """All starts of an item, oldest first."""
-    return tuple(Start(**each) for each in json.loads(entry.value)) if entry is not None else ()
+    bodies = Record({"starts": read_json(entry.value)}).parts("starts") if entry is not None else []
+    return tuple(Start(body.text("node"), body.whole("pid"), body.duration_s("at_s")) for body in bodies)
 
 
 def result(entry: Entry) -> Result:
     """The result of an item."""
-    body = json.loads(entry.value)
-    return Result(body["node"], body["pid"], Counts(**body["counts"]))
+    body = Record.of(entry.value)
+    counts = Record(body.mapping("counts"))
+    numbers = {each.name: counts.whole(each.name) for each in fields(Counts)}
+    return Result(body.text("node"), body.whole("pid"), Counts(**numbers))
 
 
 def share(entry: Entry) -> Share:
     """One share of one node."""
-    body = json.loads(entry.value)
-    return Share(body["node"], body["at_s"], tuple(body["items"]))
+    body = Record.of(entry.value)
+    return Share(body.text("node"), body.duration_s("at_s"), body.texts("items"))

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from latchwork.words import printable
+
 _PLAIN_EVERY_S = 1.0
 _STATE_STYLES = {"manager": "green", "worker": "", "killed": "bold red", "starting": "dim"}
 
@@ -73,7 +75,7 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self._live.console.print(Text(line))
+        self._live.console.print(Text(printable(line)))
 
     def close(self) -> None:
         """Leave the table as it is."""
@@ -97,7 +99,7 @@ class PlainView:
 
     def say(self, line: str) -> None:
         """Print a line."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
     def close(self) -> None:
         """Nothing is left to be done."""
@@ -112,7 +114,7 @@ def draw(progress: Progress) -> RenderableType:
     table.add_column("done", justify="right")
     table.add_column("runs now", min_width=24)
     for node in progress.nodes:
-        state, running = Text(node.state, style=_STATE_STYLES.get(node.state, "")), Text(node.running or "-")
+        state, running = Text(node.state, style=_STATE_STYLES.get(node.state, "")), Text(printable(node.running or "-"))
         table.add_row(node.node, str(node.pid), state, str(node.items or "-"), str(node.done), running)
     text = Text(f" {progress.done}/{progress.total} items, {progress.elapsed_s:.1f} s")
     bar = Table.grid()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from latchwork.apps.assign_bench import bench
 from latchwork.cli.apps.bench_cluster import cluster
 from latchwork.cli.options import Json, command, group
+from latchwork.cli.text import Grid, console, say_json, show
+from latchwork.words import counted
 
 
 @command(
@@ -37,35 +36,35 @@ def assign(
     Nothing is stored and no server is needed. The least of the repeats counts; slow peers place fewer of the items, and
     the rate is what is compared.
     """
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+    with Progress(console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as shown:
         others = bench.peers(workers, items) if peers else []
         task = shown.add_task("starting", total=bench.steps(repeats, len(others)))
         figures = bench.run(
             workers, items, repeats, others, progress=lambda what: shown.update(task, advance=1, description=what)
         )
     if as_json:
-        typer.echo(json.dumps(figures, indent=2))
+        say_json(figures)
         return
-    console = Console(highlight=False)
-    console.print(
-        f"{items:,} items, {workers:,} workers, the best of {repeats}; {', '.join(figures['machine'].values())}"
+    about = f"{counted(items, 'item')}, {counted(workers, 'worker')}, the best of {repeats}"
+    show(
+        f"{about}; {', '.join(figures['machine'].values())}",
+        "",
+        _table("the owner of each key", figures["hashing"]),
+        "",
+        _table("kept in Rust, one thread", figures["kept"]),
+        "",
+        _table("strategies, 10 jobs", figures["strategies"]),
     )
-    console.print(_table("the owner of each key", figures["hashing"]))
-    console.print(_table("kept in Rust, one thread", figures["kept"]))
-    console.print(_table("strategies, 10 jobs", figures["strategies"]))
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
     more = [name for name in ("moves", "ratio") if any(name in row for row in rows)]
-    table = Table(title=title, title_justify="left")
-    table.add_column("what")
-    for name in ("items", "seconds", "items/s", *more):
-        table.add_column(name, justify="right")
+    cells = []
     for row in rows:
-        rate = row["items"] / row["seconds"]
-        others = [f"{row[name]:,}" if name == "moves" else f"{row[name]:.4f}" for name in more]
-        table.add_row(row["name"], f"{row['items']:,}", f"{row['seconds']:.4f}", f"{rate:,.0f}", *others)
-    return table
+        others = {name: f"{row[name]:,}" if name == "moves" else f"{row[name]:.4f}" for name in more}
+        times = {"seconds": f"{row['seconds']:.4f}", "items/s": f"{row['items'] / row['seconds']:,.0f}"}
+        cells.append({"what": row["name"], "items": f"{row['items']:,}", **times, **others})
+    return Grid(cells, right=("items", "seconds", "items/s", *more), title=title)
 
 
 bench_app = group("Measure this machine, and a store.", assign=assign, cluster=cluster)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import enum
-import json
 import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from latchwork.apps.cluster_bench import BenchOptions, Figures, Goal, goals, measure
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import FAILURE, UsageError, quiet_logs
+from latchwork.cli.text import Grid, console, say_json, show
+from latchwork.words import counted
 
 
 class Strategy(str, enum.Enum):
@@ -91,71 +90,73 @@ def cluster(
     )
     figures = _measured(options)
     if as_json:
-        typer.echo(json.dumps(figures.to_json(), indent=2))
+        say_json(figures.to_json())
     else:
-        _print(Console(highlight=False), figures)
+        show(*_parts(figures))
     if check and not all(goal.met for goal in goals(figures)):
         raise typer.Exit(FAILURE)
 
 
 def _measured(options: BenchOptions) -> Figures:
-    console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as shown:
+    with Progress(*columns, console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as shown:
         task = shown.add_task("starting", total=None)
         return measure(options, lambda what: shown.update(task, description=what))
 
 
-def _print(console: Console, figures: Figures) -> None:
+def _parts(figures: Figures) -> list[RenderableType]:
     options = figures.options
-    console.print(
-        f"{figures.backend}: {options.workers:,} workers, {options.items:,} items, {options.jobs:,} jobs, "
-        f"{' and '.join(options.strategies)}; quiet time {options.debounce_s:g} s",
-        soft_wrap=True,
-    )
-    console.print(_steps(figures))
+    size = [counted(options.workers, "worker"), counted(options.items, "item"), counted(options.jobs, "job")]
+    strategies = " and ".join(options.strategies)
+    found: list[RenderableType] = [
+        f"{figures.backend}: {', '.join(size)}, {strategies}; quiet time {options.debounce_s:g} s",
+        "",
+        _steps(figures),
+        "",
+    ]
     if figures.takeover_s is not None:
-        console.print(f"a new manager had read everything, its quiet time included, after {figures.takeover_s:.3f} s")
+        found.append(f"a new manager had read everything, its quiet time included, after {figures.takeover_s:.3f} s")
     idle = figures.idle
     if idle is not None:
-        console.print(
-            f"nothing happens for {idle.seconds:g} s: {idle.changes} keys changed beside {idle.renewals} renewals of "
-            f"{idle.lock_owners} lock owners, who hold {idle.locks:,} locks; {idle.commits} transactions "
-            "(renewals of sessions are such on ZooKeeper)",
-            soft_wrap=True,
+        found.append(
+            f"nothing happens for {idle.seconds:g} s: {counted(idle.changes, 'key')} changed beside "
+            f"{counted(idle.renewals, 'renewal')} of {counted(idle.lock_owners, 'lock owner')}, who hold "
+            f"{counted(idle.locks, 'lock')}; {counted(idle.commits, 'transaction')} "
+            "(renewals of sessions are such on ZooKeeper)"
         )
-    console.print(_goals(goals(figures)))
+    return [*found, "", _goals(goals(figures))]
 
 
-def _steps(figures: Figures) -> Table:
-    table = Table(title="until the last worker has decoded its share", title_justify="left")
-    table.add_column("what")
-    for name in ("seconds", "of it waiting", "deciding, writing", "shares", "moves", "bytes written", "per moved byte"):
-        table.add_column(name, justify="right")
+def _steps(figures: Figures) -> Grid:
     steps = [("cold start", figures.cold_start)]
     steps += [(f"worker {number} dies", each) for number, each in enumerate(figures.deaths, 1)]
     steps += [(f"item {number} is added", each) for number, each in enumerate(figures.added, 1)]
-    for what, step in steps:
-        if step is not None:
-            table.add_row(
-                what,
-                f"{step.seconds:.3f}",
-                f"{step.quiet_s:.1f}",
-                f"{step.rebalance_s:.3f}",
-                f"{step.shares:,}",
-                f"{step.moves:,}",
-                f"{step.written_bytes:,}",
-                f"{step.ratio:.1f}",
-            )
-    return table
+    rows = [
+        {
+            "what": what,
+            "seconds": f"{step.seconds:.3f}",
+            "of it waiting": f"{step.quiet_s:.1f}",
+            "deciding, writing": f"{step.rebalance_s:.3f}",
+            "shares": f"{step.shares:,}",
+            "moves": f"{step.moves:,}",
+            "bytes written": f"{step.written_bytes:,}",
+            "per moved byte": f"{step.ratio:.1f}",
+        }
+        for what, step in steps
+        if step is not None
+    ]
+    numbers = ("seconds", "of it waiting", "deciding, writing", "shares", "moves", "bytes written", "per moved byte")
+    return Grid(rows, right=numbers, title="until the last worker has decoded its share")
 
 
-def _goals(found: list[Goal]) -> Table:
-    table = Table(title="goals, for 1000 workers and 1,000,000 items", title_justify="left")
-    table.add_column("what")
-    for name in ("found", "at most", ""):
-        table.add_column(name, justify="right")
-    for goal in found:
-        verdict = Text("met", style="green") if goal.met else Text("missed", style="red")
-        table.add_row(goal.what, f"{goal.found:,.3f} {goal.unit}", f"{goal.goal:,g} {goal.unit}", verdict)
-    return table
+def _goals(found: list[Goal]) -> Grid:
+    rows = (
+        {
+            "what": goal.what,
+            "found": f"{goal.found:,.3f} {goal.unit}",
+            "at most": f"{goal.goal:,g} {goal.unit}",
+            "verdict": "met" if goal.met else "missed",
+        }
+        for goal in found
+    )
+    return Grid(rows, right=("found", "at most"), title="goals, for 1,000 workers and 1,000,000 items")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import enum
-import json
 import signal
 from dataclasses import fields
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from latchwork.apps.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
+from latchwork.cli.text import Grid, Line, console, say_json, show
+from latchwork.words import counted
 
 
 class Victim(str, enum.Enum):
@@ -54,30 +53,25 @@ def demo(
     the URL's root, and removed at the end. It takes about 20 seconds.
     """
     quiet_logs()
-    console = Console(highlight=False, stderr=as_json)
-    view: View = LiveView(console) if console.is_terminal else PlainView(console)
+    out = console(err=as_json)
+    view: View = LiveView(out) if out.is_terminal else PlainView(out)
     with ended_by_sigterm(128 + signal.SIGTERM):
         report = run_demo(DemoOptions(url=url, kill=kill.value, workers=workers, keep=keep, pace_s=pace_s), view)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        say_json(report.to_json())
     else:
-        _print(console, report)
+        show(*_parts(report))
     if not report.ok:
         raise typer.Exit(FAILURE)
 
 
-def _print(console: Console, report: Report) -> None:
-    for line in _story(report):
-        console.print(Text(line), soft_wrap=True)
-    console.print(_totals(report))
-    for problem in report.problems:
-        console.print(Text(f"FAILED: {problem}", style="bold red"), soft_wrap=True)
+def _parts(report: Report) -> list[RenderableType]:
+    found: list[RenderableType] = [*_story(report), _totals(report)]
+    found += [Line(f"FAILED: {problem}", "bold red") for problem in report.problems]
     if report.ok:
-        console.print(
-            Text("The cluster's totals equal the serial count: nothing lost or counted twice.", "green"), soft_wrap=True
-        )
+        found.append(Line("The cluster's totals equal the serial count: nothing lost or counted twice.", "green"))
     left = "kept" if report.kept else "removed"
-    console.print(Text(f"{report.seconds} s in all; the store was {report.store} ({left})"), soft_wrap=True)
+    return [*found, f"{report.seconds} s in all; the store was {report.store} ({left})"]
 
 
 def _story(report: Report) -> list[str]:
@@ -87,11 +81,12 @@ def _story(report: Report) -> list[str]:
     percent = 100 * kill.done / report.items
     role = "manager and worker" if kill.was_leader else "worker"
     again = ", ".join(f"{rerun.item} ({rerun.first}, then {rerun.again})" for rerun in report.reruns)
+    taken = counted(takeover.items, "unfinished item")
     lines = [
         "",
         f"killed:       {kill.node} (pid {kill.pid}, {role}) at {percent:.0f} % of the work, while running {kill.item}",
         f"run again:    {again or 'none'}",
-        f"taken over:   {takeover.items} unfinished items had new owners {_seconds(takeover.owned_s)} after the kill",
+        f"taken over:   {taken} had new owners {_seconds(takeover.owned_s)} after the kill",
         (
             f"started:      {kill.item} after {_seconds(takeover.interrupted_s)}, the last one after "
             f"{_seconds(takeover.last_start_s)}, when its new owner was done with its other items"
@@ -102,14 +97,14 @@ def _story(report: Report) -> list[str]:
     return lines
 
 
-def _totals(report: Report) -> Table:
-    table = Table(title=f"{report.items} items, done by " + ", ".join(f"{n}: {c}" for n, c in report.by_node.items()))
-    table.add_column("")
-    for each in fields(report.cluster):
-        table.add_column(each.name, justify="right")
-    for name, counts in (("cluster", report.cluster), ("serial", report.serial)):
-        table.add_row(name, *(f"{getattr(counts, each.name):,}" for each in fields(counts)))
-    return table
+def _totals(report: Report) -> Grid:
+    names = [each.name for each in fields(report.cluster)]
+    rows = [
+        {"counted by": name, **{each: f"{getattr(counts, each):,}" for each in names}}
+        for name, counts in (("the cluster", report.cluster), ("one process", report.serial))
+    ]
+    done = ", ".join(f"{node} {count:,}" for node, count in report.by_node.items())
+    return Grid(rows, right=names, title=f"{counted(report.items, 'item')}, done by {done}")
 
 
 def _seconds(value: float | None) -> str:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from latchwork.backends.url import parse_url
 from latchwork.cli import went
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted
-from latchwork.cli.text import printable
-from latchwork.jobs import Activity, ClusterState, NodeView, inspect
-from latchwork.jobs.outside import utc_text
+from latchwork.cli.text import Grid, Line, console, few, say_json, show
+from latchwork.jobs import Activity, ClusterState, JobState, inspect
 from latchwork.store import Store
+from latchwork.words import counted, utc_text
 
 _FEW = 8
 
@@ -57,9 +52,9 @@ def status(
                 f"no cluster under /{parse_url(wanted_url(url)).root} of {store.url}; start a node with latchwork run"
             )
         if as_json:
-            typer.echo(json.dumps(to_json(state), indent=2))
+            say_json(to_json(state))
         else:
-            Console(highlight=False, soft_wrap=True).print(*_parts(state, most), sep="\n")
+            show(*_parts(state, most))
 
 
 def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
@@ -67,22 +62,22 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
 
     A look that fails is shown in its place: what is watched may be the very trouble.
     """
-    console, never = Console(highlight=False), threading.Event()
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+    out, never = console(), threading.Event()
+    with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
         while True:
             state, failure = attempted(lambda: inspect(store))
             if as_json:
                 found = None if state is None else to_json(state)
-                typer.echo(json.dumps(found if failure is None else {"error": failure}))
+                say_json(found if failure is None else {"error": failure}, one_line=True)
             else:
-                head = Text(datetime.now(timezone.utc).strftime("%H:%M:%S UTC"), style="dim")
-                body = [Text("no cluster", style="yellow")] if state is None else _parts(state, most)
+                body = [Line("no cluster", "yellow")] if state is None else _parts(state, most)
                 if failure is not None:
-                    body = [Text(f"error: {failure}", style="red")]
-                if console.is_terminal:
-                    live.update(Group(head, *body), refresh=True)
+                    body = [Line(f"error: {failure}", "red")]
+                parts = (Line(utc_text(time.time()), "dim"), *body)
+                if out.is_terminal:
+                    live.update(Group(*parts), refresh=True)
                 else:
-                    console.print(head, *body, sep="\n")
+                    show(*parts)
             store.clock.wait(never, interval_s)
 
 
@@ -96,7 +91,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "state": node.member.state,
                 "host": node.member.host,
                 "pid": node.member.pid,
-                "since": _since(node),
+                "since": utc_text(node.member.since),
                 "session_ttl_s": node.member.ttl_s,
                 "weight": node.member.weight,
                 "version": node.member.version,
@@ -113,7 +108,8 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "items": job.items,
                 "nodes": list(job.nodes),
                 "assigned": dict(sorted(job.assigned.items())),
-                "running": dict(sorted(job.running.items())),
+                "locked": dict(sorted(job.locked.items())),
+                "running": job.active_items,
                 "active": [
                     {
                         "node": each.node,
@@ -134,6 +130,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "job": lock.job,
                 "item": lock.item,
                 "holder": lock.holder.label,
+                "holder_lives": state.holder_lives(lock),
                 "host": lock.holder.host,
                 "pid": lock.holder.pid,
                 "ttl_s": lock.holder.ttl_s,
@@ -148,63 +145,77 @@ def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     """What is shown, from top to bottom."""
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [
-        Text(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")),
-        _nodes(state) if state.nodes else Text("no living nodes", style="yellow"),
+        Line(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")),
+        _nodes(state) if state.nodes else Line("no living nodes", "yellow"),
     ]
     for job in state.jobs():
-        active = f"{job.active_items} running" if job.is_running else "none running for longer than a second"
-        line = f"\njob {job.job_id}: {job.items} items, {len(job.running)} locked to run, {active}"
-        found.append(Text(line, style="bold"))
-        style = "red" if job.in_a_row else ""
-        found += [Text(f"  {told}", style=style) for told in went.told(job, time.time())]
-        by_node: dict[str, list[str]] = {}
-        for item, node in job.assigned.items():
-            by_node.setdefault(node, []).append(item)
-        for node, items in sorted(by_node.items()):
-            found.append(Text(f"  {node}: {len(items)} items: {_few(items, most)}"))
-        found += [Text(f"  running at {each.node}: {_run(each, most)}", style="green") for each in job.active]
-        if unassigned := job.items - len(job.assigned):
-            found.append(Text(f"  nobody: {unassigned} items are not assigned", style="yellow"))
-        moving = [f"{item} ({holder})" for item, holder in job.running.items() if job.assigned.get(item) != holder]
-        if moving:
-            found.append(Text(f"  still locked elsewhere: {len(moving)}: {_few(moving, most)}", style="yellow"))
+        found += ["", *_job(job, most)]
     gone = [f"{mark.node} ({mark.state})" for mark in state.marks.values() if mark.node not in state.nodes]
     if gone:
-        found.append(Text(f"not living, but drained or to be restarted: {', '.join(gone)}", style="yellow"))
+        found.append(Line(f"not living, but drained or to be restarted: {', '.join(gone)}", "yellow"))
     if state.leftovers:
-        found.append(Text(f"gone, share not yet given to others: {', '.join(state.leftovers)}", style="yellow"))
-    held = Counter(lock.holder.label for lock in state.locks)
-    owners = ", ".join(f"{printable(label)} {count}" for label, count in sorted(held.items()))
-    found.append(Text(f"\nlocks held: {len(state.locks)}" + (f" ({owners})" if owners else "")))
+        found.append(Line(f"gone, share not yet given to others: {', '.join(state.leftovers)}", "yellow"))
+    return [*found, "", *_locks(state)]
+
+
+def _job(job: JobState, most: int | None) -> list[Line]:
+    active = f"{job.active_items:,} running" if job.is_running else "none running for longer than a second"
+    found = [
+        Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
+    ]
+    style = "red" if job.in_a_row else ""
+    found += [Line(f"  {line}", style) for line in went.told(job, time.time())]
+    by_node: dict[str, list[str]] = {}
+    for item, node in job.assigned.items():
+        by_node.setdefault(node, []).append(item)
+    for node, items in sorted(by_node.items()):
+        found.append(Line(f"  {node}: {counted(len(items), 'item')}: {few(items, most)}"))
+    found += [Line(f"  running at {each.node}: {_run(each, most)}", "green") for each in job.active]
+    if unassigned := job.items - len(job.assigned):
+        found.append(Line(f"  nobody: {counted(unassigned, 'item')} not assigned", "yellow"))
+    moving = [f"{item} ({holder})" for item, holder in job.locked.items() if job.assigned.get(item) != holder]
+    if moving:
+        found.append(Line(f"  still locked elsewhere: {len(moving):,}: {few(moving, most)}", "yellow"))
     return found
 
 
+def _locks(state: ClusterState) -> list[Line]:
+    """How many locks who has; those of holders that do not live count apart, for nobody holds them."""
+    held, left = Counter[str](), Counter[str]()
+    for lock in state.locks:
+        (held if state.holder_lives(lock) else left)[lock.holder.label] += 1
+    found = [Line(f"locks held: {held.total():,}{_owners(held)}")]
+    if left:
+        when = "they run out by themselves"
+        found.append(Line(f"locks left by holders that are gone: {left.total():,}{_owners(left)}; {when}", "yellow"))
+    return found
+
+
+def _owners(count: Counter[str]) -> str:
+    owners = ", ".join(f"{label} {number:,}" for label, number in sorted(count.items()))
+    return f" ({owners})" if owners else ""
+
+
 def _run(each: Activity, most: int | None) -> str:
-    rest = f", {each.items - len(each.named)} not named" if len(each.named) < each.items else ""
-    return f"{each.items} items since {utc_text(each.since_s)}: {_few(each.named, most)}{rest}"
+    rest = f", {each.items - len(each.named):,} not named" if len(each.named) < each.items else ""
+    return f"{counted(each.items, 'item')} since {utc_text(each.since_s)}: {few(each.named, most)}{rest}"
 
 
-def _nodes(state: ClusterState) -> Table:
-    table = Table()
-    for name in ("node", "state", "host", "pid", "since", "jobs"):
-        table.add_column(name, overflow="fold")
-    table.add_column("items", justify="right")
+def _nodes(state: ClusterState) -> Grid:
+    rows = []
     for node in state.nodes.values():
-        items = sum(len(share) for share in node.assigned.values())
         member = node.member
         mark = state.marks.get(node.node_id)
-        role = ", ".join([member.state, *([mark.state] if mark else []), *(["manager"] if node.is_manager else [])])
-        cells = (node.node_id, role, member.host, str(member.pid), _since(node), ", ".join(node.jobs), str(items))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
-
-
-def _since(node: NodeView) -> str:
-    return datetime.fromtimestamp(node.member.since, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _few(items: Iterable[str], most: int | None) -> str:
-    ordered: Sequence[str] = sorted(items)
-    shown = ordered if most is None else ordered[:most]
-    rest = f" and {len(ordered) - len(shown)} more" if len(shown) < len(ordered) else ""
-    return ", ".join(printable(item) for item in shown) + rest
+        role = [member.state, *([mark.state] if mark else []), *(["manager"] if node.is_manager else [])]
+        rows.append(
+            {
+                "node": node.node_id,
+                "state": ", ".join(role),
+                "host": member.host,
+                "pid": str(member.pid),
+                "since": utc_text(member.since),
+                "items": f"{sum(len(share) for share in node.assigned.values()):,}",
+                "jobs": ", ".join(node.jobs),
+            }
+        )
+    return Grid(rows, right=("pid", "items"))

@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from rich.tree import Tree
 
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command
-from latchwork.cli.text import printable
+from latchwork.cli.text import say_json, show, styled
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
 from latchwork.store import Store
 from latchwork.types import Entry
+from latchwork.words import counted, printable
 
 _PAGE = 1000
 _LONGEST_SHOWN = 200
@@ -34,7 +35,9 @@ _MASK = "***"
     "latchwork tree --json | jq 'map(.bytes) | add'",
 )
 def tree(
-    prefix: Annotated[str, typer.Argument(help="Show only what is below this key; the whole root without it.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Show only what is below this key; the whole root without it.")
+    ] = "",
     *,
     url: Url = None,
     as_json: Json = False,
@@ -52,24 +55,24 @@ def tree(
             _print_json(_entries(store, prefix), values=values)
             return
         entries = list(_entries(store, prefix))
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(draw(store.url, prefix, entries, values=values))
         size = sum(len(entry.value) for entry in entries)
-        console.print(f"{len(entries)} keys, {size:,} bytes" if entries else f"no keys under {prefix or 'the root'}")
+        count = f"{counted(len(entries), 'key')}, {counted(size, 'byte')}"
+        shown_tree = draw(store.url, prefix, entries, values=values)
+        show(shown_tree, count if entries else f"no keys under {prefix or 'the root'}")
 
 
 def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
     """The entries as a tree; implied parents are shown without a size."""
-    root = Tree(Text(f"{url}{' ' + prefix if prefix else ''}", style="bold"))
+    root = Tree(styled(f"{url}{' ' + prefix if prefix else ''}", "bold"))
     branches = {prefix: root}
     for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
         parent = root if entry.key == prefix else _branch(branches, prefix, entry.key.rpartition("/")[0])
-        label = Text(entry.key.rpartition("/")[2])
+        label = styled(entry.key.rpartition("/")[2])
         label.append(f"  {len(entry.value):,} B", style="cyan")
         if entry.owner is not None:
-            label.append(f"  session {entry.owner}", style="yellow")
+            label += styled(f"  session {entry.owner}", "yellow")
         if values:
-            label.append(f"  {shown(entry)}", style="dim")
+            label += styled(f"  {shown(entry)}", "dim")
         branches[entry.key] = parent.add(label)
     return root
 
@@ -89,8 +92,8 @@ def shown(entry: Entry) -> str:
 def _masked(text: str) -> str:
     """JSON text with secret members masked; text that is no JSON is masked whole if it seems to name a secret."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text.encode())
+    except BadRecord:
         return _MASK if _SECRET.search(text) else text
     return json.dumps(_mask_members(value), ensure_ascii=False) if _SECRET.search(text) else text
 
@@ -105,7 +108,7 @@ def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
     if key in branches or key == "":
         return branches.get(key, branches[prefix])
     parent = _branch(branches, prefix, key.rpartition("/")[0])
-    branches[key] = parent.add(Text(key.rpartition("/")[2], style="bold"))
+    branches[key] = parent.add(styled(key.rpartition("/")[2], "bold"))
     return branches[key]
 
 
@@ -114,8 +117,11 @@ def _entries(store: Store, prefix: str) -> Iterator[Entry]:
     if prefix and (own := store.get(prefix)) is not None:
         yield own
     last: str | None = None
-    while page := store.list(prefix, recursive=True, limit=_PAGE, start_after=last):
+    while True:
+        page = store.list(prefix, recursive=True, limit=_PAGE, start_after=last)
         yield from page
+        if len(page) < _PAGE:
+            return
         last = page[-1].key
 
 
@@ -131,4 +137,4 @@ def _print_json(entries: Iterator[Entry], *, values: bool) -> None:
         }
         for entry in entries
     ]
-    typer.echo(json.dumps(rows, indent=2))
+    say_json(rows)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
 from latchwork.cli.cluster import open_store, state_of
 from latchwork.cli.options import Json, Url, command
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import printable
-from latchwork.jobs import Control, LockView, read_audit
+from latchwork.cli.outcome import FAILURE, UsageError
+from latchwork.cli.text import Grid, say, say_json, show, told
+from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import why as explain
 from latchwork.jobs.cron import progress_of
-from latchwork.jobs.outside import utc_text
+from latchwork.words import same_format, utc_text
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
@@ -22,14 +22,18 @@ Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
 
 @command("latchwork why report north --url etcd://127.0.0.1:2379/app")
 def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> None:
-    """Explain where a work item is, why it is there, and why it runs or does not."""
+    """Explain where a work item is, why it is there, and why it runs or not.
+
+    Exit code 1 for an item that the job does not have and that nobody holds.
+    """
     with open_store(url) as store:
         found = explain(state_of(store), Control(store).settings(), job, item, progress_of(store, job, item))
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        say_json(found.to_json())
     else:
-        for sentence in found.sentences:
-            typer.echo(f"- {printable(sentence)}")
+        show(*(f"- {sentence}" for sentence in found.sentences))
+    if not (found.in_pool or found.assigned or found.locked_by):
+        raise typer.Exit(FAILURE)
 
 
 @command(
@@ -55,24 +59,25 @@ def locks(
     """
     with open_store(url) as store:
         if audit:
-            rows = [{"what": r.what, "job": r.job, "item": r.item, "holder": r.holder, "token": r.token, "by": r.by,
-                     "at": r.at, "reason": r.reason} for r in read_audit(store)]  # fmt: skip
+            rows = [{**asdict(record), "at": same_format(record.at)} for record in read_audit(store)]
         elif force_release is not None:
-            if job is None or not reason:
+            if job is None or not (reason and reason.strip()):
                 raise UsageError("--force-release needs --job, and a --reason that others can understand later")
             record = Control(store).force_release(job, force_release, reason=reason)
-            typer.echo(f"{job} {printable(record.item)}: freed, it was held by {record.holder}")
+            told(f"{job} {record.item}: freed, it was held by {record.holder}", asdict(record), as_json=as_json)
             return
         else:
-            rows = [_row(lock) for lock in state_of(store).locks if job in {None, lock.job}]
+            state = state_of(store)
+            rows = [_row(state, lock) for lock in state.locks if job in {None, lock.job}]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        typer.echo("  ".join(f"{name}={printable(str(value))}" for name, value in row.items()))
+        say_json(rows)
+    elif rows:
+        show(Grid(map(_cells, rows), right=("pid", "token", "ttl_s")))
+    else:
+        say("nothing was done by hand" if audit else "no locks are held")
 
 
-def _row(lock: LockView) -> dict[str, object]:
+def _row(state: ClusterState, lock: LockView) -> dict[str, object]:
     return {
         "job": lock.job,
         "item": lock.item,
@@ -82,4 +87,13 @@ def _row(lock: LockView) -> dict[str, object]:
         "token": lock.token,
         "since": None if lock.since_s is None else utc_text(lock.since_s),
         "ttl_s": lock.holder.ttl_s,
+        "holder_lives": state.holder_lives(lock),
     }
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    cells = {name: "" if value is None else str(value) for name, value in row.items()}
+    if "holder_lives" in row:
+        del cells["holder_lives"]
+        cells["the holder"] = "lives" if row["holder_lives"] else "is gone, it runs out"
+    return cells

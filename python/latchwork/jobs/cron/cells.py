@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import BadRecord
+from latchwork.records import Record, read_json, short
 from latchwork.schedules import Fired
 
 FIRED = "fired"
 
 
-class BadCell(LatchworkError, ValueError):
+class BadCell(BadRecord):
     """Stored progress cannot be read: something else wrote it."""
 
 
@@ -68,22 +69,42 @@ def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
         BadCell: the values are no cell.
     """
     try:
-        body, listed = json.loads(state), json.loads(items)
-        rules = body.get("rules", [""] * len(body["fired"]))
-        kinds = [
-            Fired(float(through), None if running is None else float(running), str(rule))
-            for (through, running), rule in zip(body["fired"], rules, strict=True)
-        ]
-        runs = body.get("of", [[0, len(listed)]])
-        fired = [kinds[index] for index, count in runs for _ in range(count)]
-        cell = Cell(name, int(body["token"]), str(body["owner"]), tuple(map(str, listed)), tuple(fired))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        msg = f"progress cell {name} cannot be read: {type(error).__name__}: {error}"
-        raise BadCell(msg) from error
-    if len(cell.items) != len(cell.fired) or not cell.items:
-        msg = f"progress cell {name} cannot be read: it has {len(cell.items)} items and {len(cell.fired)} states"
-        raise BadCell(msg)
-    return cell
+        body = Record.of(state)
+        listed = Record({"items": read_json(items)}).texts("items")
+        fired = _decode_fired(body, len(listed))
+        return Cell(name, body.whole("token"), body.text("owner"), listed, fired)
+    except BadRecord as error:
+        raise BadCell(f"progress cell {name} cannot be read: {error}") from None
+
+
+def _decode_fired(body: Record, count: int) -> tuple[Fired, ...]:
+    """The progress of each of so many items; nothing is made before the runs are known to be as long."""
+    if not count:
+        raise BadRecord("it has no items")
+    pairs = _lists_of_two(body, "fired")
+    rules = body.texts("rules") if body.has("rules") else ("",) * len(pairs)
+    if len(rules) != len(pairs):
+        raise BadRecord(f"it has {len(pairs)} states and {len(rules)} rules")
+    kinds = [_decode_kind(pair[0], pair[1], rule) for pair, rule in zip(pairs, rules, strict=True)]
+    runs = _lists_of_two(body, "of") if body.has("of") else [[0, count]]
+    for index, length in runs:
+        if type(index) is not int or not 0 <= index < len(kinds) or type(length) is not int or not 0 < length <= count:
+            raise BadRecord(f"it has a run of states {short([index, length])}")
+    if sum(length for _, length in runs) != count:
+        raise BadRecord(f"it has {count} items, and states for {sum(length for _, length in runs)}")
+    return tuple(kinds[index] for index, length in runs for _ in range(length))
+
+
+def _decode_kind(through: object, running: object, rule: str) -> Fired:
+    both = Record({"through": through, "running": running})
+    return Fired(both.moment_s("through"), both.moment_s("running") if both.has("running") else None, rule)
+
+
+def _lists_of_two(body: Record, name: str) -> list[list[Any]]:
+    found = body.body.get(name)
+    if not isinstance(found, list) or not all(isinstance(each, list) and len(each) == 2 for each in found):
+        raise BadRecord(f"field {name!r} is {short(found)}, and has to be a list of pairs")
+    return found
 
 
 def newest_by_item(cells: Iterable[Cell]) -> dict[str, tuple[Cell, Fired]]:

@@ -24,6 +24,7 @@ from latchwork.jobs.stored.packed_store import commit_all, orphans
 from latchwork.jobs.stored.requests import trim_requests
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
+from latchwork.words import reason
 
 log = logging.getLogger(__name__)
 
@@ -201,9 +202,7 @@ class Leadership:
 
     def _report(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
         for job, error in result.failed.items():
-            log.error(
-                "strategy of job %s failed, its assignment stays as it is: %s: %s", job, type(error).__name__, error
-            )
+            log.error("strategy of job %s failed, its assignment stays as it is: %s", job, reason(error))
         for job, items in result.unplaced.items():
             if job not in self._unplaced:
                 why = f"; {unmet[job]}" if job in unmet else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
 from latchwork.jobs.options.table import ManagerRows
+from latchwork.records import Record
 from latchwork.types import Entry
 
 StrategyOption = str | Strategy
@@ -67,12 +67,7 @@ def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
 
 def noted_strategies(guard: Entry | None) -> dict[str, str]:
     """The strategies that the guard names, by job; none when it says nothing of them."""
-    try:
-        document = json.loads(guard.value) if guard is not None else {}
-    except ValueError:
-        document = {}
-    found = document.get("strategies") if isinstance(document, dict) else None
-    return {str(job): str(word) for job, word in found.items()} if isinstance(found, dict) else {}
+    return Record.or_empty(guard.value).text_map("strategies") if guard is not None else {}
 
 
 def _unlimited(strategy: Strategy) -> Strategy:

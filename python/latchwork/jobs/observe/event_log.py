@@ -17,7 +17,10 @@ log = logging.getLogger("latchwork.events")
 
 
 class EventLog(Observer):
-    """Every node has one. Starts, ends and rebalances are at level info, single runs at debug, failures at warning."""
+    """Every node has one. Starts, ends and rebalances are at info, single runs at debug, failures at warning.
+
+    A run that failed is an error, and told here only, with its traceback.
+    """
 
     def started(self, node_id: str, seconds: float) -> None:
         """Event ``node_started``."""
@@ -30,21 +33,25 @@ class EventLog(Observer):
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
         """Events ``run_started``, and ``run_ended`` or ``run_failed``."""
-        about = {"node": info.node, "job": info.job, "items": len(info.items), "fire_time_s": info.fire_time_s}
+        about: dict[str, Any] = {
+            "node": info.node,
+            "job": info.job,
+            "items": len(info.items),
+            "fire_time_s": info.fire_time_s,
+        }
         _say(logging.DEBUG, "run_started", **about, lag_s=info.lag_s)
         began = time.perf_counter()
         try:
             yield
         except BaseException as error:
-            _say(
-                logging.WARNING, "run_failed", **about, seconds=time.perf_counter() - began, error=type(error).__name__
-            )
+            took_s = time.perf_counter() - began
+            _say(logging.ERROR, "run_failed", raised=error, **about, seconds=took_s, error=type(error).__name__)
             raise
         _say(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         """Event ``rebalanced``, or ``rebalance_failed``; none when nothing had to be written."""
-        about = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
+        about: dict[str, Any] = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
         if info.error is not None:
             _say(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
         elif info.shares:
@@ -57,9 +64,9 @@ class EventLog(Observer):
         _say(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)
 
 
-def _say(level: int, event: str, **figures: Any) -> None:
+def _say(level: int, event: str, *, raised: BaseException | None = None, **figures: Any) -> None:
     if log.isEnabledFor(level):
         shown = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
         shown = {name: value for name, value in shown.items() if value is not None}
         text = " ".join(f"{name}={value}" for name, value in shown.items())
-        log.log(level, "%s %s", event, text, extra={"latchwork": {"event": event, **shown}})
+        log.log(level, "%s %s", event, text, exc_info=raised, extra={"latchwork": {"event": event, **shown}})

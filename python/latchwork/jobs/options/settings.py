@@ -11,14 +11,15 @@ use, is left alone and reported, so that two versions may share a cluster.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
+from latchwork.errors import BadRecord
 from latchwork.jobs.options import table
 from latchwork.jobs.options.kinds import InvalidSetting, Threads
 from latchwork.jobs.options.table import documented, rows
+from latchwork.records import Record
 
 SETTINGS = "settings"
 CLUSTER = "settings/cluster"
@@ -171,9 +172,6 @@ def parse_document(value: bytes) -> dict[str, Any]:
         InvalidSetting: it is no JSON object.
     """
     try:
-        document = json.loads(value)
-    except ValueError as error:
-        raise InvalidSetting(f"it is no JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidSetting("it is no JSON object")
-    return document
+        return dict(Record.of(value).body)
+    except BadRecord as error:
+        raise InvalidSetting(str(error)) from None

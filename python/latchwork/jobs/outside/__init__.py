@@ -3,6 +3,6 @@
 `latchwork.jobs` exports it; here is also how a moment is shown to people.
 """
 
-from latchwork.jobs.outside.why import utc_text
+from latchwork.words import utc_text
 
 __all__ = ["utc_text"]

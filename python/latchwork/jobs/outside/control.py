@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from latchwork.checks import is_number
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
@@ -32,8 +33,10 @@ from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.packed_store import commit_all, read
 from latchwork.jobs.stored.requests import RunEnd, RunRequest
 from latchwork.primitives import LockState, force_release, lock_states
+from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Op
+from latchwork.words import utc_text
 
 #: How often a node that is being drained is asked for the locks it still holds.
 _LOOK_S = 0.2
@@ -140,7 +143,10 @@ class Control:
             timeout_s: seconds that its share is kept; after that it is shared out for good.
         Raises:
             UnknownNode: no such node lives; the message lists those that do.
+            InvalidSetting: timeout_s is no number of seconds.
         """
+        if not is_number(timeout_s, 0.0) or timeout_s > MOST_DURATION_S:
+            raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MOST_DURATION_S:g}")
         entry = self._store.get(keys.alive(check_id("node", node)))
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
@@ -195,7 +201,7 @@ class Control:
         record: list[AuditRecord] = []
 
         def written_down(before: LockState) -> list[Op]:
-            when = at.isoformat(timespec="seconds")
+            when = utc_text(at.timestamp())
             by = self._by or who_we_are()
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
             return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
@@ -266,7 +272,7 @@ class Control:
             document.update(settings)
             document = {name: value for name, value in document.items() if value is not None and name != "changed"}
             if document:
-                at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                at = utc_text(datetime.now(timezone.utc).timestamp())
                 document["changed"] = {"by": self._by or who_we_are(), "at": at}
                 tx.put(key, json.dumps(document).encode())
             elif before is not None:

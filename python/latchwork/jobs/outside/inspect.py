@@ -72,12 +72,13 @@ class JobState:
         lacking: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
             can run it its items are not known either.
         assigned: item to node; items nobody can run are absent.
-        running: item to the node that holds its lock, and so may run it: a run may be going on, or wait for its time.
-            During a hand-over this is the old one.
+        running: item to the node that its lock names, which may be gone by now; see ``locked``.
         since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
         active: the runs that are going on, node by node, as far as they have lasted a second; at most about 5 s old.
         outcomes: how its runs went, node by node, also at nodes that have gone: as of their last write, which comes
             soon when a job begins to fail, and else once in ``outcome_period_s``.
+        locked: item to the living node that holds its lock, and so may run it: a run may be going on, or wait for its
+            time. During a hand-over this is the old one.
     """
 
     job_id: str
@@ -89,6 +90,7 @@ class JobState:
     since_s: Mapping[str, float] = field(default_factory=dict)
     active: tuple[Activity, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
+    locked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_running(self) -> bool:
@@ -177,6 +179,11 @@ class ClusterState:
     active: tuple[Activity, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
 
+    def holder_lives(self, lock: LockView) -> bool:
+        """Whether the process that holds a lock lives as a node; else nobody holds it, and it runs out by itself."""
+        node = self.nodes.get(lock.holder.label)
+        return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
+
     def job(self, job_id: str) -> JobState:
         """One job: where its items are, who holds their locks, which runs are going on and since when.
 
@@ -187,18 +194,20 @@ class ClusterState:
         if job_id not in known:
             msg = f"job {job_id!r} is not known to this cluster; known are: {', '.join(known) or 'none'}"
             raise UnknownJob(msg)
+        locks = [lock for lock in self.locks if lock.job == job_id]
         return JobState(
             job_id=job_id,
             items=len(self.pools.get(job_id, ())),
             nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
-            running={lock.item: lock.holder.label for lock in self.locks if lock.job == job_id},
+            running={lock.item: lock.holder.label for lock in locks},
+            locked={lock.item: lock.holder.label for lock in locks if self.holder_lives(lock)},
             lacking={
                 node_id: node.member.lacks[job_id]
                 for node_id, node in self.nodes.items()
                 if job_id in node.member.lacks
             },
-            since_s={lock.item: lock.since_s for lock in self.locks if lock.job == job_id and lock.since_s is not None},
+            since_s={lock.item: lock.since_s for lock in locks if lock.since_s is not None},
             active=tuple(each for each in self.active if each.job == job_id),
             outcomes=tuple(each for each in self.outcomes if each.job == job_id),
         )

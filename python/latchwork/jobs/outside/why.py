@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +11,7 @@ from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_proble
 from latchwork.jobs.options.settings import Settings
 from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView
 from latchwork.schedules import Fired
+from latchwork.words import counted, utc_text
 
 _FEW = 5
 
@@ -70,7 +70,7 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
     if item not in pool:
         close = get_close_matches(item, pool, n=_FEW)
         sentences.append(
-            f"item {item!r} is not in the work pool of job {job}, which has {len(pool)} items"
+            f"item {item!r} is not in the work pool of job {job}, which has {counted(len(pool), 'item')}"
             + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
         )
     if not able and view.lacking:
@@ -125,7 +125,7 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
         able_now = f"able: {', '.join(able) or 'nobody'}{others}"
         return [
             f"it is assigned to node {assigned}{kept}",
-            f"the {view.items} items of the job are shared out: {shares} ({able_now})",
+            f"the job has {counted(view.items, 'item')}, shared out: {shares} ({able_now})",
         ]
     if not able:
         return [f"it is assigned to nobody: no living node can run job {job}{others}; start one that has the job"]
@@ -171,13 +171,18 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
             return []
         return [f"its lock is free: node {assigned} is about to take it, or cannot reach the store"]
     holder = lock.holder.label
-    if holder == assigned:
+    lives = state.holder_lives(lock)
+    if lives and holder == assigned:
         since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
         return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
-    alive = "it was told to stop, and gives the lock back when it has" if holder in state.nodes else "it is gone"
     waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
-    latest = f"at the latest until {1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
-    return [f"its lock is still held by node {holder} (fencing token {lock.token}): {alive}; {waiting}, {latest}"]
+    latest = f"{1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
+    if lives:
+        told = "it was told to stop, and gives the lock back when it has"
+        held = f"its lock is still held by node {holder} (fencing token {lock.token})"
+        return [f"{held}: {told}; {waiting}, at the latest until {latest}"]
+    left = f"its lock was left by a process of node {holder} that is gone (fencing token {lock.token})"
+    return [f"{left}: it runs out {latest}; {waiting}"]
 
 
 def _doing(state: ClusterState, lock: LockView) -> str:
@@ -186,7 +191,8 @@ def _doing(state: ClusterState, lock: LockView) -> str:
         if lock.item in each.named:
             return f"a run of it is going on there since {utc_text(each.named[lock.item])}"
         if len(each.named) < each.items:
-            return f"it runs there, or waits for its time: {each.items} items of the job run there, not all are named"
+            others = f"{counted(each.items, 'item')} of the job in runs there, not all named"
+            return f"it runs there, or waits for its time: {others}"
     return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
 
 
@@ -210,11 +216,6 @@ def _went(view: JobState, item: str) -> list[str]:
     if view.next_start_s is not None:
         told.append(f"the next run of the job was to begin at {utc_text(view.next_start_s)}, as its nodes last said")
     return told
-
-
-def utc_text(wall_s: float) -> str:
-    """A moment, given in seconds since the epoch, as people read it."""
-    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="seconds")
 
 
 def _progress(fired: Fired) -> str:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from latchwork.errors import BadRecord
+from latchwork.records import Record
 
 #: Each node names at most so many items of a job; the rest is counted.
 NAMED = 100
@@ -68,17 +72,21 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
 
 def decode_activity(node: str, value: bytes) -> list[Activity]:
     """Decode a value; an unreadable one is empty, newer fields are skipped."""
-    try:
-        return [
-            Activity(
-                node,
-                job,
-                int(about["runs"]),
-                int(about["items"]),
-                float(about["since"]),
-                {str(item): float(since) for item, since in about["named"].items()},
-            )
-            for job, about in json.loads(value)["jobs"].items()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
+    found = []
+    for job, body in Record.or_empty(value).mapping("jobs", {}).items():
+        if isinstance(body, dict):
+            with suppress(BadRecord):
+                found.append(_decode_job(node, job, Record(body)))
+    return found
+
+
+def _decode_job(node: str, job: str, about: Record) -> Activity:
+    named = Record(about.mapping("named"))
+    return Activity(
+        node,
+        job,
+        about.whole("runs", least=1),
+        about.whole("items", least=1),
+        about.moment_s("since"),
+        {item: named.moment_s(item) for item in named.body},
+    )

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from latchwork.errors import BadRecord
+from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
@@ -48,10 +50,10 @@ class AuditRecord:
 def decode_record(value: bytes) -> AuditRecord | None:
     """The record in a value; None for what is none of ours."""
     try:
-        body = json.loads(value)
-        texts = {name: str(body[name]) for name in ("job", "item", "holder", "by", "at", "reason", "what")}
-        return AuditRecord(token=int(body["token"]), **texts)
-    except (ValueError, TypeError, KeyError):
+        body = Record.of(value)
+        texts = {name: body.text(name) for name in ("job", "item", "holder", "by", "at", "reason", "what")}
+        return AuditRecord(token=body.whole("token", least=0), **texts)
+    except BadRecord:
         return None
 
 

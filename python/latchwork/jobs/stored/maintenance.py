@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
+from latchwork.errors import BadRecord
+from latchwork.jobs.stored.members import LEAST_WEIGHT
+from latchwork.records import Record
 from latchwork.types import Entry
 
 NODES = "nodes"
@@ -77,25 +80,30 @@ class NodeMark:
 def decode_mark(node: str, value: bytes) -> NodeMark | None:
     """The mark in a value; None for one that cannot be read, which counts as none."""
     try:
-        body: Any = json.loads(value)
-        state = body["state"]
-        if state not in {"drained", "restarting"}:
-            return None
-        weight = body.get("weight")
-        return NodeMark(
-            node,
-            state,
-            incarnation=str(body.get("incarnation", "")),
-            start=str(body.get("start", "")),
-            timeout_s=float(body.get("timeout_s", 0.0)),
-            weight=None if weight is None else max(float(weight), 1e-9),
-            jobs=tuple(map(str, body.get("jobs", ()))),
-            by=str(body.get("by", "")),
-            at=str(body.get("at", "")),
-            labels={str(name): str(value) for name, value in body.get("labels", {}).items()},
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        body = Record.of(value)
+        state = _state(body.text("state"))
+        return None if state is None else _decode(node, state, body)
+    except BadRecord:
         return None
+
+
+def _state(text: str) -> Literal["drained", "restarting"] | None:
+    return "drained" if text == "drained" else "restarting" if text == "restarting" else None
+
+
+def _decode(node: str, state: Literal["drained", "restarting"], body: Record) -> NodeMark:
+    return NodeMark(
+        node,
+        state,
+        incarnation=body.text("incarnation", ""),
+        start=body.text("start", ""),
+        timeout_s=body.duration_s("timeout_s") if body.has("timeout_s") else 0.0,
+        weight=max(body.number("weight"), LEAST_WEIGHT) if body.has("weight") else None,
+        jobs=body.texts("jobs", ()),
+        by=body.text("by", ""),
+        at=body.text("at", ""),
+        labels=body.text_map("labels"),
+    )
 
 
 def mark_key(node: str) -> str:

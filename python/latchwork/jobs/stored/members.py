@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from latchwork.checks import is_number
+from latchwork.records import Record
 
 MemberState = Literal["joining", "ready", "leaving"]
+#: The least weight of a node.
+LEAST_WEIGHT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +91,26 @@ class Member:
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
         """The record in a value; what is missing or unreadable takes a harmless default, newer fields are skipped."""
-        try:
-            body = json.loads(value)
-        except ValueError:
-            body = None
-        body = body if isinstance(body, dict) else {}
-        lacks = body.get("lacks")
+        body = Record.or_empty(value)
+        lacks = Record(body.mapping("lacks", {}))
         return cls(
             worker=worker,
-            state=_state(body.get("state")),
-            host=str(body.get("host", "?")),
-            pid=int(_number(body.get("pid"), 0)),
-            incarnation=str(body.get("incarnation", "")),
-            since=_number(body.get("since"), 0.0),
-            ttl_s=_number(body.get("ttl_s"), 0.0),
-            weight=max(_number(body.get("weight"), 1.0), 1e-9),
-            version=str(body.get("version", "")),
-            labels=_texts(body.get("labels")),
-            start=str(body.get("start", "")),
-            lacks={str(job): _texts(missing) for job, missing in lacks.items()} if isinstance(lacks, dict) else {},
+            state=_state(body.text("state", "")),
+            host=body.text("host", "?"),
+            pid=body.whole("pid", 0),
+            incarnation=body.text("incarnation", ""),
+            since=body.moment_s("since", 0.0),
+            ttl_s=body.duration_s("ttl_s", 0.0),
+            weight=max(body.number("weight", 1.0), LEAST_WEIGHT),
+            version=body.text("version", ""),
+            labels=body.text_map("labels"),
+            start=body.text("start", ""),
+            lacks={job: lacks.text_map(job) for job in lacks.body},
         )
 
 
-def _state(value: object) -> MemberState:
+def _state(value: str) -> MemberState:
     return "ready" if value == "ready" else "leaving" if value == "leaving" else "joining"
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
-
-
-def _number(value: object, default: float) -> float:
-    return float(value) if is_number(value) else default
 
 
 def _version() -> str:

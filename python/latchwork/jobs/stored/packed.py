@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice, pairwise
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import BadRecord, LatchworkError
+from latchwork.jobs.stored.keys import MAX_ITEM_BYTES, check_id
+from latchwork.records import read_json, short
 
 _INLINE_BYTES = 3_000
 _MIN_CHUNK_BYTES = 2_000
@@ -32,8 +35,8 @@ class MissingChunk(LatchworkError):
     """A head names a chunk that is not there: the set is being rewritten, read its head again."""
 
 
-class BadHead(LatchworkError, ValueError):
-    """A head or a chunk is no JSON of the known shape: something else wrote to its key."""
+class BadHead(BadRecord):
+    """A head or a chunk is none of ours: something else wrote to its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     Raises:
         BadHead: it is no head.
     """
-    return _texts(_load_head(head).get("chunks", []))
+    return _names(_load_head(head).get("chunks", []))
 
 
 def decode(
@@ -130,9 +133,9 @@ def decode(
     """
     body = _load_head(head)
     if "chunks" not in body:
-        return PackedSet(inline=_texts(body.get("items", [])))
+        return PackedSet(inline=_items(body.get("items", [])))
     chunks = []
-    for name in _texts(body["chunks"]):
+    for name in _names(body["chunks"]):
         items = known(name)
         if items is not None:
             chunks.append(Chunk(name, items))
@@ -141,7 +144,10 @@ def decode(
         if value is None:
             msg = f"chunk {name} is not there"
             raise MissingChunk(msg)
-        chunks.append(Chunk(name, _texts(_load(value))))
+        chunks.append(Chunk(name, _items(_load(value))))
+    full = [chunk for chunk in chunks if chunk.items]
+    if not all(before.items[-1] < after.items[0] for before, after in pairwise(full)):
+        raise BadHead("its chunks do not follow one another; something else wrote to them")
     return PackedSet(chunks=tuple(chunks))
 
 
@@ -246,22 +252,43 @@ def _dump(value: object) -> bytes:
 
 def _load(value: bytes) -> object:
     try:
-        return json.loads(value)
-    except (ValueError, UnicodeDecodeError) as error:
-        msg = f"value {value[:60]!r} is no JSON; something else wrote to this key"
-        raise BadHead(msg) from error
+        return read_json(value)
+    except BadRecord as error:
+        raise BadHead(f"{error}; something else wrote to this key") from None
 
 
 def _load_head(value: bytes) -> dict[str, object]:
     body = _load(value)
     if not isinstance(body, dict):
-        msg = f"value {value[:60]!r} is no head of a set; something else wrote to this key"
-        raise BadHead(msg)
+        raise BadHead(f"value {short(value)} is no head of a set; something else wrote to this key")
     return body
+
+
+def _items(value: object) -> tuple[str, ...]:
+    items = _texts(value)
+    if not _is_ascending(items):
+        raise BadHead(f"items {short(items)} are not sorted, each once; something else wrote to this key")
+    if items and len(max(items, key=len)) > MAX_ITEM_BYTES:
+        raise BadHead(f"an item is longer than {MAX_ITEM_BYTES} bytes; something else wrote to this key")
+    return items
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """The names of chunks: each once, for 1,000 bytes that name one chunk again and again would fill a memory."""
+    names = _texts(value)
+    if len(set(names)) < len(names):
+        raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
+    try:
+        return tuple(check_id("chunk", name) for name in names)
+    except ValueError as error:
+        raise BadHead(f"{error}; something else wrote to this key") from None
 
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        msg = f"value {value!r:.60} is no list of texts; something else wrote to this key"
-        raise BadHead(msg)
+        raise BadHead(f"value {short(value)} is no list of texts; something else wrote to this key")
     return tuple(value)
+
+
+def _is_ascending(items: Sequence[str]) -> bool:
+    return all(map(operator.lt, items, islice(items, 1, None)))

@@ -310,7 +310,7 @@ class JobRun:
                 _refuse_late(setup.job.run(context))
         except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
             error = told(raised)
-            log.exception("job %s failed on node %s and runs again at its next time", setup.job.id, context.node_id)
+            log.debug("job %s runs again at its next time", setup.job.id)  # that it failed is told by the event log
         finally:
             ended = Ended(context.work_share, setup.wall_s(), error, context.should_stop)
             setup.outcomes.end(ended)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from latchwork.errors import Closed
 from latchwork.primitives.fair.tickets import Ticket, is_ticket
 from latchwork.primitives.waiting.common import Closes, Patience
+from latchwork.records import Record
 from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
@@ -20,7 +21,7 @@ class Leader:
 
     Attributes:
         node_id: as the campaigner gave it; empty when its ticket cannot be read.
-        value: what it announces.
+        value: what it announces; empty when that cannot be read.
         ticket: the key of its ticket: one per term.
         token: the fencing token it has, or will have, as leader.
         session_id: the session its ticket is bound to.
@@ -115,5 +116,8 @@ class Observer(Closes):
 
 
 def _read_value(body: Mapping[str, object]) -> bytes:
-    value = str(body.get("value", ""))
-    return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()
+    value = Record(body).text("value", "")
+    try:
+        return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()
+    except ValueError:
+        return b""  # as of a ticket that cannot be read

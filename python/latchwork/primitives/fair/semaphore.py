@@ -11,15 +11,15 @@ docs/design/0008 says why more than n can never be held.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
-from latchwork.errors import Conflict, LatchworkError, LockLost
+from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Patience, check_name, check_store, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
+from latchwork.records import Record
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, ask, driven, steps_of
 from latchwork.store.store import Store
@@ -53,6 +53,7 @@ class Semaphore(SessionLock):
         session: Session | None = None,
         label: str = "",
     ) -> None:
+        check_store(store, "semaphore")
         self.name = check_name(name, "semaphore")
         self._wanted = leases if leases is None else _check_size(leases)
         self._agreed = False
@@ -208,6 +209,7 @@ def _check_size(leases: int) -> int:
 
 def _read_size(entry: Entry) -> int:
     try:
-        return int(json.loads(entry.value)["leases"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise LatchworkError(f"{entry.key!r} holds no size of a semaphore; delete it, or use another name") from error
+        return Record.of(entry.value).whole("leases", least=1)
+    except BadRecord as error:
+        told = f"{entry.key!r} holds no size of a semaphore ({error}); delete it, or use another name"
+        raise BadRecord(told) from None

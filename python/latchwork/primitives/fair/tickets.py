@@ -32,6 +32,7 @@ from latchwork.errors import (
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
@@ -81,22 +82,14 @@ class Ticket:
     @classmethod
     def of(cls, entry: Entry) -> Ticket:
         """What an entry says; a body that cannot be read is empty, and its ticket still counts."""
-        body = read_body(entry.value)
-        pid = body.get("pid")
-        return cls(
-            entry.key,
-            str(body.get("label", "")),
-            str(body.get("host", "")),
-            pid if isinstance(pid, int) else 0,
-            entry.created,
-            entry.owner,
-            body,
-        )
+        body = Record.or_empty(entry.value)
+        about = body.text("label", ""), body.text("host", ""), body.whole("pid", 0)
+        return cls(entry.key, *about, entry.created, entry.owner, body.body)
 
     @property
     def nonce(self) -> str:
         """By which its creator finds it."""
-        return str(self.body.get("nonce", ""))
+        return Record(self.body).text("nonce", "")
 
 
 #: Which tickets ahead have to be waited for.
@@ -380,11 +373,7 @@ class TicketQueue:
 
 def read_body(value: bytes) -> dict[str, object]:
     """The JSON object in a value; empty when there is none."""
-    try:
-        found = json.loads(value)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return dict(Record.or_empty(value).body)
 
 
 def write_body(body: Mapping[str, object]) -> bytes:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import BadRecord
+from latchwork.records import Record
 from latchwork.types import Entry
 
 #: How many ended phases are remembered, for members that were away when they ended.
@@ -66,17 +67,16 @@ class Board:
         """What is stored.
 
         Raises:
-            LatchworkError: it is no barrier.
+            BadRecord: it is no barrier.
         """
         try:
-            body = json.loads(entry.value)
-            ended = tuple(
-                Ended(e["phase"], e["broken"], tuple(e["arrived"]), tuple(e["missing"]), e["lacking"])
-                for e in body["ended"]
-            )
-            return cls(body["parties"], tuple(body["names"]), body["phase"], tuple(body["regulars"]), ended)
-        except (ValueError, TypeError, KeyError) as error:
-            raise LatchworkError(f"key {entry.key!r} holds something else than a barrier; use another name") from error
+            body = Record.of(entry.value)
+            ended = tuple(map(_ended, body.parts("ended")))
+            parties, phase = body.whole("parties", least=1), body.whole("phase", least=0)
+            return cls(parties, body.texts("names"), phase, body.texts("regulars"), ended)
+        except BadRecord as error:
+            told = f"key {entry.key!r} holds something else than a barrier ({error}); use another name"
+            raise BadRecord(told) from None
 
     def to_bytes(self) -> bytes:
         """What to store."""
@@ -121,14 +121,15 @@ class Board:
         return replace(self, phase=phase, regulars=regulars, ended=recent)
 
 
+def _ended(body: Record) -> Ended:
+    phase, lacking = body.whole("phase"), body.whole("lacking")
+    return Ended(phase, body.text("broken"), body.texts("arrived"), body.texts("missing"), lacking)
+
+
 def read_arrival(entry: Entry) -> tuple[str, int]:
     """Whose arrival it is, and at which phase; -1 when it cannot be read."""
     member = entry.key.rpartition("/")[2]
-    try:
-        body = json.loads(entry.value)
-        return member, int(body["phase"])
-    except (ValueError, TypeError, KeyError):
-        return member, -1
+    return member, Record.or_empty(entry.value).whole("phase", -1)
 
 
 def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:

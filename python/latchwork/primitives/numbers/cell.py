@@ -15,8 +15,9 @@ import uuid
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Patience
+from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, Steps, ask
@@ -52,15 +53,17 @@ class Reading:
         """What an entry says.
 
         Raises:
-            LatchworkError: it is no such number.
+            BadRecord: it is no such number.
         """
         if entry is None:
             return cls(0, 0, (), Absent(key), None)
         try:
-            body = json.loads(entry.value)
-            return cls(int(body["value"]), int(body["writes"]), tuple(body["recent"]), At(entry), entry.version)
-        except (ValueError, TypeError, KeyError) as error:
-            raise LatchworkError(f"key {key!r} holds something else than a number of ours; use another name") from error
+            body = Record.of(entry.value)
+            value, writes = body.big("value"), body.whole("writes", least=0)
+            return cls(value, writes, body.texts("recent"), At(entry), entry.version)
+        except BadRecord as error:
+            told = f"key {key!r} holds something else than a number of ours ({error}); use another name"
+            raise BadRecord(told) from None
 
     def changed(self, value: int, nonce: str) -> bytes:
         """The key's value after a change."""

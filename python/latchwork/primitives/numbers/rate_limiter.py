@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import logging
 
-from latchwork.errors import Conflict, LatchworkError, WaitTimeout
+from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
+from latchwork.records import MOST_DURATION_S
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
@@ -63,14 +64,15 @@ class RateLimiter(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
+        check_store(store, "rate limiter")
         self.name = check_name(name, "rate limiter")
         if not check_whole(permits, "permits") >= 1:
             raise ValueError(f"permits must be at least 1, not {permits!r}")
-        if not interval_s > 0.0:
-            raise ValueError(f"interval_s must be more than 0, not {interval_s!r}")
+        if not 0.0 < interval_s <= MOST_DURATION_S:
+            raise ValueError(f"interval_s must be more than 0, and at most {MOST_DURATION_S:g} s, not {interval_s!r}")
         slack_s = max(_LEAST_SLACK_S, interval_s * _SLACK_PART) if slack_s is None else slack_s
-        if not slack_s > 0.0:
-            raise ValueError(f"slack_s must be more than 0, not {slack_s!r}")
+        if not 0.0 < slack_s <= MOST_DURATION_S:
+            raise ValueError(f"slack_s must be more than 0, and at most {MOST_DURATION_S:g} s, not {slack_s!r}")
         self._fresh = Permits(permits, float(interval_s), float(slack_s))
         self._what = f"rate limiter {name!r}"
         self._store = store
@@ -198,7 +200,10 @@ class RateLimiter(Closes):
     def _look(self, batch: Batch) -> None:
         for change in batch:
             if change.entry is not None:
-                self._learn(change.entry)
+                try:
+                    self._learn(change.entry)
+                except BadRecord as error:  # the next call raises it
+                    _log.warning("%s: %s", self._what, error)
 
     def _learn(self, entry: Entry) -> Permits:
         permits = Permits.of(entry)

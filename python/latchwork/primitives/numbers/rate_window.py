@@ -11,7 +11,8 @@ import json
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import BadRecord
+from latchwork.records import Record
 from latchwork.types import Entry
 
 
@@ -36,13 +37,15 @@ class Permits:
         """What is stored.
 
         Raises:
-            LatchworkError: it is no rate limiter.
+            BadRecord: it is no rate limiter.
         """
         try:
-            body = json.loads(entry.value)
-            return cls(body["limit"], body["interval_s"], body["slack_s"], body["given"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise LatchworkError(f"key {entry.key!r} holds no permits of a rate limiter; use another name") from error
+            body = Record.of(entry.value)
+            times = body.duration_s("interval_s"), body.duration_s("slack_s")
+            return cls(body.whole("limit", least=1), *times, body.whole("given", least=0))
+        except BadRecord as error:
+            told = f"key {entry.key!r} holds no permits of a rate limiter ({error}); use another name"
+            raise BadRecord(told) from None
 
     def to_bytes(self) -> bytes:
         """What to store."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import check_name, check_store, check_whole
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op
@@ -36,6 +36,7 @@ class Sequence:
     """
 
     def __init__(self, store: Store, name: str) -> None:
+        check_store(store, "sequence")
         self.name = check_name(name, "sequence")
         self._cell = Cell(store, name, f"sequence {name!r}")
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
+import re
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from latchwork.errors import BadRecord
+from latchwork.records import MOST_DURATION_S, Record
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ OWNERS_PREFIX = "owners"
 LOCKS_PREFIX = "locks"
 #: Shorter ones leave no time for a second renewal after a lost one.
 LEAST_TTL_S = 0.3
+#: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.
+_OWNER = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}")
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
 
@@ -45,12 +48,12 @@ class OwnerRecord:
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
         """What an O says; None if its value is none of ours."""
-        found = _object(value)
         try:
-            ttl_s = float(found["ttl_s"])
-            record = cls(ttl_s, str(found["label"]), str(found["host"]), int(found["pid"]))
-        except (KeyError, TypeError, ValueError):
+            found = Record.of(value)
+            ttl_s = found.duration_s("ttl_s")
+        except BadRecord:
             return None
+        record = cls(ttl_s, found.text("label", ""), found.text("host", ""), found.whole("pid", 0))
         return record if ttl_s > 0 else None
 
 
@@ -75,14 +78,16 @@ class LockRecord:
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
         """What an L says; None if its value is none of ours: then it must not be written."""
-        found = _object(value)
-        owner = found.get("owner", 0)
-        if owner is None:
-            return cls()
-        if not isinstance(owner, str) or not owner:
+        try:
+            found = Record.of(value)
+            if "owner" in found.body and not found.has("owner"):
+                return cls()
+            owner = found.text("owner")
+        except BadRecord:
             return None
-        since_s = found.get("since_s")
-        return cls(owner, str(found.get("nonce", "")), float(since_s) if isinstance(since_s, (int, float)) else None)
+        if not _OWNER.fullmatch(owner):
+            return None
+        return cls(owner, found.text("nonce", ""), found.moment_or_none("since_s"))
 
 
 FREE = LockRecord().encode()
@@ -90,19 +95,11 @@ FREE = LockRecord().encode()
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
     """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
-    if not 0.0 < ttl_s < math.inf:
-        raise ValueError(f"ttl_s of {what} must be more than 0 seconds and finite, not {ttl_s!r}")
+    if not 0.0 < ttl_s <= MOST_DURATION_S:
+        raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MOST_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
         _log.warning("%s: a ttl of %.3g s is raised to the least, %.3g s", what, ttl_s, LEAST_TTL_S)
     return max(float(ttl_s), LEAST_TTL_S)
-
-
-def _object(value: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from latchwork.primitives.persistent.protocol import (
     plan,
     plan_adoption,
 )
-from latchwork.primitives.waiting.common import check_name
+from latchwork.primitives.waiting.common import check_name, check_store
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
@@ -45,6 +45,7 @@ class LockTable:
 
     def __init__(self, store: Store, owners_prefix: str, locks_prefix: str) -> None:
         self.store = store
+        check_store(store, "lock")
         self.owners_prefix = check_name(owners_prefix, "owners prefix")
         self.locks_prefix = check_name(locks_prefix, "locks prefix")
         self._lock = mutex()

@@ -55,8 +55,8 @@ class KeeperThread(Starts):
     ) -> None:
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self._store = store
-        self._clock = store.clock
         self._table = LockTable(store, owners_prefix, locks_prefix)
+        self._clock = store.clock
         self._sweeper = Sweeper(self._table)
         self._state = Holdings(store.clock)
         self._home = Home("a lock keeper")

@@ -12,11 +12,12 @@ Keys:  <name>/tail                    the number of the last item put, see ``cel
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field, replace
 
-from latchwork.errors import LatchworkError, ValueTooLarge
+from latchwork.errors import BadRecord, LatchworkError, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
+from latchwork.records import Record, short
 from latchwork.types import Entry
 
 #: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
@@ -24,6 +25,7 @@ INLINE_BYTES = 4096
 #: What one transaction can carry beside keys and the like.
 MAX_VALUE_BYTES = 990_000
 _MOST = 10**12
+_ID = re.compile(r"\d-\d{12}")
 
 
 class Names:
@@ -91,14 +93,25 @@ class Item:
         """What is stored.
 
         Raises:
-            LatchworkError: it is no item.
+            BadRecord: it is no item.
         """
         head, _, value = entry.value.partition(b"\n")
         try:
-            body = json.loads(head)
-            return cls(item_id(entry), body["attempts"], body["why"], body["size"], body["data"], value)
-        except (ValueError, TypeError, KeyError) as error:
-            raise LatchworkError(f"key {entry.key!r} holds no item of a queue; delete it") from error
+            body = Record.of(head)
+            name = _check_id(item_id(entry))
+            data_id = body.text("data") and _check_id(body.text("data"))
+            return cls(name, body.whole("attempts", least=0), body.text("why"), body.whole("size"), data_id, value)
+        except BadRecord as error:
+            raise BadRecord(f"key {entry.key!r} holds no item of a queue ({error}); delete it") from None
+
+    @classmethod
+    def shown(cls, entry: Entry) -> Item:
+        """What is stored, for people; of what is no item its bytes, as far as they fit, and why it is none."""
+        try:
+            return cls.of(entry)
+        except BadRecord as error:
+            value = entry.value[:MAX_VALUE_BYTES]
+            return cls(item_id(entry), why=str(error)[:1000], size=len(entry.value), value=value)
 
     def to_bytes(self) -> bytes:
         """What to store."""
@@ -119,6 +132,12 @@ def make_id(priority: int, number: int) -> str:
     if not number < _MOST:
         raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
     return f"{priority}-{number:012d}"
+
+
+def _check_id(text: str) -> str:
+    if not _ID.fullmatch(text):
+        raise BadRecord(f"{short(text)} is no id of an item")
+    return text
 
 
 def item_id(entry: Entry) -> str:
@@ -145,12 +164,17 @@ class Room:
 
     @classmethod
     def of(cls, entry: Entry) -> Room:
-        """What is stored."""
+        """What is stored.
+
+        Raises:
+            BadRecord: it is no capacity.
+        """
         try:
-            body: Mapping[str, int | None] = json.loads(entry.value)
-            return cls(body["capacity"], body["free"] or 0)
-        except (ValueError, TypeError, KeyError) as error:
-            raise LatchworkError(f"key {entry.key!r} holds no capacity of a queue; use another name") from error
+            body = Record.of(entry.value)
+            capacity = body.whole("capacity", least=1) if body.has("capacity") else None
+            return cls(capacity, body.whole("free", 0))
+        except BadRecord as error:
+            raise BadRecord(f"key {entry.key!r} holds no capacity of a queue ({error}); use another name") from None
 
     def to_bytes(self) -> bytes:
         """What to store."""

@@ -19,7 +19,7 @@ from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id, make_id
 from latchwork.primitives.queue.putting import Putting
 from latchwork.primitives.queue.taking import Taking
-from latchwork.primitives.waiting.common import Closes, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, check_name, check_store, check_whole
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
@@ -56,6 +56,7 @@ class Queue(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
+        check_store(store, "queue")
         self.name = check_name(name, "queue")
         if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
@@ -142,7 +143,7 @@ class Queue(Closes):
     async def items(self, limit: int = 100) -> list[Item]:
         """The first items, taken ones included, in the order in which they are taken; without large values."""
         self._waits.check()
-        return [Item.of(entry) for entry in await ask(self._store.list, self._names.items, limit=limit)]
+        return [Item.shown(entry) for entry in await ask(self._store.list, self._names.items, limit=limit)]
 
     @driven
     async def claims(self) -> dict[str, Ticket]:
@@ -166,7 +167,7 @@ class Queue(Closes):
     async def dead_letters(self, limit: int = 100) -> list[Item]:
         """Items that were given up, by priority and number, with the reason; without large values."""
         self._waits.check()
-        return [Item.of(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
+        return [Item.shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
     @driven
     async def revive(self, item_id: str, *, timeout_s: float | None = None) -> str:
@@ -174,6 +175,7 @@ class Queue(Closes):
 
         Raises:
             Conflict: there is no such letter, or somebody else was faster.
+            BadRecord: its key had been written by something else; drop it.
             WaitTimeout, and the others: as for ``put``.
         """
         async with self._waits.begin(timeout_s) as (waiter, patience):
@@ -198,7 +200,7 @@ class Queue(Closes):
             Conflict: there is no such letter.
         """
         letter = await self._letter(item_id)
-        data_id = Item.of(letter).data_id
+        data_id = Item.shown(letter).data_id
         data = [Delete(self._names.data(data_id))] if data_id else []
         await ask(self._store.commit, [At(letter)], [Delete(letter.key), *data])
 

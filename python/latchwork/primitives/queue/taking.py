@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from functools import partial
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
@@ -98,8 +98,12 @@ class Taking:
         return None
 
     async def _claim(self, entry: Entry, session: Session) -> Claim | None:
-        """Claim an item; None when it has used up its attempts, and is a dead letter now."""
-        item = Item.of(entry)
+        """Claim an item; None when it has used up its attempts, and is a dead letter now, as is what is no item."""
+        try:
+            item = Item.of(entry)
+        except BadRecord:
+            await self._set_aside(entry)
+            return None
         key = self._names.claim(item.id)
         if item.attempts >= self._most:
             dead = item.given_back(item.why or f"taken {item.attempts} times, and never acknowledged")
@@ -121,6 +125,13 @@ class Taking:
                 self._doubt(doubt)
             raise
         return await self._claimed(taken, claim, session)
+
+    async def _set_aside(self, entry: Entry) -> None:
+        """Make a dead letter of a value that is no item: it would be first in the queue for ever."""
+        letter = Item.shown(entry)
+        ops: list[Op] = [Delete(entry.key), Create(self._names.letter(letter.id), letter.to_bytes())]
+        await ask(self._store.commit, [At(entry), Absent(self._names.claim(letter.id))], ops)
+        _log.error("%s: %s; it is a dead letter now", self._what, letter.why)
 
     async def _claimed(self, item: Item, claim: Entry, session: Session) -> Claim:
         value = item.value

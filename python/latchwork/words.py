@@ -1,0 +1,45 @@
+"""Words and numbers for people: in messages, in log lines and on screens. Nothing here touches the network.
+
+Text that comes from a store may be anybody's: it moves no cursor, forges no line and turns no text around once it went
+through ``printable``. Moments have one format.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def printable(text: str) -> str:
+    """The text with what cannot be printed escaped: control characters, bidi marks, surrogates."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def utc_text(wall_s: float) -> str:
+    """A moment, given in seconds since the epoch, as ``2026-11-22T09:10:10Z``; any number is taken."""
+    try:
+        moment = _EPOCH + timedelta(seconds=wall_s)
+    except (OverflowError, ValueError):
+        return "a time out of reach"
+    return f"{moment.replace(tzinfo=None):%Y-%m-%dT%H:%M:%SZ}".rjust(20, "0")
+
+
+def same_format(moment: str) -> str:
+    """A moment that was stored as text, in the one format; what is no moment stays as it is."""
+    try:
+        found = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        return utc_text((found - _EPOCH).total_seconds())
+    except (ValueError, TypeError):
+        return moment
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 item``, ``2 items``, ``1,000 items``."""
+    return f"{number:,} {noun}" if abs(number) == 1 else f"{number:,} {noun}s"
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line, never an empty one: its type, and its message if it has any."""
+    text = " ".join(str(error).split())
+    return printable(f"{type(error).__name__}: {text}" if text else f"{type(error).__name__}, without a message")

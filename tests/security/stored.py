@@ -1,0 +1,202 @@
+"""Every kind of stored record: an example as the product writes it, and what reads it; and values that nobody wrote.
+
+`test_records.py` and `fuzz.py` replace the examples; a module that reads records and has no row here fails a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from latchwork.apps.demo import records as demo
+from latchwork.apps.demo.corpus import Counts
+from latchwork.cli.screens.tree import shown
+from latchwork.jobs.cron.cells import Cell, decode_cell
+from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
+from latchwork.jobs.options import live
+from latchwork.jobs.options.settings import ClusterSettings, JobSettings, encode
+from latchwork.jobs.stored import packed
+from latchwork.jobs.stored.activity import LiveRun, decode_activity, encode_activity
+from latchwork.jobs.stored.audit import AuditRecord, decode_record
+from latchwork.jobs.stored.maintenance import NodeMark, decode_mark
+from latchwork.jobs.stored.members import Member
+from latchwork.primitives import once
+from latchwork.primitives.fair import semaphore
+from latchwork.primitives.fair.leader import Leader
+from latchwork.primitives.fair.tickets import Ticket
+from latchwork.primitives.meeting import phases
+from latchwork.primitives.numbers.cell import Reading
+from latchwork.primitives.numbers.rate_window import Permits
+from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
+from latchwork.primitives.queue.items import Item, Room
+from latchwork.schedules import Cron, Fired, FixedDelay
+from latchwork.types import Entry
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record.
+
+    Attributes:
+        module: what reads it, below `latchwork`.
+        good: a value as the product writes it.
+        read: reads a value.
+    """
+
+    module: str
+    good: bytes
+    read: Callable[[bytes], object]
+
+
+def at(value, key="t0000000001"):
+    """An entry with that value."""
+    return Entry(key, value, 1, 1, 1)
+
+
+def dumped(**body):
+    return json.dumps(body).encode()
+
+
+BOARD = phases.Board.expecting(["a", "b"]).passed(["a", "b"]).broken("it was late", ["a"], 2)
+CELL = Cell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
+CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
+MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, lacks={"j": {"gpu": "yes"}})
+MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
+JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
+ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
+
+KINDS = {
+    "ticket": Kind(
+        "primitives.fair.tickets", dumped(**ABOUT), lambda value: (Ticket.of(at(value)), Ticket.of(at(value)).nonce)
+    ),
+    "campaign": Kind(
+        "primitives.fair.leader",
+        dumped(**ABOUT, value="AA==", encoding="base64"),
+        lambda value: Leader.of(Ticket.of(at(value))),
+    ),
+    "semaphore": Kind("primitives.fair.semaphore", dumped(leases=3), lambda value: semaphore._read_size(at(value))),
+    "starts": Kind("primitives.once", dumped(starts=1, nonce="n"), lambda value: once._starts(at(value))),
+    "outcome": Kind(
+        "primitives.once",
+        dumped(ok=False, kind="K", why="w", **ABOUT),
+        lambda value: once._result(at(value), "once 'x'"),
+    ),
+    "owner": Kind("primitives.persistent.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
+    "lock": Kind("primitives.persistent.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
+    "item": Kind(
+        "primitives.queue.items",
+        Item("5-000000000001", 2, "why", 5, "5-000000000001").to_bytes(),
+        lambda value: (Item.shown(at(value, "5-000000000001")), Item.of(at(value, "5-000000000001")).priority),
+    ),
+    "room": Kind("primitives.queue.items", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
+    "barrier": Kind(
+        "primitives.meeting.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
+    ),
+    "arrival": Kind(
+        "primitives.meeting.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
+    ),
+    "number": Kind(
+        "primitives.numbers.cell",
+        dumped(value=5, writes=2, recent=["a", "b"]),
+        lambda value: Reading.of("k", at(value)).changed(6, "n"),
+    ),
+    "permits": Kind(
+        "primitives.numbers.rate_window",
+        Permits(3, 1.0, 0.5, 9).to_bytes(),
+        lambda value: Permits.of(at(value)).with_more(1),
+    ),
+    "member": Kind("jobs.stored.members", MEMBER.encode(), lambda value: Member.decode("n1", value).encode()),
+    "mark": Kind("jobs.stored.maintenance", MARK.encode(), lambda value: decode_mark("n1", value)),
+    "activity": Kind(
+        "jobs.stored.activity", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
+    ),
+    "audit": Kind("jobs.stored.audit", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
+    "inline set": Kind(
+        "jobs.stored.packed",
+        packed.PackedSet(inline=("a", "b")).head(),
+        lambda value: packed.decode(value, lambda _: None),
+    ),
+    "set": Kind(
+        "jobs.stored.packed",
+        CHUNKED.head(),
+        lambda value: (packed.chunk_names(value), packed.decode(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get)),
+    ),
+    "chunk": Kind(
+        "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode(b'{"chunks":["w-1"]}', lambda _: value)
+    ),
+    "cell": Kind("jobs.cron.cells", CELL.state("n"), lambda value: decode_cell("c", value, CELL.names())),
+    "items of a cell": Kind("jobs.cron.cells", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),
+    "settings of a job": Kind(
+        "jobs.options.settings",
+        json.dumps(encode(JOB)).encode(),
+        lambda value: live.SettingsReader().read([at(value, "settings/jobs/j")]),
+    ),
+    "settings": Kind(
+        "jobs.options.settings",
+        json.dumps(encode(ClusterSettings(debounce_s=2.0, all_disabled=True))).encode(),
+        lambda value: live.SettingsReader().read([at(value, "settings/cluster")]),
+    ),
+    "schedule": Kind(
+        "jobs.options.settings",
+        json.dumps(encode(JobSettings(schedule=FixedDelay(5.0)))).encode(),
+        lambda value: live.SettingsReader().read([at(value, "settings/jobs/j")]),
+    ),
+    "strategies": Kind(
+        "jobs.manager.strategies",
+        json.dumps(strategies_note({"*": "balanced"})).encode(),
+        lambda value: noted_strategies(at(value)),
+    ),
+    "demo running": Kind("apps.demo.records", demo.encode(demo.Running("a", 5)), lambda value: demo.running(at(value))),
+    "demo starts": Kind(
+        "apps.demo.records", demo.encode([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))
+    ),
+    "demo result": Kind(
+        "apps.demo.records", demo.encode(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
+    ),
+    "demo share": Kind(
+        "apps.demo.records", demo.encode(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))
+    ),
+    "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: shown(at(value))),
+}
+
+HUGE = 10**400
+#: Takes the place of one part of a record.
+PARTS = (
+    HUGE, -HUGE, 10**18, -1, 0, 1e308, -1e308, 1e300, None, True, "", "\ud800", "\x1b[31m[bold]x\u202e", "a/b c", "..",
+    "x" * 5000, [], {}, [[]], [[0, 10**9]], [None], ["b", "a"], ["a"] * 3, {"a": {"b": []}}, [{}], float("nan"),
+    float("inf"),
+)  # fmt: skip
+#: Takes the place of a whole value.
+VALUES = (
+    b"", b"x", b"null", b"[]", b"{}", b"5", b'"x"', b"\xff\xfe", b'"\\ud800"', b"[" * 100_000, b'{"a":' * 100_000,
+    b"[" * 400 + b"]" * 400, b"1" * 400, b"1" * 100_000, b"1e999", b"NaN", b'{"pid":1' + b"0" * 400 + b"}",
+    b" " * 900_000,
+    b'{"chunks":[' + b",".join([b'"w-1"'] * 100_000) + b"]}", b"\xef\xbb\xbf{}", "{}".encode("utf-16"),
+)  # fmt: skip
+
+
+def places(body, path=()):
+    """The paths of all parts of a JSON value, itself included."""
+    yield path
+    inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    for name, part in inner:
+        yield from places(part, (*path, name))
+
+
+def put(body, path, part):
+    """The same JSON value with another part."""
+    if not path:
+        return part
+    name, rest = path[0], path[1:]
+    if isinstance(body, dict):
+        return {**body, name: put(body[name], rest, part)}
+    return [put(each, rest, part) if index == name else each for index, each in enumerate(body)]
+
+
+def spoilt(good, part):
+    """Each value that has this part in the place of one of its own; a line below the JSON stays."""
+    head, newline, rest = good.partition(b"\n")
+    body = json.loads(head)
+    for path in places(body):
+        yield json.dumps(put(body, path, part)).encode() + newline + rest

@@ -1,0 +1,146 @@
+"""Whatever stands in the place of a stored record: what reads it gives an answer or one of our errors, soon."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from latchwork import BadRecord, LatchworkError, OnceFailed
+from latchwork.jobs.cron.cells import BadCell, decode_cell
+from latchwork.jobs.options.settings import ClusterSettings
+from latchwork.jobs.stored.members import Member
+from latchwork.records import MOST_DEPTH, Record, read_json
+from levels import LONG
+from security.stored import KINDS, PARTS, VALUES, places, put, spoilt
+from test_layering import PACKAGE, module_name
+
+MOST_MEMORY = 60_000_000
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(PARTS)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@st.composite
+def spoilt_records(draw):
+    """A kind, and a value of that kind of which one part is another; or other bytes altogether."""
+    name = draw(st.sampled_from(sorted(KINDS)))
+    head, newline, rest = KINDS[name].good.partition(b"\n")
+    body = json.loads(head)
+    path = draw(st.sampled_from(list(places(body))))
+    value = json.dumps(put(body, path, draw(json_values))).encode() + newline + rest
+    cut = draw(st.one_of(st.just(len(value)), st.integers(0, len(value))))
+    return name, draw(st.one_of(st.just(value[:cut]), st.binary(max_size=60)))
+
+
+def read(name, value):
+    """What the reader makes of it, as text that any terminal takes once it is escaped; ours are the only errors."""
+    try:
+        found = KINDS[name].read(value)
+    except LatchworkError as error:
+        return str(error)
+    return repr(found)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_record_is_read_as_it_was_written(name):
+    if name == "outcome":
+        with pytest.raises(OnceFailed, match=r"has failed on h \(pid 5\): K: w"):
+            KINDS[name].read(KINDS[name].good)
+        return
+    found = KINDS[name].read(KINDS[name].good)
+    assert found is not None
+    assert found not in (ClusterSettings(), [], {}, ())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_record_with_one_bad_part_is_read_or_refused(name):
+    for part in PARTS:
+        for value in spoilt(KINDS[name].good, part):
+            read(name, value).encode()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_value_that_is_no_record_is_read_or_refused_in_no_time_and_little_memory(name):
+    for value in VALUES:
+        tracemalloc.start()
+        try:
+            begun = time.thread_time()
+            read(name, value).encode()
+            assert time.thread_time() - begun < 2.0
+            assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+        finally:
+            tracemalloc.stop()
+
+
+@settings(max_examples=20_000 if LONG else 1_000, deadline=None)
+@given(spoilt_records())
+@example(("cell", b'{"fired":[[0,null]],"of":[[0,1000000000]],"token":1,"owner":"x"}'))
+def test_any_record_is_read_or_refused(spoilt_record):
+    read(*spoilt_record).encode()
+
+
+def test_every_module_that_reads_records_is_tried():
+    reading = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "latchwork.records"
+                and {"Record", "read_json"} & {alias.name for alias in node.names}
+            ):
+                reading.add(module_name(path, PACKAGE))
+    assert reading == {kind.module for kind in KINDS.values()}
+
+
+def test_progress_that_names_a_thousand_million_states_takes_no_memory():
+    state = json.dumps({"fired": [[0, None]], "of": [[0, 10**9]], "token": 1, "owner": "x"}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadCell, match=r"c cannot be read: .*run of states \[0, 1000000000\]"):
+            decode_cell("c", state, b'["a"]')
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"[" * 100_000, "nested too deep"),
+        (b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1), "nested more than 32 deep"),
+        (b'{"a":NaN}', "NaN is no finite number"),
+        (b'{"a":1e999}', "'1e999' is no finite number"),
+        (b'{"a":"\\ud800"}', "half of a character"),
+        (b"\xff", "can't decode byte 0xff"),
+    ],
+)
+def test_json_that_no_record_of_ours_has_is_refused(value, why):
+    with pytest.raises(BadRecord, match=why):
+        read_json(value)
+
+
+def test_what_a_record_may_have_is_read():
+    deep = b"[" * MOST_DEPTH + b"]" * MOST_DEPTH
+    assert read_json(deep)
+    assert read_json(b'{"a":"\\ud83e\\udd80 \xc3\xa9","b":1e5}') == {"a": "🦀 é", "b": 1e5}
+
+
+def test_a_field_that_cannot_be_used_is_named():
+    with pytest.raises(BadRecord, match=r"field 'ttl_s' is '10', and has to be a number from 0 to 1e\+10"):
+        Record.of(b'{"ttl_s":"10"}').duration_s("ttl_s")
+    with pytest.raises(BadRecord, match="field 'ttl_s' is missing"):
+        Record.of(b"{}").duration_s("ttl_s")
+
+
+def test_a_member_whose_record_cannot_be_read_has_harmless_values():
+    member = Member.decode("n1", b'{"state":"ready","pid":1' + b"0" * 400 + b',"ttl_s":-5,"weight":"2","since":1e300}')
+    assert (member.state, member.pid, member.ttl_s, member.weight, member.since) == ("ready", 0, 0.0, 1.0, 0.0)
