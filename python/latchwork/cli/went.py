@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from latchwork.cli.text import printable
 from latchwork.jobs import JobState, RunError
-from latchwork.jobs.outside import utc_text
+from latchwork.words import counted, utc_text
 
 
 def in_a_word(job: JobState | None) -> str:
@@ -32,11 +31,10 @@ def failure(job: JobState) -> str:
     if error is None:
         return ""
     where = f"item {error.item}" + (f" and {error.items - 1} more of its run" if error.items > 1 else "")
-    what = printable(f"{where} on {error.node} at {utc_text(error.at_s)}: {error.text}")
+    what = f"{where} on {error.node} at {utc_text(error.at_s)}: {error.text}"
     if not job.in_a_row:
         return f"last failure: {what}"
-    items = "1 item" if job.failing_items == 1 else f"{job.failing_items} items"
-    return f"failing: {items}, {error.in_a_row} in a row: {what}"
+    return f"failing: {counted(job.failing_items, 'item')}, {error.in_a_row} in a row: {what}"
 
 
 def to_json(job: JobState) -> dict[str, Any]:

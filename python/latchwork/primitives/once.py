@@ -294,8 +294,9 @@ class Once(Closes):
     async def _forget_start(self, place: Place) -> None:
         """Take back the count of this start: the runner has not vanished, its code is wrong."""
         entry = await ask(self._store.get, self._starts_key)
-        body = {} if entry is None else read_body(entry.value)
-        if entry is not None and body.get("nonce") == place.nonce and isinstance(starts := body.get("starts"), int):
+        record = Record({}) if entry is None else Record.or_empty(entry.value)
+        starts = record.whole("starts", 0, least=0)
+        if entry is not None and record.text("nonce", "") == place.nonce and starts:
             less = Put(self._starts_key, write_body({"starts": starts - 1, "nonce": ""}))
             with suppress(LatchworkError):  # it counts, and that is all
                 await ask(self._store.commit, [place.fence, At(entry)], [less])

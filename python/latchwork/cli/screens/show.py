@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import printable
+from latchwork.cli.text import say, say_json
 from latchwork.errors import OnceFailed
 from latchwork.primitives import (
     Counter,
@@ -151,16 +150,16 @@ def show(
     except ValueError as error:
         raise UsageError(str(error)) from None
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
     for field, value in found.items():
         told = "none" if value in (None, []) else value
         if not isinstance(told, list):
-            typer.echo(printable(f"{field}: {told}"))
+            say(f"{field}: {told}")
             continue
-        typer.echo(f"{field}:")
+        say(f"{field}:")
         for row in told:
-            typer.echo("  " + "  ".join(printable(f"{key}={part}") for key, part in row.items()))
+            say("  " + "  ".join(f"{key}={part}" for key, part in row.items()))
 
 
 @command("latchwork once reset migrate-7 --url sqlite:///jobs.db")
@@ -172,7 +171,7 @@ def reset(name: Name, *, url: Url = None) -> None:
             once.reset()
     except ValueError as error:
         raise UsageError(str(error)) from None
-    typer.echo(printable(f"{name}: forgotten, its outcome was: {before}"))
+    say(f"{name}: forgotten, its outcome was: {before}")
 
 
 once_app = group("Things that are done once in a cluster.", reset=reset)

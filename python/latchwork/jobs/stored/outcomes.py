@@ -15,6 +15,7 @@ from typing import Any
 
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
@@ -129,11 +130,8 @@ def _body(outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int
 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
     """Decode a value: sorted by job; what cannot be read is left out, newer fields are skipped."""
-    try:
-        body = json.loads(value)
-    except (ValueError, RecursionError):
-        return []
-    jobs, texts = (body.get("jobs"), body.get("errors")) if isinstance(body, dict) else (None, None)
+    body = Record.or_empty(value).body
+    jobs, texts = body.get("jobs"), body.get("errors")
     if not isinstance(jobs, dict) or not isinstance(texts, list):
         return []
     return [_decoded(node, job, about, texts) for job, about in sorted(jobs.items()) if isinstance(about, dict)]

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from latchwork.checks import is_number
 from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete
 
@@ -94,7 +94,7 @@ class RunEnd:
 
 def decode_request(key: str, value: bytes) -> RunRequest | None:
     """Decode a request; None for what is none of ours."""
-    body = _object(value)
+    body = Record.or_empty(value).body
     items, job, at_s, until_s = body.get("items"), body.get("job"), _moment(body.get("at_s")), body.get("until_s")
     if not isinstance(job, str) or at_s is None or (until_s := _moment(until_s)) is None:
         return None
@@ -106,7 +106,7 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
 
 def decode_end(value: bytes) -> RunEnd | None:
     """Decode how a run ended; None for what is none of ours."""
-    body = _object(value)
+    body = Record.or_empty(value).body
     items, named, error = body.get("items"), body.get("named"), body.get("error")
     if type(items) is not int or not isinstance(named, list) or not isinstance(error, (str, type(None))):
         return None
@@ -129,14 +129,6 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
         commit_all(store, checks, [Delete(entry.key) for entry in entries])
     commit_all(store, checks, [Delete(key) for key in old])
     return len(old)
-
-
-def _object(value: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(value)
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _moment(value: object) -> float | None:
