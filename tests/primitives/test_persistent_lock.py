@@ -239,7 +239,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
 def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(holder, locks):
     next_one = locks()
-    next_one._keeper_for_use().start()  # follows the owners from its start
+    next_one._keeper_for_use(object()).start()  # follows the owners from its start
     first = holder("lock", "orders", TTL_S)
     token = first.hear()["token"]
     time.sleep(0.5 * TTL_S)
@@ -255,7 +255,7 @@ def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(hold
 
 def test_a_holder_that_slept_past_its_ttl_is_refused_and_knows(holder, locks, store):
     next_one = locks()
-    next_one._keeper_for_use().start()
+    next_one._keeper_for_use(object()).start()
     first = holder("lock", "orders", TTL_S)
     first.hear()
     assert first.ask("write") == {"write": "written"}
@@ -360,13 +360,11 @@ def test_a_with_that_ends_in_another_thread_releases_all_the_same(connect):
 def test_locks_that_are_never_closed_share_one_keeper_that_ends_with_the_store(connect, eventually):
     others = set(threading.enumerate())
     store = connect()
-    store.put("warm", b"")
-    before = {thread.name for thread in threading.enumerate() if thread not in others}
     for number in range(20):
         lock = PersistentLock(store, f"lock-{number}")
         lock.acquire(5.0)
         lock.release()
-    left = [thread for thread in threading.enumerate() if thread not in others and thread.name not in before]
+    left = [each for each in threading.enumerate() if each not in others and "locks-" in each.name]
     assert len(left) <= 4  # the keeper's, and those that call its listeners
     store.close()
     eventually(lambda: not any(thread.is_alive() for thread in left))
