@@ -110,6 +110,10 @@ class NotLeader(OwnershipLost):
     """Leadership is not held, or is held no longer."""
 
 
+class MemberEvicted(OwnershipLost):
+    """Somebody removed this member from its group, and it does not join again by itself."""
+
+
 # The condition did not come true.
 
 

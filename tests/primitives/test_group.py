@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from latchwork.errors import (
     Closed,
+    Conflict,
     InvalidKey,
     LatchworkError,
     NodeIdInUse,
@@ -18,7 +20,10 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Group
-from latchwork.primitives.group.views import View, ViewLog
+from latchwork.primitives.group import log as logs
+from latchwork.primitives.group.follower import Replica
+from latchwork.primitives.group.journal import Journal
+from latchwork.primitives.group.log import State
 from latchwork.store.steps import run
 
 TTL_S = 1.0
@@ -165,8 +170,8 @@ def test_a_member_whose_session_is_lost_joins_again_as_a_new_incarnation(group, 
     told = recording(b)
     store.session.notice_gone()
     b.wait_until(lambda now: "a" in now and now.members[0].incarnation != view.members[0].incarnation, 20.0)
-    eventually(lambda: told[-1].view.ids == ["a", "b"])
-    assert "a" in [member.id for change in told for member in change.left]
+    eventually(lambda: "a" in [member.id for change in told for member in change.left])
+    assert b.view.ids == ["a", "b"]
     assert a.wait(10.0).ids == ["a", "b"]
 
 
@@ -212,45 +217,85 @@ def test_a_burst_of_members_needs_fewer_views_than_members_or_as_many(group):
     assert view.number <= 6
 
 
-def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect, monkeypatch):
+def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect):
     store, other = connect(), connect()
-    mine, theirs = Group(store, "web"), Group(other, "web")
-    commit = store.commit
-
-    def second(checks, ops):
-        other.put("web/members/b", b"{}")
-        run(theirs._propose())
-        return commit(checks, ops)
-
+    mine, theirs = Journal(store, "web", "web"), Journal(other, "web", "web")
     other.put("web/members/a", b"{}")
-    monkeypatch.setattr(store, "commit", second)
-    run(mine._propose())
-    log = ViewLog.of(other.get("web/views"))
-    assert (log.number, sorted(log.bodies)) == (1, ["a", "b"])
-    mine.close()
-    theirs.close()
+    other.put("web/members/b", b"{}")
+    assert run(theirs.append(None, State(), ["a"])) is not None
+    with pytest.raises(Conflict):
+        run(mine.append(None, State(), ["b"]))
+    entry, state = run(mine.load(other.get("web/views")))
+    assert state.view().ids == ["a"]
+    run(mine.append(entry, state, ["b"]))
+    assert run(theirs.load(other.get("web/views")))[1].view().ids == ["a", "b"]
 
 
-def test_a_log_tells_every_view_since_the_one_that_was_seen_last():
-    log = ViewLog()
-    for live in ({"a": {}}, {"a": {}, "b": {}}, {"b": {}}):
-        log = log.next(live)
-    assert [(change.view.number, change.view.ids) for change in log.since(View())] == [
-        (1, ["a"]),
-        (2, ["a", "b"]),
-        (3, ["b"]),
+def test_a_view_is_never_older_than_the_one_before_it(connect):
+    store, other = connect(), connect()
+    journal = Journal(store, "web", "web")
+    gone = other.put("web/members/a", b"{}")
+    written = run(journal.append(None, State(), ["a"]))
+    other.delete("web/members/a", version=gone.version)
+    state = State()
+    state.apply(written[2])
+    assert run(journal.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
+
+
+def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect, monkeypatch):
+    monkeypatch.setattr(logs, "BASE_CHANGES", 10)
+    monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
+    store, told = connect(), []
+    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"), told.extend)
+    at, state = None, State()
+    for number in range(1, 40):
+        store.put("web/members/a", b'{"weight": %d}' % number)
+        at, _head, step = run(journal.append(at, state, ["a"]))
+        state.apply(step)
+        if number == 30:
+            run(replica.advance(at))
+    run(replica.advance(at))
+    assert [(change.view.number, change.view.members[0].weight, change.skipped) for change in told] == [
+        (number, float(number), 0) for number in range(30, 40)
     ]
+    assert run(journal.load(at))[1].view() == told[-1].view
+    kept = [name for life in store.children("web/log") for name in store.children(f"web/log/{life}")]
+    assert len(kept) <= 25
 
 
-def test_who_is_far_behind_is_told_that_views_were_skipped():
-    log = ViewLog()
-    for number in range(150):
-        log = log.next({"a": {"weight": number}}) or log
-    early = ViewLog().next({"a": {"weight": 0}}).view()
-    changes = log.since(early)
-    assert [(change.view.number, change.skipped) for change in changes] == [(150, 148)]
-    near = log.since(ViewLog(148, {"a": {"weight": 147}}).view())
-    assert [(change.view.number, change.skipped) for change in near] == [(149, 0), (150, 0)]
+def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, monkeypatch):
+    monkeypatch.setattr(logs, "BASE_CHANGES", 10)
+    store, told = connect(), []
+    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"), told.extend)
+    at, state = None, State()
+    for number in range(1, 60):
+        store.put("web/members/a", b'{"weight": %d}' % number)
+        at, _head, step = run(journal.append(at, state, ["a"]))
+        state.apply(step)
+        if number == 1:
+            run(replica.advance(at))
+    run(replica.advance(at))
+    assert [(change.view.number, change.skipped) for change in told] == [(1, 0), (59, 57)]
+
+
+def test_views_of_the_first_format_are_read_and_go_on(connect, group, eventually):
+    store = connect()
+    old = {"number": 7, "members": {"gone": {"weight": 2.0}}, "steps": []}
+    store.put("web/views", json.dumps(old).encode())
+    onlooker = group()
+    told = recording(onlooker)
+    eventually(lambda: told)
+    a = group("a")
+    onlooker.wait_until(ids("a"), 10.0)
+    assert a.wait(10.0).number >= 8
+    assert told[0].view.number >= 7
+    assert store.get("web/views").value.startswith(b'{"format": 2')
+
+
+def test_what_is_no_log_of_views_is_refused(connect, group):
+    connect().put("web/views", b'{"number": "many"}')
+    with pytest.raises(LatchworkError, match="key 'web/views' holds something else than views; use another name"):
+        run(Replica(Journal(connect(), "web", "web"), print).advance(connect().get("web/views")))
 
 
 def test_a_wait_ends_with_its_time_and_with_close(group, in_thread):

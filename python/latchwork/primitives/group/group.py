@@ -1,26 +1,38 @@
-"""A group of members with attributes, and numbered views of it that all members see in the same order.
+"""A group of members with attributes, and numbered views of it that all see in the same order.
 
 Keys:  <name>/members/<id>   one per member, dies with its session: weight, labels, address, host, pid, incarnation
-       <name>/views          the newest view and the steps that led to it; as JSON
-View:  a member that sees other members than those of the newest view writes the next one, on condition that the views
-       are as it read them before it read the members. The oldest member does so at once, the others one after another,
-       each a little later.
+       <name>/evicted/<id>   who was evicted, so that it does not join again by itself
+       views: see ``journal``; who writes them: see ``follower``
+
+A member is in once its key is there. It follows the views from the first call that asks for one; a member that nobody
+asks keeps no thread and no watch.
 
 docs/design/0011 has the races.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, OwnershipLost, SessionLost, WaitTimeout
-from latchwork.primitives.fair.tickets import FATAL, read_body
-from latchwork.primitives.group.membership import Membership
-from latchwork.primitives.group.views import GroupMember, Seen, View, ViewChange, ViewLog, delay_s, difference
-from latchwork.primitives.waiting.common import Identity, check_name
+from latchwork.errors import (
+    Closed,
+    Conflict,
+    LatchworkError,
+    MemberEvicted,
+    NodeIdInUse,
+    OwnershipLost,
+    SessionLost,
+    WaitTimeout,
+)
+from latchwork.primitives.fair.tickets import FATAL
+from latchwork.primitives.group.follower import Follower
+from latchwork.primitives.group.log import Head
+from latchwork.primitives.group.members import GroupMember, Label
+from latchwork.primitives.group.membership import Membership, evict
+from latchwork.primitives.group.views import View, ViewChange
+from latchwork.primitives.waiting.common import Identity, Patience, check_name
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
@@ -29,15 +41,10 @@ from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
-from latchwork.store.watch import Watch
-from latchwork.types import Absent, At, Entry, Put
-
-_log = logging.getLogger(__name__)
+from latchwork.types import Check, Exists
 
 Listener = Callable[[ViewChange], None]
 _SETTLE_S = 5.0
-#: Our watch may lag behind what was read; seconds until we look again.
-_LAG_S = 0.25
 
 
 class Group(Participant):
@@ -52,9 +59,12 @@ class Group(Participant):
         name: the key below which members and views are.
         member_id: who we are; one live member has it.
         weight: how much we can bear, for those who divide work.
-        labels: whatever we say of ourselves, as text.
+        labels: whatever we say of ourselves, text or bytes by name. With the address at most about 4,000 bytes.
         address: where we are reached.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
+        id_wait_s: seconds to wait for another member of our id to be gone: the one of our process before a restart is,
+            once its session has ended. None waits for one and a half TTLs of our session, 0 not at all.
+        checks: checks that have to hold at the moment when we join; ``Conflict`` ends the group if one does not.
     """
 
     def __init__(
@@ -64,26 +74,29 @@ class Group(Participant):
         *,
         member_id: str | None = None,
         weight: float = 1.0,
-        labels: Mapping[str, str] | None = None,
+        labels: Mapping[str, Label] | None = None,
         address: str = "",
         session: Session | None = None,
+        id_wait_s: float | None = None,
+        checks: Sequence[Check] = (),
     ) -> None:
         self.name = check_name(name, "group")
         self.member_id = member_id if member_id is None else check_member(member_id, "member")
         what = f"group {name!r}"
         who = f"member {member_id!r}" if member_id is not None else "an onlooker"
         super().__init__(store, what, who, session, name=f"group-{member_id or 'onlooker'}")
-        self._members_key = f"{name}/members"
-        self._views_key = f"{name}/views"
         self._membership: Membership | None = None
         if member_id is not None:
             identity = Identity()
             me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
-            self._membership = Membership(store, self._members_key, what, me)
-        self._watch: Watch | None = None
+            self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
+        self._follower = Follower(store, name, what, member_id or "", self._tell)
+        self._members_key = self._follower.journal.members_key
+        self._started = False
+        self._follows = False
+        self._forget_session: Callable[[], None] = lambda: None
         self._view = View()
         self._seen = False
-        self._life = 0
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
@@ -92,7 +105,7 @@ class Group(Participant):
     # Joining and leaving
 
     def start(self) -> None:
-        """Join, and follow the views, in a thread of its own; does not wait for it. Twice is fine.
+        """Join, in a thread of its own; does not wait for it. Twice is fine.
 
         Raises:
             Closed: the group was closed.
@@ -100,8 +113,9 @@ class Group(Participant):
         self._home.check()  # first: a child of a fork may find the lock held for ever
         with self._changed.mutex:
             self._refuse_closed()
-            if self._background is None:
-                self._begin()
+            if not self._started:
+                self._started = True
+                self._wake_up()
 
     @driven
     async def close(self) -> None:
@@ -113,18 +127,41 @@ class Group(Participant):
         if self._home.is_foreign:
             return
         with self._changed.mutex:
+            is_first = not self._closed
             self._leaving = self._closed = True
-            background, watch, waiter = self._background, self._watch, self._waiter
+            if is_first and self._started and self._background is None and self._membership is not None:
+                self._begin()  # it leaves
+            background, waiter = self._background, self._waiter
             self._changed.ring()
         self._wake.set()
+        self._follower.call_off()
         if waiter is not None:
             waiter.call_off()
-        if watch is not None:
-            watch.close()
         if background is not None and not background.is_mine:
             await background
         await self._announcer.settle(self._store.clock, _SETTLE_S)
         self._dispatcher.close()
+
+    @driven
+    async def wait_joined(self, timeout_s: float | None = None) -> None:
+        """Wait until we are in: our key is there, and everybody who looks at the members sees us.
+
+        Unlike ``wait`` it does not follow the views, which costs a member nothing from then on.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
+        Raises:
+            NodeIdInUse, MemberEvicted, WaitTimeout, SessionLost, Closed, Conflict, PermissionDenied: as ``wait`` does.
+            LatchworkError: we only look on, or this is a callback.
+        """
+        membership = self._member()
+
+        def look() -> bool | None:
+            self._refuse_ended()
+            return True if membership.is_in else None
+
+        late = f"{membership.me.id!r} has not joined {self._what} yet"
+        await self._until(look, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> View:
@@ -134,8 +171,10 @@ class Group(Participant):
             timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
         Raises:
             NodeIdInUse: another live member has our id; a dead one would be gone by the time this is raised.
+            MemberEvicted: somebody evicted us.
             WaitTimeout: we are not in a view yet.
             SessionLost: the session that was handed in has ended.
+            Conflict: a check that had to hold when we join does not.
             Closed: the group or its store was closed, or it was never started.
             PermissionDenied: the account may not write here.
             LatchworkError: this is a callback.
@@ -150,7 +189,26 @@ class Group(Participant):
         """
         return await self._wait(is_true, timeout_s)
 
+    @driven
+    async def sync(self, timeout_s: float | None = None) -> View:
+        """Wait for a view that shows the members as they are now, or later. Arguments and errors as for ``wait``."""
+        patience = Patience(self._store.clock, timeout_s)
+        head = await ask(self._store.get, self._follower.journal.head_key)
+        newer = 2 if head is None else Head.of(head).number + 2  # its writer looked at the members after this
+        backoff = Backoff()
+        while True:
+            now = await steps_of(self.members)()
+            view = await self._wait(lambda _: True, patience.left_s())
+            if view.number >= newer or list(view.members) == now:
+                return view
+            with suppress(WaitTimeout):
+                await self._wait(partial(_is_another, view.number), patience.left_s(backoff.next_s()))
+            if patience.is_over:
+                raise WaitTimeout(f"{self._what}: its views are behind its members still, at {self._view.ids}")
+
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
+        self._listen()
+
         def look() -> View | None:
             with self._changed.mutex:
                 view, seen = self._view, self._seen
@@ -164,33 +222,67 @@ class Group(Participant):
 
     @driven
     async def update(
-        self, *, weight: float | None = None, labels: Mapping[str, str] | None = None, address: str | None = None
+        self, *, weight: float | None = None, labels: Mapping[str, Label] | None = None, address: str | None = None
     ) -> None:
         """Change our attributes without rejoining: the others see a view with them soon. None leaves one as it is.
 
         Raises:
-            SessionLost: we are joining again; the new attributes are used then.
-            Unavailable, OutcomeUnknown: the server could not be reached; they are used when we next join, or write.
+            SessionLost: we are joining again; nothing was changed.
+            Unavailable: the server could not be reached; nothing was changed.
+            OutcomeUnknown: the attributes may be changed or not.
+            ValueError: they take more than about 4,000 bytes.
             LatchworkError: we only look on.
             Closed: the group was closed.
         """
         self._refuse_closed()
-        if self._membership is None:
-            raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
-        await self._membership.update(weight, labels, address)
+        await self._member().update(weight, labels, address)
 
     # Looking around
 
     @property
     def view(self) -> View:
-        """The newest view that we have seen. Does no I/O."""
+        """The newest view that we have seen; the first use begins to follow them. Does no I/O."""
+        self._listen()
         return self._view
 
     @driven
     async def members(self) -> list[GroupMember]:
-        """The members of the newest view, sorted by id, from the store. Needs no joining."""
+        """Who is in now, sorted by id, from the store: also before any view says so. Needs no joining."""
         self._home.check()
-        return list(ViewLog.of(await ask(self._store.get, self._views_key)).view().members)
+        entries = await ask(self._store.list, self._members_key)
+        return sorted(map(GroupMember.at, entries), key=lambda member: member.id)
+
+    def check(self, member_id: str) -> Check:
+        """A check that a member is in, for transactions of yours. Any incarnation will do. Does no I/O."""
+        return Exists(f"{self._members_key}/{check_member(member_id, 'member')}")
+
+    @driven
+    async def evict(self, member_id: str, why: str = "") -> bool:
+        """Remove a member, which then does not join again by itself; False if there is none of this id.
+
+        It is not stopped: it learns of it with its next view, or the next time it joins. Put ``check`` into writes that
+        only a member may do.
+        """
+        self._home.check()
+        key = f"{self._members_key}/{check_member(member_id, 'member')}"
+        while (entry := await ask(self._store.get, key)) is not None:
+            checks, ops = evict(entry, self.name, why)
+            try:
+                await ask(self._store.commit, checks, ops)
+            except Conflict:
+                continue
+            return True
+        return False
+
+    @driven
+    async def remove(self) -> None:
+        """Delete what is stored of a group that has no members: its views begin anew with its next member.
+
+        Raises:
+            Conflict: it has members.
+        """
+        self._home.check()
+        await self._follower.journal.remove()
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
         """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
@@ -202,108 +294,104 @@ class Group(Participant):
         with self._changed.mutex:
             if self._seen:
                 self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
-            return listen(self._listeners, fn)
+            cancel = listen(self._listeners, fn)
+        self._listen()
+        return cancel
 
     # Inside
 
+    def _member(self) -> Membership:
+        if self._membership is None:
+            raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
+        return self._membership
+
+    def _listen(self) -> None:
+        """Follow the views from now on."""
+        if self._follows:
+            return
+        with self._changed.mutex:
+            self._follows = True
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Take part, at first or after a rest. The caller holds the mutex."""
+        is_needed = self._membership is not None or self._follows
+        if is_needed and self._started and self._background is None and not self._leaving and self._error is None:
+            self._begin()
+
+    def _session_ended(self) -> None:
+        with self._changed.mutex:
+            self._wake_up()
+
     async def _stay(self, backoff: Backoff) -> None:
-        """Be a member, and follow the views, until the session ends or we leave."""
+        """Be a member, and follow the views if somebody wants them, until the session ends or we leave."""
+        if self._membership is None and not self._follows:
+            return
         session = await self._session_for_use()
         session.ensure_usable()
-        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self.name) as watch:
-            cancel = session.on_end(watch.close)
+        with closing(Waiter(self._store, session)) as waiter:
             with self._changed.mutex:
-                self._watch, self._waiter = watch, waiter
+                self._waiter = waiter
             try:
                 if self._membership is not None and not self._leaving:
                     await self._membership.enter(waiter)
                 backoff.reset()
-                await self._follow(watch)
+                with self._changed.mutex:
+                    self._changed.ring()
+                if self._follows and not self._leaving:
+                    await self._follower.follow(session, self._refuse_deleted)
+                else:
+                    self._forget_session()
+                    self._forget_session = session.on_end(self._session_ended)
             except Closed:
                 if not self._leaving:
                     session.ensure_usable()
                     raise
-            finally:
-                cancel()
 
-    async def _follow(self, watch: Watch) -> None:
-        seen = Seen(self._members_key, self._views_key)
-        pause_s: float | None = None
-        since: float | None = None
-        while not self._leaving:
-            with suppress(WaitTimeout):
-                seen.fold(await steps_of(watch.next)(pause_s))
-            self._tell(seen)
-            await self._refuse_deleted(seen)
-            now = self._store.clock.now()
-            if seen.log.next(seen.live()) is None:
-                pause_s = since = None
-                continue
-            since = now if since is None else since
-            due = since + delay_s(seen.rank(self.member_id))
-            if now >= due:
-                await self._propose()
-                since, due = now, now + _LAG_S
-            pause_s = max(0.0, due - now)
+    def _rest(self) -> bool:
+        """End the thread of a member that is in, and whose views nobody wants."""
+        with self._changed.mutex:
+            membership = self._membership
+            if self._leaving or self._follows or not (membership is None or membership.is_in):
+                return False
+            self._background = None
+            return True
 
-    async def _refuse_deleted(self, seen: Seen) -> None:
-        """Raise ``SessionLost`` if somebody deleted our key, and not just our watch is behind."""
-        if (
-            self._membership is not None
-            and self.member_id not in seen.entries
-            and not await self._membership.is_there()
-        ):
+    async def _refuse_deleted(self) -> None:
+        """Raise ``SessionLost`` if somebody deleted our key, and not just the view is behind."""
+        if self._membership is not None and not self._is_in(self._view) and not await self._membership.is_there():
             raise SessionLost(f"member {self.member_id!r} of {self._what} was deleted; it joins again")
 
-    async def _propose(self) -> None:
-        """Write the next view, if the members are not those of the newest one."""
-        entry = await ask(self._store.get, self._views_key)
-        live = {_id_of(each): read_body(each.value) for each in await ask(self._store.list, self._members_key)}
-        log = ViewLog.of(entry).next(live)
-        if log is None:
-            return
-        check = Absent(self._views_key) if entry is None else At(entry)
-        try:
-            await ask(self._store.commit, [check], [Put(self._views_key, log.to_bytes())])
-        except Conflict:
-            return  # somebody else was faster: the watch will show it
-        _log.info("%s: view %d has %d members", self._what, log.number, len(live))
-
-    def _tell(self, seen: Seen) -> None:
-        log = seen.log
+    def _tell(self, changes: list[ViewChange]) -> None:
         with self._changed.mutex:
-            if not self._seen:
-                changes = [ViewChange(log.view(), log.view().members, (), ())]
-            elif seen.life > self._life:  # somebody deleted the views, and they were begun anew
-                changes = [difference(self._view, log.view())]
-            else:
-                changes = log.since(self._view)
-            if not changes or log.number == 0:
-                return
-            self._seen, self._life = True, seen.life
+            self._seen = True
             self._view = changes[-1].view
             listeners = list(self._listeners.values())
             self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.ring()
 
     async def _depart(self) -> None:
-        if self._membership is None or not await self._membership.leave():
-            return
-        try:
-            await self._propose()
-        except LatchworkError as error:
-            _log.info("%s: the view without %r is left to others: %s", self._what, self.member_id, error)
+        self._forget_session()
+        if self._membership is not None:
+            await self._membership.leave()
 
     def _is_in(self, view: View) -> bool:
         if self._membership is None:
             return True
         me = self._membership.me
-        return any(member.id == me.id and member.incarnation == me.incarnation for member in view.members)
+        found = view.member(me.id)
+        return found is not None and found.incarnation == me.incarnation
 
     # Ends
 
+    def _refuse_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._leaving or not self._started:
+            raise Closed(f"{self._what} was closed or never started; start it before waiting, or make another one")
+
     def _is_final(self, error: LatchworkError) -> bool:
-        if isinstance(error, (*FATAL, NodeIdInUse)):
+        if isinstance(error, (*FATAL, NodeIdInUse, MemberEvicted, Conflict)):
             return not isinstance(error, Closed) or self._given is not None or not self._is_open()
         return isinstance(error, OwnershipLost) and self._given is not None and self._given.remaining_s() <= 0.0
 
@@ -315,5 +403,14 @@ class Group(Participant):
         return True
 
 
-def _id_of(entry: Entry) -> str:
-    return entry.key.rpartition("/")[2]
+def list_groups(store: Store, prefix: str = "") -> list[str]:
+    """The names of the groups directly below a prefix, sorted: those that have members, or views of earlier ones."""
+    names = [f"{prefix}/{name}" if prefix else name for name in store.children(prefix)]
+    kept = {"members", "views"}
+    with store.pipeline() as pipeline:
+        found = [(name, pipeline.children(name)) for name in names]
+        return [name for name, below in found if kept.intersection(below.result())]
+
+
+def _is_another(number: int, view: View) -> bool:
+    return view.number != number

@@ -5,15 +5,17 @@ The key of our process before a restart may be there until its session ends. We 
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from latchwork.errors import Conflict, LatchworkError, NodeIdInUse, SessionLost
+from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, read_body, write_body
-from latchwork.primitives.group.views import GroupMember, check_member_body
+from latchwork.primitives.fair.tickets import FATAL, read_body
+from latchwork.primitives.group.members import GroupMember, Label, check_member
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
@@ -21,7 +23,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Background, Pause, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
-from latchwork.types import Absent, At, Entry, Put
+from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -30,14 +32,36 @@ _PATIENCE_TTLS = 1.5
 
 
 class Membership:
-    """Our member of one group, below the ``parent`` of all its members. Safe to share between threads."""
+    """Our member of one group. Safe to share between threads.
 
-    def __init__(self, store: Store, parent: str, what: str, me: GroupMember) -> None:
-        self.key = f"{parent}/{me.id}"
+    Args:
+        store: the store.
+        name: the key of the group.
+        me: who we are.
+        what: the group in words.
+        checks: have to hold when we join.
+        id_wait_s: how long another member of our id is waited for; None for 1.5 TTLs of our session.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        me: GroupMember,
+        *,
+        what: str,
+        checks: Sequence[Check] = (),
+        id_wait_s: float | None = None,
+    ) -> None:
+        self.key = f"{name}/members/{me.id}"
+        self._evicted_key = f"{name}/evicted/{me.id}"
         self._store = store
         self._what = what
+        self._checks = tuple(checks)
+        self._id_wait_s = id_wait_s
         self._lock = mutex()
-        self._me = check_member_body(me)
+        self._me = check_member(me, what)
+        self._written: GroupMember | None = None
         self._incarnations: set[str] = set()
         self._session: Session | None = None
         self._bound: Session | None = None  # our key may be there by this one, whatever we know
@@ -47,62 +71,98 @@ class Membership:
         """Who we are now."""
         return self._me
 
+    @property
+    def is_in(self) -> bool:
+        """Whether our key was there when we last looked, by a session that has not ended."""
+        session = self._session
+        return session is not None and session.remaining_s() > 0.0
+
     async def enter(self, waiter: Waiter) -> None:
         """Create our key by the waiter's session, or move it there from our last session.
 
         Raises:
             NodeIdInUse: another is there, for longer than a dead one could be.
+            MemberEvicted: somebody evicted us.
+            Conflict: one of the checks does not hold.
             SessionLost: the session ended meanwhile.
         """
         session = waiter.session
-        patience = Patience(self._store.clock, session.ttl_s * _PATIENCE_TTLS + 1.0)
-        while not waiter.is_off:
+        wait_s = session.ttl_s * _PATIENCE_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
+        patience = Patience(self._store.clock, wait_s)
+        entry: Entry | None = None
+        if self._bound is not None:  # we come again
+            await self._refuse_evicted()
             entry = await ask(self._store.get, self.key)
+        while not waiter.is_off:
             if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:
                 await self._await_gone(entry, waiter, patience)
             elif (entry is not None and entry.owner == session.id) or await self._create(entry, session):
-                self._session = self._bound = session
-                await self.rewrite()  # attributes may have changed meanwhile
+                await self._entered(session)
                 return
+            entry = await ask(self._store.get, self.key)
 
-    async def update(self, weight: float | None, labels: Mapping[str, str] | None, address: str | None) -> None:
-        """Change our attributes, and store them if we are there. None leaves one as it is."""
+    async def _entered(self, session: Session) -> None:
+        """Our key is there by this session; attributes that changed while it was written are written now."""
         with self._lock:
+            self._session = self._bound = session
+            is_written = self._me is self._written
+        while not is_written:
             me = self._me
-            self._me = check_member_body(
-                replace(
-                    me,
-                    weight=me.weight if weight is None else weight,
-                    labels=me.labels if labels is None else dict(labels),
-                    address=me.address if address is None else address,
-                )
-            )
-        await self.rewrite()
+            is_written = await self._store_changed(me, session) and self._me is me
 
-    async def rewrite(self) -> None:
-        """Store our attributes as they are now, if we have entered.
+    async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
+        """Change our attributes, in the store if we are there; else we join with them. None leaves one as it is.
 
         Raises:
+            Unavailable: nothing was changed.
+            OutcomeUnknown: they may be changed, or not.
             SessionLost: we are not there any more.
         """
-        session = self._session
-        while session is not None:
-            entry = await ask(self._store.get, self.key)
-            if entry is None or entry.owner != session.id:
-                raise SessionLost(f"member {self._me.id!r} of {self._what} is gone; it joins again by itself")
-            body = self._me.to_body()
-            if read_body(entry.value) == body:
-                return
-            try:
-                await ask(self._store.commit, [At(entry), session.fence], [Put(self.key, write_body(body))])
-            except Conflict:
-                continue
+        while True:
+            with self._lock:
+                me, session = self._me, self._session
+                new = check_member(
+                    replace(
+                        me,
+                        weight=me.weight if weight is None else weight,
+                        labels=me.labels if labels is None else dict(labels),
+                        address=me.address if address is None else address,
+                        updated_at=time.time(),
+                    ),
+                    self._what,
+                )
+                if session is None:
+                    self._me = new
+                    return
+            if await self._store_changed(new, session):
+                with self._lock:
+                    if self._me is me:
+                        self._me = new
+                        return
+
+    async def _store_changed(self, new: GroupMember, session: Session) -> bool:
+        """Write our key; False if it was changed under us."""
+        entry = await self._own(session)
+        if entry is None:
+            raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again by itself")
+        try:
+            await ask(self._store.commit, [At(entry), session.fence], [Put(self.key, new.to_bytes())])
+        except Conflict:
+            return False
+        except OutcomeUnknown:
+            entry = await self._own(session)
+            if entry is None or read_body(entry.value) != json.loads(new.to_bytes()):
+                raise
+        return True
+
+    async def _own(self, session: Session) -> Entry | None:
+        entry = await ask(self._store.get, self.key)
+        return entry if entry is not None and entry.owner == session.id else None
 
     async def is_there(self) -> bool:
         """True if the store has our key, linearizable; False before we have entered."""
         session = self._session
-        entry = await ask(self._store.get, self.key) if session is not None else None
-        return entry is not None and session is not None and entry.owner == session.id
+        return session is not None and await self._own(session) is not None
 
     async def leave(self) -> bool:
         """Delete our key: now, or in the background until it works or the session has ended.
@@ -119,8 +179,8 @@ class Membership:
     async def _drop(self, session: Session) -> bool:
         """Delete our key if it is there by this session; False when that has to be tried again."""
         try:
-            entry = await ask(self._store.get, self.key)
-            if entry is not None and entry.owner == session.id:
+            entry = await self._own(session)
+            if entry is not None:
                 await ask(self._store.delete, self.key, version=entry.version)
         except FATAL as error:
             _log.warning("%s: member %r stays until its session ends: %s", self._what, self._me.id, error)
@@ -135,25 +195,49 @@ class Membership:
             await Pause(self._store.clock, session.lost, backoff.next_s())
 
     async def _create(self, entry: Entry | None, session: Session) -> bool:
+        """Create our key, or take over the one that our last session had; False if another was faster."""
         with self._lock:
-            self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12])
+            now = time.time()
+            self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12], joined_at=now, updated_at=now)
+            self._written = self._me
             self._incarnations.add(self._me.incarnation)
-            body = write_body(self._me.to_body())
+            body = self._me.to_bytes()
+        free = Absent(self.key) if entry is None else At(entry)
+        ops: list[Op] = [Put(self.key, body, session)]
         self._bound = session
         try:
-            await ask(
-                self._store.commit, [Absent(self.key) if entry is None else At(entry)], [Put(self.key, body, session)]
-            )
-        except Conflict:
+            await ask(self._store.commit, [free, *self._checks], ops)
+        except Conflict as error:
+            if self._checks and free not in error.failed:
+                raise
             return False
         return True
+
+    async def _refuse_evicted(self) -> None:
+        """Raise ``MemberEvicted`` if an incarnation of ours was evicted; its mark is removed."""
+        mark = await ask(self._store.get, self._evicted_key)
+        body = read_body(mark.value) if mark is not None else {}
+        if mark is not None and body.get("incarnation") in self._incarnations:
+            await ask(self._store.delete, self._evicted_key, version=mark.version)
+            raise MemberEvicted(
+                f"member {self._me.id!r} of {self._what} was evicted: {body.get('why') or 'no reason given'}"
+            )
 
     async def _await_gone(self, entry: Entry, waiter: Waiter, patience: Patience) -> None:
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
-        if not await waiter.follow(self.key, is_gone, patience) and not waiter.is_off:
-            other = GroupMember.of(self._me.id, read_body(entry.value))
+        if patience.is_over or not await waiter.follow(self.key, is_gone, patience):
+            if waiter.is_off:
+                return
+            other = GroupMember.at(entry)
             raise NodeIdInUse(
                 f"member {other.id!r} of {self._what} is in use by pid {other.pid} on {other.host}; use another id"
             )
+
+
+def evict(entry: Entry, name: str, why: str) -> tuple[list[Check], list[Op]]:
+    """The transaction that removes a member as it was found, so that it does not join again by itself."""
+    member = GroupMember.at(entry)
+    mark = json.dumps({"incarnation": member.incarnation, "why": why, "at": time.time()}).encode()
+    return [At(entry)], [Delete(entry.key), Put(f"{name}/evicted/{member.id}", mark)]

@@ -53,6 +53,10 @@ class Participant(Starts):
     async def _stay(self, backoff: Backoff) -> None:
         """Take part until the session ends or we leave; reset the backoff once we take part."""
 
+    def _rest(self) -> bool:
+        """Called when staying has ended without trouble; True ends the thread, and whoever needs it begins another."""
+        return False
+
     @abstractmethod
     async def _depart(self) -> None:
         """Leave what was taken part in, at the end of the background thread."""
@@ -73,6 +77,8 @@ class Participant(Starts):
         while not self._leaving:
             try:
                 await self._stay(backoff)
+                if self._rest():
+                    return
             except LatchworkError as error:
                 self._trouble(error)
                 if self._is_final(error):

@@ -1,0 +1,332 @@
+"""Following the views of a group, and writing them when that falls to us.
+
+Keys:  <name>/followers/t<number>   one ticket for each that follows; dies with its session, says whether it ``writes``
+
+The first of the followers writes the views. The second, its deputy, sees the members too, and writes what the first has
+left for a moment. All others see the head of the log, and the ticket before their own: it is gone, or begins to write.
+
+docs/design/0011 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from typing import Literal
+
+from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
+from latchwork.interrupts import mutex
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
+from latchwork.primitives.fair.turns import until_over
+from latchwork.primitives.group.journal import Journal
+from latchwork.primitives.group.log import Head, State, Step
+from latchwork.primitives.group.members import member_id
+from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, change, difference
+from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
+from latchwork.store.steps import Background, Steps, ask, steps_of
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
+from latchwork.types import At, Entry, Put
+
+_log = logging.getLogger(__name__)
+
+#: Views are written at most so often: what changes meanwhile is one view.
+GATHER_S = 0.02
+#: A deputy gives the writer so long, then looks whether there still is one.
+LOOK_S = 0.03
+_WRITES = "writes"
+
+Tell = Callable[[list[ViewChange]], None]
+
+
+class Replica:
+    """The newest view here, by two ways: the watch of the head, and what we write ourselves. Safe to share.
+
+    Args:
+        tell: called with changes, one after the other in the order of the views, with the mutex held: must be quick.
+    """
+
+    def __init__(self, journal: Journal, tell: Tell) -> None:
+        self._journal = journal
+        self._tell = tell
+        self._lock = mutex()
+        self._head: Entry | None = None
+        self._life = ""
+        self._state = State()
+        self._told: View | None = None
+
+    def look(self) -> tuple[Entry | None, State]:
+        """The head and its view. Only the writer may hold on to the state, until it writes."""
+        with self._lock:
+            return self._head, self._state
+
+    def differs(self, name: str, token: int | None) -> bool:
+        """Whether the view has another state of a member than that of a token; None if it is not there."""
+        with self._lock:
+            return self._state.token(name) != token
+
+    def ids(self) -> list[str]:
+        """The ids in the view, in any order."""
+        with self._lock:
+            return list(self._state)
+
+    def clear(self) -> bool:
+        """The head is gone: views begin anew. False if there was none."""
+        with self._lock:
+            had, self._head, self._life, self._state = self._head is not None, None, "", State()
+            if self._told is None:
+                self._told = View()
+            return had
+
+    async def advance(self, entry: Entry) -> None:
+        """Go on to the view of a head, by the steps from ours if they are all there, else from the base."""
+        head = Head.of(entry)
+        with self._lock:
+            follows = self._head is not None and self._life == head.life
+            number = self._state.number
+        steps = await self._journal.steps(head, number) if follows and head.number > number else None
+        if steps is not None:
+            self.applied(entry, head, steps)
+            return
+        if not follows or head.number > number:
+            newest, state = await self._journal.load(entry)
+            if newest is not None:
+                self._adopt(newest, state)
+
+    def applied(self, entry: Entry, head: Head, steps: Iterable[Step]) -> None:
+        """Take these steps, which lead to a head; those that were taken already are left out."""
+        with self._lock:
+            if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
+                return
+            changes = [self._state.apply(step) for step in steps if step.number == self._state.number + 1]
+            if self._state.number == head.number:
+                self._head, self._life = entry, head.life
+            if changes:
+                if self._told is not None and self._told.number >= changes[0].view.number:  # begun anew
+                    changes = [difference(self._told, changes[-1].view)]
+                self._told = changes[-1].view
+                self._tell(changes)
+
+    def _adopt(self, entry: Entry, state: State) -> None:
+        """Take a view that was read whole."""
+        with self._lock:
+            if self._head is not None and entry.token <= self._head.token:
+                return
+            view, told = state.view(), self._told
+            self._head, self._life, self._state, self._told = entry, Head.of(entry).life, state, view
+            if told is None:
+                self._tell([change(view, {}, {member.id: member for member in view.members})])
+            elif told != view:
+                self._tell([difference(told, view)])
+
+
+class Follower:
+    """Follows the views of one group while a session lasts, and again with the next. One thread drives ``follow``.
+
+    Attributes:
+        journal: of the group.
+    """
+
+    def __init__(self, store: Store, name: str, what: str, label: str, tell: Tell) -> None:
+        self.journal = Journal(store, name, what)
+        self._store = store
+        self._what = what
+        self._replica = Replica(self.journal, tell)
+        self._seats = TicketQueue(store, f"{name}/followers", what, label)
+        self._lock = mutex()
+        self._off = False
+        self._heads: Watch | None = None
+        self._members: Watch | None = None
+
+    def call_off(self) -> None:
+        """End ``follow``, at once and for good. From any thread; does not block."""
+        self._off = True
+        with self._lock:
+            heads = self._heads
+        if heads is not None:
+            heads.close()
+
+    async def follow(self, session: Session, check: Callable[[], Steps[object]]) -> None:
+        """Follow until the session ends, or it is called off; ``check()`` is driven after each view."""
+        server: Background | None = None
+        with (
+            closing(Waiter(self._store, session)) as waiter,
+            self._store.watch(self.journal.head_key) as heads,
+        ):
+            with self._lock:
+                self._heads = heads
+            cancel = session.on_end(heads.close)
+            try:
+                while not self._off:
+                    await self._take(await steps_of(heads.next)(None))
+                    if server is None:  # it needs to know the view
+                        server = Background(self._serve(waiter), f"latchwork-views-{self._what}")
+                    await check()
+            except Closed:
+                if not self._off:
+                    session.ensure_usable()
+                    raise
+            finally:
+                cancel()
+                waiter.call_off()
+                self._look_again()
+                if server is not None:
+                    await server
+
+    async def _take(self, batch: Batch) -> None:
+        entry = batch[-1].entry if batch else None
+        if entry is not None:
+            await self._replica.advance(entry)
+        elif self._replica.clear():
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """End the look at the members: it begins again, unless the waiter is off."""
+        with self._lock:
+            members = self._members
+        if members is not None:
+            members.close()
+
+    # Writing
+
+    async def _serve(self, waiter: Waiter) -> None:
+        backoff = Backoff()
+        while not waiter.is_off:
+            try:
+                place = await self._seats.join(waiter.session, {_WRITES: False})
+                try:
+                    if await self._is_called(place, waiter):
+                        await self._write(place, waiter)
+                finally:
+                    await self._seats.leave(place)
+            except PermissionDenied as error:
+                _log.info("%s: views are left to others to write: %s", self._what, error)
+                return
+            except Closed:
+                continue
+            except LatchworkError as error:
+                _log.info("%s: writing views is tried again: %s", self._what, error)
+            except Exception:
+                _log.exception("%s: writing views failed unexpectedly and is tried again", self._what)
+            await waiter.pause(backoff.next_s())
+
+    async def _is_called(self, place: Place, waiter: Waiter) -> bool:
+        """Wait until nobody is ahead of us, or nobody but the writer; False when called off."""
+        over = ""
+        while not waiter.is_off:
+            ahead = await self._seats.ahead(place)
+            if not ahead or ahead[-1] == over:  # it is there all the same: it writes
+                return True
+            if not await until_over(ahead[-1], _waits, waiter, Patience(self._store.clock, None)):
+                return False
+            over = ahead[-1]
+        return False
+
+    async def _write(self, place: Place, waiter: Waiter) -> None:
+        """Write a view when the members are not those of the newest one: at once, or as the deputy a little later."""
+        duty = Duty(is_writer=await self._become_writer(place))
+        tokens: dict[str, int] = {}
+        dirty = set(self._replica.ids())
+        pause_s: float | None = None
+        with self._store.watch(self.journal.members_key) as watch:
+            with self._lock:
+                self._members = watch
+            while not waiter.is_off:
+                with suppress(WaitTimeout):
+                    dirty |= self._fold(await steps_of(watch.next)(pause_s), tokens)
+                dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
+                now = self._store.clock.now()
+                due = duty.due(now, is_behind=bool(dirty))
+                if due == "look" and await self._become_writer(place):
+                    duty.is_writer = True
+                    due = duty.due(now, is_behind=True)
+                if due == "write":
+                    duty.wrote(now)
+                    await self._append(dirty)
+                    dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
+                pause_s = duty.pause_s(self._store.clock.now(), is_behind=bool(dirty))
+
+    def _fold(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
+        """Take in what the watch says of the members; their ids."""
+        names = set()
+        for each in batch:
+            if each.key.rpartition("/")[0] != self.journal.members_key:
+                continue
+            name = member_id(each.key)
+            names.add(name)
+            if each.entry is None:
+                tokens.pop(name, None)
+            else:
+                tokens[name] = each.entry.token
+        return names
+
+    async def _append(self, names: Iterable[str]) -> None:
+        at, state = self._replica.look()
+        try:
+            written = await self.journal.append(at, state, names)
+        except Conflict:
+            return  # another was faster: the watch will show it
+        if written is not None:
+            entry, head, step = written
+            self._replica.applied(entry, head, [step])
+            _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
+
+    async def _become_writer(self, place: Place) -> bool:
+        """Say in our ticket that we write, if nobody is ahead of us: who is next becomes the deputy."""
+        if await self._seats.ahead(place):
+            return False
+        body = {**Ticket.of(place.ticket).body, _WRITES: True}
+        with suppress(Conflict):  # it says so already, or is gone, which the next look finds
+            await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, write_body(body))])
+        return True
+
+
+class Duty:
+    """When a view has to be written, by the writer or by its deputy. Pure.
+
+    Attributes:
+        is_writer: whether it is ours to write, at once; else we give the writer a moment.
+    """
+
+    def __init__(self, *, is_writer: bool) -> None:
+        self.is_writer = is_writer
+        self._since: float | None = None
+        self._looked = False
+        self._last = -math.inf
+
+    def due(self, now: float, *, is_behind: bool) -> Literal["", "look", "write"]:
+        """What has to be done now: nothing, look whether there is a writer, or write."""
+        if not is_behind:
+            self._since, self._looked = None, False
+            return ""
+        self._since = now if self._since is None else self._since
+        if now >= self._at():
+            return "write"
+        if not self.is_writer and not self._looked and now >= self._since + LOOK_S:
+            self._looked = True
+            return "look"
+        return ""
+
+    def wrote(self, now: float) -> None:
+        """A view was written, or found to need no writing: what is behind after this waits its time again."""
+        self._last, self._since, self._looked = now, now, False
+
+    def pause_s(self, now: float, *, is_behind: bool) -> float | None:
+        """Seconds until it has to be asked again; None when only a change can make something due."""
+        if not is_behind or self._since is None:
+            return None if not is_behind else 0.0
+        at = self._at() if self.is_writer or self._looked else self._since + LOOK_S
+        return max(0.0, at - now)
+
+    def _at(self) -> float:
+        assert self._since is not None
+        return max(self._since if self.is_writer else self._since + STAND_IN_S, self._last + GATHER_S)
+
+
+def _waits(ticket: Ticket) -> bool:
+    return ticket.body.get(_WRITES) is not True
