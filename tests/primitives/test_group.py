@@ -21,9 +21,9 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group
 from latchwork.primitives.group import log as logs
-from latchwork.primitives.group.follower import Replica
 from latchwork.primitives.group.journal import Journal
 from latchwork.primitives.group.log import State
+from latchwork.primitives.group.replica import Replica
 from latchwork.store.steps import run
 
 TTL_S = 1.0
@@ -246,7 +246,8 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
     store, told = connect(), []
-    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"), told.extend)
+    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
+    replica.tell(told.extend)
     at, state = None, State()
     for number in range(1, 40):
         store.put("web/members/a", b'{"weight": %d}' % number)
@@ -266,7 +267,8 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
 def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, monkeypatch):
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     store, told = connect(), []
-    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"), told.extend)
+    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
+    replica.tell(told.extend)
     at, state = None, State()
     for number in range(1, 60):
         store.put("web/members/a", b'{"weight": %d}' % number)
@@ -295,7 +297,7 @@ def test_views_of_the_first_format_are_read_and_go_on(connect, group, eventually
 def test_what_is_no_log_of_views_is_refused(connect, group):
     connect().put("web/views", b'{"number": "many"}')
     with pytest.raises(LatchworkError, match="key 'web/views' holds something else than views; use another name"):
-        run(Replica(Journal(connect(), "web", "web"), print).advance(connect().get("web/views")))
+        run(Replica(Journal(connect(), "web", "web")).advance(connect().get("web/views")))
 
 
 def test_a_wait_ends_with_its_time_and_with_close(group, in_thread):

@@ -7,8 +7,9 @@ from latchwork.primitives.fair.lock import Lock
 from latchwork.primitives.fair.rwlock import ReadWriteLock
 from latchwork.primitives.fair.semaphore import Semaphore
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.group.group import Group, list_groups
+from latchwork.primitives.group.group import Group
 from latchwork.primitives.group.members import GroupMember
+from latchwork.primitives.group.outside import list_groups
 from latchwork.primitives.group.views import View, ViewChange
 from latchwork.primitives.meeting.barrier import Barrier
 from latchwork.primitives.meeting.double_barrier import DoubleBarrier

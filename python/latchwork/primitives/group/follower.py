@@ -1,4 +1,4 @@
-"""Following the views of a group, and writing them when that falls to us.
+"""Following the views of a group, once for all of a process, and writing them when that falls to us.
 
 Keys:  <name>/followers/t<number>   one ticket for each that follows; dies with its session, says whether it ``writes``
 
@@ -11,164 +11,185 @@ docs/design/0011 has the races.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
-from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
+from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import until_over
+from latchwork.primitives.group.duty import Duty
 from latchwork.primitives.group.journal import Journal
-from latchwork.primitives.group.log import Head, State, Step
 from latchwork.primitives.group.members import member_id
-from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, change, difference
+from latchwork.primitives.group.replica import Replica, Tell
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Steps, ask, steps_of
+from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
-from latchwork.types import At, Entry, Put
+from latchwork.types import At, Put
 
 _log = logging.getLogger(__name__)
 
-#: Views are written at most so often: what changes meanwhile is one view.
-GATHER_S = 0.02
-#: A deputy gives the writer so long, then looks whether there still is one.
-LOOK_S = 0.03
 _WRITES = "writes"
 
-Tell = Callable[[list[ViewChange]], None]
+#: Called when the views cannot be followed, with the reason.
+Fail = Callable[[LatchworkError], None]
 
 
-class Replica:
-    """The newest view here, by two ways: the watch of the head, and what we write ourselves. Safe to share.
+class Views:
+    """The views of one group, for all of a process that want them: they are followed while anybody does.
+
+    Safe to share between threads.
 
     Args:
-        tell: called with changes, one after the other in the order of the views, with the mutex held: must be quick.
+        store: the store.
+        name: the key of the group.
+        session: to live by; None takes the store's primary session.
     """
 
-    def __init__(self, journal: Journal, tell: Tell) -> None:
-        self._journal = journal
-        self._tell = tell
+    def __init__(self, store: Store, name: str, session: Session | None = None) -> None:
+        self._store = store
+        self._name = name
+        self._session = session
         self._lock = mutex()
-        self._head: Entry | None = None
-        self._life = ""
-        self._state = State()
-        self._told: View | None = None
+        self._closed = False
+        self._follower: Follower | None = None
 
-    def look(self) -> tuple[Entry | None, State]:
-        """The head and its view. Only the writer may hold on to the state, until it writes."""
-        with self._lock:
-            return self._head, self._state
+    def subscribe(self, tell: Tell, fail: Fail) -> Callable[[], Background | None]:
+        """Call ``tell`` with the changes from view to view, the first of which has the whole view.
 
-    def differs(self, name: str, token: int | None) -> bool:
-        """Whether the view has another state of a member than that of a token; None if it is not there."""
+        Returns:
+            What ends it. It returns the thread that followed if nobody wants the views any more: it is ending.
+        Raises:
+            Closed: the store was closed.
+        """
         with self._lock:
-            return self._state.token(name) != token
+            if self._closed:
+                raise Closed(f"the views of group {self._name!r} ended with their store; connect again")
+            if self._follower is None:
+                self._follower = Follower(self._store, self._name, self._session)
+            follower = self._follower
+            number = follower.add(tell, fail)
 
-    def ids(self) -> list[str]:
-        """The ids in the view, in any order."""
-        with self._lock:
-            return list(self._state)
+        def cancel() -> Background | None:
+            with self._lock:
+                if not follower.discard(number):
+                    return None
+                if self._follower is follower:
+                    self._follower = None
+            return follower.call_off()
 
-    def clear(self) -> bool:
-        """The head is gone: views begin anew. False if there was none."""
-        with self._lock:
-            had, self._head, self._life, self._state = self._head is not None, None, "", State()
-            if self._told is None:
-                self._told = View()
-            return had
+        return cancel
 
-    async def advance(self, entry: Entry) -> None:
-        """Go on to the view of a head, by the steps from ours if they are all there, else from the base."""
-        head = Head.of(entry)
+    def close(self) -> None:
+        """End: nobody is told any more. From any thread; twice is fine."""
         with self._lock:
-            follows = self._head is not None and self._life == head.life
-            number = self._state.number
-        steps = await self._journal.steps(head, number) if follows and head.number > number else None
-        if steps is not None:
-            self.applied(entry, head, steps)
-            return
-        if not follows or head.number > number:
-            newest, state = await self._journal.load(entry)
-            if newest is not None:
-                self._adopt(newest, state)
-
-    def applied(self, entry: Entry, head: Head, steps: Iterable[Step]) -> None:
-        """Take these steps, which lead to a head; those that were taken already are left out."""
-        with self._lock:
-            if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
-                return
-            changes = [self._state.apply(step) for step in steps if step.number == self._state.number + 1]
-            if self._state.number == head.number:
-                self._head, self._life = entry, head.life
-            if changes:
-                if self._told is not None and self._told.number >= changes[0].view.number:  # begun anew
-                    changes = [difference(self._told, changes[-1].view)]
-                self._told = changes[-1].view
-                self._tell(changes)
-
-    def _adopt(self, entry: Entry, state: State) -> None:
-        """Take a view that was read whole."""
-        with self._lock:
-            if self._head is not None and entry.token <= self._head.token:
-                return
-            view, told = state.view(), self._told
-            self._head, self._life, self._state, self._told = entry, Head.of(entry).life, state, view
-            if told is None:
-                self._tell([change(view, {}, {member.id: member for member in view.members})])
-            elif told != view:
-                self._tell([difference(told, view)])
+            self._closed = True
+            follower, self._follower = self._follower, None
+        if follower is not None:
+            background = follower.call_off()
+            if not background.is_mine:
+                background.block()
 
 
 class Follower:
-    """Follows the views of one group while a session lasts, and again with the next. One thread drives ``follow``.
+    """Follows the views of a group in a thread of its own, from its construction until it is called off."""
 
-    Attributes:
-        journal: of the group.
-    """
-
-    def __init__(self, store: Store, name: str, what: str, label: str, tell: Tell) -> None:
-        self.journal = Journal(store, name, what)
+    def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
-        self._what = what
-        self._replica = Replica(self.journal, tell)
-        self._seats = TicketQueue(store, f"{name}/followers", what, label)
+        self._what = f"group {name!r}"
+        self._given = session
+        self._journal = Journal(store, name, self._what)
+        self._replica = Replica(self._journal)
+        self._seats = TicketQueue(store, f"{name}/followers", self._what)
         self._lock = mutex()
-        self._off = False
+        self._off = Signal()
         self._heads: Watch | None = None
         self._members: Watch | None = None
+        self._told: dict[object, tuple[Callable[[], None], Fail]] = {}
+        self._error: LatchworkError | None = None
+        self._background = Background(self._run(), f"latchwork-views-{name}")
 
-    def call_off(self) -> None:
-        """End ``follow``, at once and for good. From any thread; does not block."""
-        self._off = True
+    def add(self, tell: Tell, fail: Fail) -> object:
+        """Call these from now on; returns what names them."""
+        number = object()
+        self._told[number] = (self._replica.tell(tell), fail)
+        if self._error is not None:
+            fail(self._error)
+        return number
+
+    def discard(self, number: object) -> bool:
+        """Call these no more; True if that were the last. Twice is fine."""
+        cancel, _ = self._told.pop(number, (None, None))
+        if cancel is None:
+            return False
+        cancel()
+        return not self._told
+
+    def call_off(self) -> Background:
+        """End, at once and for good. From any thread; does not block. Returns the thread, which is ending."""
+        self._off.set()
         with self._lock:
             heads = self._heads
         if heads is not None:
             heads.close()
+        return self._background
 
-    async def follow(self, session: Session, check: Callable[[], Steps[object]]) -> None:
-        """Follow until the session ends, or it is called off; ``check()`` is driven after each view."""
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while not self._off.is_set():
+            try:
+                await self._follow(backoff)
+            except LatchworkError as error:
+                if isinstance(error, FATAL) or type(error) is LatchworkError or self._has_ended():
+                    self._fail(error)
+                if self._is_final(error):
+                    return
+                _log.info("%s: its views are followed again: %s", self._what, error)
+            except Exception:
+                _log.exception("%s: following its views failed unexpectedly and is tried again", self._what)
+            await Pause(self._store.clock, self._off, backoff.next_s())
+
+    def _has_ended(self) -> bool:
+        return self._given is not None and self._given.remaining_s() <= 0.0
+
+    def _is_final(self, error: LatchworkError) -> bool:
+        if isinstance(error, Closed) and self._given is None:  # the session was closed, perhaps not the store
+            try:
+                self._store.session  # noqa: B018 - refuses when the store was closed
+            except LatchworkError as now:
+                return isinstance(now, FATAL)
+            return False
+        return isinstance(error, FATAL) or self._has_ended()
+
+    def _fail(self, error: LatchworkError) -> None:
+        if self._off.is_set():
+            return
+        self._error = error
+        for _, fail in list(self._told.values()):
+            fail(error)
+
+    async def _follow(self, backoff: Backoff) -> None:
+        """Follow until the session ends, or it is called off."""
+        session = self._given if self._given is not None else await ask(self._store.primary_session)
+        session.ensure_usable()
         server: Background | None = None
-        with (
-            closing(Waiter(self._store, session)) as waiter,
-            self._store.watch(self.journal.head_key) as heads,
-        ):
+        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._journal.head_key) as heads:
             with self._lock:
                 self._heads = heads
             cancel = session.on_end(heads.close)
             try:
-                while not self._off:
+                while not self._off.is_set():
                     await self._take(await steps_of(heads.next)(None))
+                    self._error = None
+                    backoff.reset()
                     if server is None:  # it needs to know the view
                         server = Background(self._serve(waiter), f"latchwork-views-{self._what}")
-                    await check()
             except Closed:
-                if not self._off:
+                if not self._off.is_set():
                     session.ensure_usable()
                     raise
             finally:
@@ -233,7 +254,7 @@ class Follower:
         tokens: dict[str, int] = {}
         dirty = set(self._replica.ids())
         pause_s: float | None = None
-        with self._store.watch(self.journal.members_key) as watch:
+        with self._store.watch(self._journal.members_key) as watch:
             with self._lock:
                 self._members = watch
             while not waiter.is_off:
@@ -255,7 +276,7 @@ class Follower:
         """Take in what the watch says of the members; their ids."""
         names = set()
         for each in batch:
-            if each.key.rpartition("/")[0] != self.journal.members_key:
+            if each.key.rpartition("/")[0] != self._journal.members_key:
                 continue
             name = member_id(each.key)
             names.add(name)
@@ -268,7 +289,7 @@ class Follower:
     async def _append(self, names: Iterable[str]) -> None:
         at, state = self._replica.look()
         try:
-            written = await self.journal.append(at, state, names)
+            written = await self._journal.append(at, state, names)
         except Conflict:
             return  # another was faster: the watch will show it
         if written is not None:
@@ -284,48 +305,6 @@ class Follower:
         with suppress(Conflict):  # it says so already, or is gone, which the next look finds
             await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, write_body(body))])
         return True
-
-
-class Duty:
-    """When a view has to be written, by the writer or by its deputy. Pure.
-
-    Attributes:
-        is_writer: whether it is ours to write, at once; else we give the writer a moment.
-    """
-
-    def __init__(self, *, is_writer: bool) -> None:
-        self.is_writer = is_writer
-        self._since: float | None = None
-        self._looked = False
-        self._last = -math.inf
-
-    def due(self, now: float, *, is_behind: bool) -> Literal["", "look", "write"]:
-        """What has to be done now: nothing, look whether there is a writer, or write."""
-        if not is_behind:
-            self._since, self._looked = None, False
-            return ""
-        self._since = now if self._since is None else self._since
-        if now >= self._at():
-            return "write"
-        if not self.is_writer and not self._looked and now >= self._since + LOOK_S:
-            self._looked = True
-            return "look"
-        return ""
-
-    def wrote(self, now: float) -> None:
-        """A view was written, or found to need no writing: what is behind after this waits its time again."""
-        self._last, self._since, self._looked = now, now, False
-
-    def pause_s(self, now: float, *, is_behind: bool) -> float | None:
-        """Seconds until it has to be asked again; None when only a change can make something due."""
-        if not is_behind or self._since is None:
-            return None if not is_behind else 0.0
-        at = self._at() if self.is_writer or self._looked else self._since + LOOK_S
-        return max(0.0, at - now)
-
-    def _at(self) -> float:
-        assert self._since is not None
-        return max(self._since if self.is_writer else self._since + STAND_IN_S, self._last + GATHER_S)
 
 
 def _waits(ticket: Ticket) -> bool:

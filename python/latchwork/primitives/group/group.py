@@ -4,8 +4,8 @@ Keys:  <name>/members/<id>   one per member, dies with its session: weight, labe
        <name>/evicted/<id>   who was evicted, so that it does not join again by itself
        views: see ``journal``; who writes them: see ``follower``
 
-A member is in once its key is there. It follows the views from the first call that asks for one; a member that nobody
-asks keeps no thread and no watch.
+A member is in once its key is there. It follows the views from the first call that asks for one: a member that nobody
+asks keeps no thread and no watch, and those of one process that are asked share one.
 
 docs/design/0011 has the races.
 """
@@ -23,11 +23,12 @@ from latchwork.errors import (
     MemberEvicted,
     NodeIdInUse,
     OwnershipLost,
-    SessionLost,
     WaitTimeout,
 )
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.follower import Follower
+from latchwork.primitives.group.follower import Views
+from latchwork.primitives.group.journal import Journal
 from latchwork.primitives.group.log import Head
 from latchwork.primitives.group.members import GroupMember, Label
 from latchwork.primitives.group.membership import Membership, evict
@@ -39,7 +40,7 @@ from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import Background, ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Check, Exists
 
@@ -90,10 +91,13 @@ class Group(Participant):
             identity = Identity()
             me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
-        self._follower = Follower(store, name, what, member_id or "", self._tell)
-        self._members_key = self._follower.journal.members_key
+        self._journal = Journal(store, name, what)
+        self._members_key = self._journal.members_key
         self._started = False
-        self._follows = False
+        self._listening = mutex()
+        self._views: Views | None = None
+        self._unsubscribe: Callable[[], Background | None] | None = None
+        self._view_error: LatchworkError | None = None
         self._forget_session: Callable[[], None] = lambda: None
         self._view = View()
         self._seen = False
@@ -116,6 +120,8 @@ class Group(Participant):
             if not self._started:
                 self._started = True
                 self._wake_up()
+        if self._listeners:
+            self._listen()
 
     @driven
     async def close(self) -> None:
@@ -134,11 +140,15 @@ class Group(Participant):
             background, waiter = self._background, self._waiter
             self._changed.ring()
         self._wake.set()
-        self._follower.call_off()
         if waiter is not None:
             waiter.call_off()
         if background is not None and not background.is_mine:
             await background
+        with self._listening:
+            unsubscribe, self._unsubscribe = self._unsubscribe, None
+        follower = unsubscribe() if unsubscribe is not None else None
+        if follower is not None and not follower.is_mine:
+            await follower
         await self._announcer.settle(self._store.clock, _SETTLE_S)
         self._dispatcher.close()
 
@@ -193,7 +203,7 @@ class Group(Participant):
     async def sync(self, timeout_s: float | None = None) -> View:
         """Wait for a view that shows the members as they are now, or later. Arguments and errors as for ``wait``."""
         patience = Patience(self._store.clock, timeout_s)
-        head = await ask(self._store.get, self._follower.journal.head_key)
+        head = await ask(self._store.get, self._journal.head_key)
         newer = 2 if head is None else Head.of(head).number + 2  # its writer looked at the members after this
         backoff = Backoff()
         while True:
@@ -213,6 +223,8 @@ class Group(Participant):
             with self._changed.mutex:
                 view, seen = self._view, self._seen
                 self._refuse_ended()
+                if self._view_error is not None:
+                    raise self._view_error
             return view if seen and is_true(view) else None
 
         def late() -> WaitTimeout:
@@ -242,7 +254,8 @@ class Group(Participant):
     @property
     def view(self) -> View:
         """The newest view that we have seen; the first use begins to follow them. Does no I/O."""
-        self._listen()
+        with suppress(LatchworkError):  # it is closed: the last one
+            self._listen()
         return self._view
 
     @driven
@@ -282,7 +295,7 @@ class Group(Participant):
             Conflict: it has members.
         """
         self._home.check()
-        await self._follower.journal.remove()
+        await self._journal.remove()
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
         """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
@@ -307,16 +320,22 @@ class Group(Participant):
 
     def _listen(self) -> None:
         """Follow the views from now on."""
-        if self._follows:
-            return
-        with self._changed.mutex:
-            self._follows = True
-            self._wake_up()
+        with self._listening:
+            if self._unsubscribe is None and self._started and not self._closed:
+                if self._views is None:
+                    self._views = self._shared_views()
+                self._unsubscribe = self._views.subscribe(self._tell, self._tell_trouble)
+
+    def _shared_views(self) -> Views:
+        """Followed once for all members of this process that live by the store's primary session."""
+        if self._given is not None:
+            return Views(self._store, self.name, self._given)
+        return self._store.shared((Views, self.name), lambda store: Views(store, self.name))
 
     def _wake_up(self) -> None:
-        """Take part, at first or after a rest. The caller holds the mutex."""
-        is_needed = self._membership is not None or self._follows
-        if is_needed and self._started and self._background is None and not self._leaving and self._error is None:
+        """Join, or look whether we are in still. The caller holds the mutex."""
+        is_idle = self._background is None and not self._leaving and self._error is None
+        if is_idle and self._started and self._membership is not None:
             self._begin()
 
     def _session_ended(self) -> None:
@@ -324,50 +343,42 @@ class Group(Participant):
             self._wake_up()
 
     async def _stay(self, backoff: Backoff) -> None:
-        """Be a member, and follow the views if somebody wants them, until the session ends or we leave."""
-        if self._membership is None and not self._follows:
-            return
+        """Join, if we are not in; what comes after that needs no thread."""
         session = await self._session_for_use()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter:
             with self._changed.mutex:
                 self._waiter = waiter
-            try:
-                if self._membership is not None and not self._leaving:
-                    await self._membership.enter(waiter)
-                backoff.reset()
-                with self._changed.mutex:
-                    self._changed.ring()
-                if self._follows and not self._leaving:
-                    await self._follower.follow(session, self._refuse_deleted)
-                else:
-                    self._forget_session()
-                    self._forget_session = session.on_end(self._session_ended)
-            except Closed:
-                if not self._leaving:
-                    session.ensure_usable()
-                    raise
+            if not self._leaving:
+                await self._member().enter(waiter)
+            backoff.reset()
+            with self._changed.mutex:
+                self._changed.ring()
+            self._forget_session()
+            self._forget_session = session.on_end(self._session_ended)
 
     def _rest(self) -> bool:
-        """End the thread of a member that is in, and whose views nobody wants."""
+        """End the thread of a member that is in."""
         with self._changed.mutex:
-            membership = self._membership
-            if self._leaving or self._follows or not (membership is None or membership.is_in):
+            if self._leaving or not self._member().is_in:
                 return False
             self._background = None
             return True
-
-    async def _refuse_deleted(self) -> None:
-        """Raise ``SessionLost`` if somebody deleted our key, and not just the view is behind."""
-        if self._membership is not None and not self._is_in(self._view) and not await self._membership.is_there():
-            raise SessionLost(f"member {self.member_id!r} of {self._what} was deleted; it joins again")
 
     def _tell(self, changes: list[ViewChange]) -> None:
         with self._changed.mutex:
             self._seen = True
             self._view = changes[-1].view
+            self._view_error = None
             listeners = list(self._listeners.values())
             self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
+            self._changed.ring()
+            if self._membership is not None and self._membership.is_missing(changes):
+                self._wake_up()
+
+    def _tell_trouble(self, error: LatchworkError) -> None:
+        with self._changed.mutex:
+            self._view_error = error
             self._changed.ring()
 
     async def _depart(self) -> None:
@@ -401,15 +412,6 @@ class Group(Participant):
         except LatchworkError as error:
             return not isinstance(error, Closed)
         return True
-
-
-def list_groups(store: Store, prefix: str = "") -> list[str]:
-    """The names of the groups directly below a prefix, sorted: those that have members, or views of earlier ones."""
-    names = [f"{prefix}/{name}" if prefix else name for name in store.children(prefix)]
-    kept = {"members", "views"}
-    with store.pipeline() as pipeline:
-        found = [(name, pipeline.children(name)) for name in names]
-        return [name for name, below in found if kept.intersection(below.result())]
 
 
 def _is_another(number: int, view: View) -> bool:

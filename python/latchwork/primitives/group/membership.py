@@ -16,7 +16,9 @@ from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUs
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.primitives.group.members import GroupMember, Label, check_member
+from latchwork.primitives.group.views import ViewChange
 from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.gate import Gate
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -29,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 #: How many TTLs to wait for a member of our id that is there already.
 _PATIENCE_TTLS = 1.5
+#: Members of one store that ask to be let in at a time: a server that is asked too much at once answers nobody in time.
+MOST_AT_ONCE = 64
 
 
 class Membership:
@@ -63,6 +67,7 @@ class Membership:
         self._me = check_member(me, what)
         self._written: GroupMember | None = None
         self._incarnations: set[str] = set()
+        self._created = 0
         self._session: Session | None = None
         self._bound: Session | None = None  # our key may be there by this one, whatever we know
 
@@ -76,6 +81,18 @@ class Membership:
         """Whether our key was there when we last looked, by a session that has not ended."""
         session = self._session
         return session is not None and session.remaining_s() > 0.0
+
+    def is_missing(self, changes: Sequence[ViewChange]) -> bool:
+        """Whether our key may be gone: the last view is without us, and has left us out, or has who joined after us."""
+        me = self._me
+        found = changes[-1].view.member(me.id)
+        if not self.is_in or (found is not None and found.incarnation == me.incarnation):
+            return False
+        return any(
+            any(member.incarnation == me.incarnation for member in change.left)
+            or any(member.created > self._created for member in change.joined)
+            for change in changes
+        )
 
     async def enter(self, waiter: Waiter) -> None:
         """Create our key by the waiter's session, or move it there from our last session.
@@ -93,10 +110,11 @@ class Membership:
         if self._bound is not None:  # we come again
             await self._refuse_evicted()
             entry = await ask(self._store.get, self.key)
+        gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
         while not waiter.is_off:
             if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:
                 await self._await_gone(entry, waiter, patience)
-            elif (entry is not None and entry.owner == session.id) or await self._create(entry, session):
+            elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
                 await self._entered(session)
                 return
             entry = await ask(self._store.get, self.key)
@@ -194,6 +212,15 @@ class Membership:
         while session.remaining_s() > 0.0 and not await self._drop(session):
             await Pause(self._store.clock, session.lost, backoff.next_s())
 
+    async def _pass(self, gate: Gate, entry: Entry | None, waiter: Waiter) -> bool:
+        """Create our key when it is our turn; False if another was faster, or the waiter was called off."""
+        if not await gate.enter(waiter, self._store.clock):
+            return False
+        try:
+            return await self._create(entry, waiter.session)
+        finally:
+            gate.leave()
+
     async def _create(self, entry: Entry | None, session: Session) -> bool:
         """Create our key, or take over the one that our last session had; False if another was faster."""
         with self._lock:
@@ -206,7 +233,8 @@ class Membership:
         ops: list[Op] = [Put(self.key, body, session)]
         self._bound = session
         try:
-            await ask(self._store.commit, [free, *self._checks], ops)
+            done = await ask(self._store.commit, [free, *self._checks], ops)
+            self._created = done.entries[0].created
         except Conflict as error:
             if self._checks and free not in error.failed:
                 raise

@@ -27,6 +27,7 @@ class Waiter:
 
     Attributes:
         session: the session whose end calls it off.
+        off: set once it is called off.
         is_kept: set by the caller that keeps it after the wait, and closes it.
     """
 
@@ -35,7 +36,7 @@ class Waiter:
         self.is_kept = False
         self._store = store
         self._lock = mutex()
-        self._off = Signal()
+        self.off = Signal()
         self._watch: Watch | None = None
         self._cancel = session.on_end(self.call_off)
 
@@ -47,11 +48,11 @@ class Waiter:
     @property
     def is_off(self) -> bool:
         """True once called off."""
-        return self._off.is_set()
+        return self.off.is_set()
 
     def call_off(self) -> None:
         """End the wait, and every later one, at once. Does not block."""
-        self._off.set()
+        self.off.set()
         with self._lock:
             watch = self._watch
         if watch is not None:
@@ -59,7 +60,7 @@ class Waiter:
 
     async def pause(self, seconds: float | None) -> bool:
         """Pause so long; False when called off."""
-        return not await Pause(self._store.clock, self._off, seconds)
+        return not await Pause(self._store.clock, self.off, seconds)
 
     @property
     def beside(self) -> tuple[str, ...] | None:

@@ -1,0 +1,229 @@
+"""What it costs to join a group, and to be told of it.
+
+    python benches/bench_group.py [--backends etcd35,zookeeper] [--members 1000] [--processes 4] [--watchers 10]
+                                  [--listen] [--one-by-one 100] [--no-peer] [--json FILE]
+
+At once: so many members join in a few processes, which have one session each, while watchers in processes of their own
+are told. Each watcher has to be told of every member once, with view numbers without a gap. ``--listen``: every member
+listens too. One by one: members of one process join, each when the one before it is in; tooz's ZooKeeper driver does
+the same beside it, on the same server. Prints figures and judges none of them but the views.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import latchwork
+from latchwork.primitives import Group
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+
+SERVERS = {
+    "etcd34": lambda: EtcdServer(version="3.4"),
+    "etcd35": lambda: EtcdServer(version="3.5"),
+    "zookeeper": ZooKeeperServer,
+}
+TTL_S = 30.0
+
+
+class Child:
+    """A process of this file that plays one role; it is told and answers by lines of JSON."""
+
+    def __init__(self, role, **options):
+        command = [sys.executable, __file__, "--role", role, "--options", json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def say(self, word):
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a process of the benchmark has ended; see above")
+        return json.loads(line)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(120)
+
+
+def answer(**what):
+    print(json.dumps(what), flush=True)
+
+
+def joiner(url, group, first, count, *, listen):
+    """Join so many members when told; say when all are in, and what that took."""
+    with latchwork.connect(url, session_ttl_s=TTL_S) as store:
+        store.session.ensure_usable()
+        answer(ready=True)
+        sys.stdin.readline()
+        cpu, started = time.process_time(), time.monotonic()
+        told = []
+        members = [Group(store, group, member_id=f"m{number:05}") for number in range(first, first + count)]
+        for member in members:
+            if listen:
+                member.on_view(told.append)
+            member.start()
+        for member in members:
+            member.wait_joined(300.0)
+        answer(joined_s=time.monotonic() - started, cpu_s=time.process_time() - cpu)
+        sys.stdin.readline()
+        answer(cpu_s=time.process_time() - cpu, told=len(told))
+        sys.stdin.readline()
+        for member in members:
+            member.close()
+
+
+def watcher(url, group, count):
+    """Look on until so many members are there; say when, what that took, and what was wrong with the views."""
+    with latchwork.connect(url, session_ttl_s=TTL_S) as store, Group(store, group) as onlooker:
+        seen, wrong, done, last = [], [], threading.Event(), []
+
+        def note(change):
+            if last and change.view.number != last[-1] + 1:
+                wrong.append(f"view {change.view.number} after {last[-1]}")
+            last.append(change.view.number)
+            seen.extend(member.id for member in change.joined)
+            wrong.extend(f"{member.id} left" for member in change.left)
+            if len(change.view.members) == count:
+                done.set()
+
+        store.session.ensure_usable()
+        onlooker.on_view(note)
+        time.sleep(1.0)
+        answer(ready=True)
+        sys.stdin.readline()
+        cpu, started = time.process_time(), time.monotonic()
+        all_seen = done.wait(300.0)
+        took_s = time.monotonic() - started
+        if not all_seen or len(seen) != count or len(set(seen)) != count:
+            wrong.append(f"{len(seen)} joins of {len(set(seen))} members were told, {count} wanted")
+        answer(seen_s=took_s, cpu_s=time.process_time() - cpu, views=len(last), wrong=wrong[:3])
+        sys.stdin.readline()
+
+
+def at_once(url, options):
+    """All members join at once; what it took them and the watchers."""
+    group = f"bench-{uuid.uuid4().hex[:8]}"
+    share = options.members // options.processes
+    total = share * options.processes
+    watchers = [Child("watcher", url=url, group=group, count=total) for _ in range(options.watchers)]
+    joiners = [
+        Child("joiner", url=url, group=group, first=number * share, count=share, listen=options.listen)
+        for number in range(options.processes)
+    ]
+    children = [*watchers, *joiners]
+    for each in children:
+        each.hear()
+    for each in children:
+        each.say("go")
+    joined = [each.hear() for each in joiners]
+    seen = [each.hear() for each in watchers]
+    for each in joiners:
+        each.say("all were seen")
+    listened = [each.hear() for each in joiners]
+    for each in children:
+        each.say("bye")
+        each.end()
+    told = max(1, total * len(watchers))
+    return {
+        "members": total,
+        "joined_s": max(each["joined_s"] for each in joined),
+        "seen_by_all_s": max((each["seen_s"] for each in seen), default=0.0),
+        "views": max((each["views"] for each in seen), default=0),
+        "cpu_ms_per_join": sum(each["cpu_s"] for each in listened) / total * 1e3,
+        "cpu_ms_per_join_and_watcher": sum(each["cpu_s"] for each in seen) / told * 1e3,
+        "wrong": [problem for each in seen for problem in each["wrong"]],
+    }
+
+
+def one_by_one(url, count):
+    """Seconds until the last of so many members of one process is in, each when the one before it is; CPU a join."""
+    group = f"bench-{uuid.uuid4().hex[:8]}"
+    with latchwork.connect(url, session_ttl_s=TTL_S) as store:
+        store.session.ensure_usable()
+        cpu, started = time.process_time(), time.monotonic()
+        members = []
+        for number in range(count):
+            members.append(Group(store, group, member_id=f"m{number:05}"))
+            members[-1].start()
+            members[-1].wait_joined(60.0)
+        result = {"s": time.monotonic() - started, "cpu_ms_per_join": (time.process_time() - cpu) / count * 1e3}
+        for member in members:
+            member.close()
+    return result
+
+
+def tooz_one_by_one(endpoint, count):
+    """The same with tooz: one coordinator and one connection for each member, for it has no other way."""
+    from tooz import coordination
+
+    group = uuid.uuid4().hex.encode()
+    cpu, started = time.process_time(), time.monotonic()
+    coordinators = []
+    for number in range(count):
+        coordinator = coordination.get_coordinator(f"zookeeper://{endpoint}", f"m{number:05}".encode())
+        coordinator.start()
+        if not coordinators:
+            coordinator.create_group(group).get()
+        coordinator.join_group(group, capabilities=b"x").get()
+        coordinators.append(coordinator)
+    result = {"s": time.monotonic() - started, "cpu_ms_per_join": (time.process_time() - cpu) / count * 1e3}
+    for coordinator in coordinators:
+        coordinator.stop()
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="etcd35,zookeeper", help="names, joined by commas")
+    parser.add_argument("--members", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=4, help="that the members are in")
+    parser.add_argument("--watchers", type=int, default=10, help="processes that look on")
+    parser.add_argument("--listen", action="store_true", help="every member listens too")
+    parser.add_argument("--one-by-one", type=int, default=100, help="members that join one after another; 0 for none")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true", help="without tooz")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--options", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        {"joiner": joiner, "watcher": watcher}[options.role](**options.options)
+        return
+    figures = []
+    for backend in options.backends.split(","):
+        with SERVERS[backend]() as server:
+            for number in range(options.rounds):
+                figures.append({"backend": backend, "what": "at once", **at_once(server.url("bench"), options)})
+                show(figures[-1])
+                if options.one_by_one:
+                    ours = one_by_one(server.url("bench"), options.one_by_one)
+                    figures.append({"backend": backend, "what": f"{options.one_by_one} one by one", **ours})
+                    show(figures[-1])
+                    if backend == "zookeeper" and not options.no_peer:
+                        theirs = tooz_one_by_one(server.endpoint, options.one_by_one)
+                        figures.append({"backend": backend, "what": f"tooz, {options.one_by_one} one by one", **theirs})
+                        show(figures[-1])
+                print(f"round {number + 1} of {options.rounds} on {backend} done", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if any(each.get("wrong") for each in figures):
+        raise SystemExit("some views were wrong")
+
+
+def show(figure):
+    """Print one line."""
+    said = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in figure.items()]
+    print("  ".join(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
