@@ -14,17 +14,20 @@ from latchwork.errors import (
     Conflict,
     InvalidKey,
     LatchworkError,
+    MemberEvicted,
     NodeIdInUse,
     OutcomeUnknown,
     SessionLost,
+    Unavailable,
     WaitTimeout,
 )
-from latchwork.primitives import Group
+from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import log as logs
 from latchwork.primitives.group.journal import Journal
 from latchwork.primitives.group.log import State
 from latchwork.primitives.group.replica import Replica
 from latchwork.store.steps import run
+from latchwork.types import Exists, Put
 
 TTL_S = 1.0
 
@@ -397,3 +400,204 @@ def test_views_that_somebody_deleted_are_begun_anew_and_told(group, store, conne
     eventually(lambda: told and told[-1].view.ids == ["a", "b", "e"])
     assert [member.id for change in told[1:] for member in change.joined] == ["e"]
     assert not any(change.left for change in told)
+
+
+# Who nobody follows
+
+
+def keys_of(store):
+    return [entry.key for entry in store.list("web", recursive=True)]
+
+
+def test_a_member_that_nobody_asks_writes_its_key_and_follows_nothing(group, store):
+    a, b = group("a"), group("b")
+    a.wait_joined(10.0)
+    b.wait_joined(10.0)
+    assert keys_of(store) == ["web/members/a", "web/members/b"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latchwork-views")]
+
+
+def test_two_last_members_that_leave_at_once_leave_nobody(connect, group, store):
+    members = [group(name, store=connect()) for name in "ab"]
+    for each in members:
+        each.wait_until(ids("a", "b"), 20.0)
+    threads = [threading.Thread(target=each.close) for each in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert Group(store, "web").members() == []
+    onlooker = group()
+    assert onlooker.wait_until(lambda view: not view.members, 20.0).ids == []
+
+
+def test_a_last_member_whose_store_was_closed_first_is_gone(connect, store):
+    dying = connect(session_ttl_s=TTL_S)
+    last = Group(dying, "web", member_id="a")
+    last.start()
+    last.wait(10.0)
+    dying.close()
+    assert Group(store, "web").members() == []
+    last.close()
+
+
+def test_members_of_one_process_share_one_place_among_the_followers(connect, group, store):
+    shared = connect()
+    members = [group(f"m{number}", store=shared) for number in range(5)]
+    for each in members:
+        each.wait_until(lambda view: len(view.members) == 5, 20.0)
+    assert len(store.children("web/followers")) == 1
+
+
+def test_a_member_in_a_view_that_nobody_wants_any_more_ends_following(connect, store, eventually):
+    with Group(connect(), "web", member_id="a") as a:
+        a.wait(10.0)
+        assert len(store.children("web/followers")) == 1
+    eventually(lambda: not store.children("web/followers"))
+
+
+# What one member can do to the others
+
+
+def test_what_is_too_large_is_refused_and_harms_nobody(group):
+    a, b = group("a"), group("b")
+    a.wait_until(ids("a", "b"), 10.0)
+    with pytest.raises(ValueError, match=r"member 'a' of group 'web' takes 600,\d+ bytes .* at most 4,096 are kept"):
+        a.update(labels={"x": "y" * 600_000})
+    with pytest.raises(ValueError, match="at most 4,096"):
+        Group(None, "web", member_id="c", address="z" * 5_000)
+    b.update(weight=2.0)
+    assert a.wait_until(lambda view: view.member("b").weight == 2.0, 10.0).member("a").labels == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"\xff\xfe", b"[" * 3_000, b'{"weight": 1' + b"0" * 400 + b"}", b"x" * 600_000, b'{"labels": 3, "pid": "z"}'],
+)
+def test_a_record_that_nobody_of_ours_wrote_counts_with_its_id_alone(value, store, group):
+    store.put("web/members/stranger", value)
+    a = group("a")
+    assert a.wait_until(ids("a", "stranger"), 10.0).member("stranger").labels == {}
+    assert [member.id for member in a.members()] == ["a", "stranger"]
+
+
+def test_labels_are_text_or_bytes(group):
+    a, b = group("a", labels={"zone": "x", "key": b"\x00\xff"}), group("b")
+    view = b.wait_until(ids("a", "b"), 10.0)
+    assert view.member("a").labels == {"zone": "x", "key": b"\x00\xff"}
+    before = view.member("a")
+    assert 0.0 < before.joined_at == before.updated_at
+    time.sleep(0.01)
+    a.update(labels={"zone": b""})
+    after = b.wait_until(lambda view: view.member("a").labels == {"zone": b""}, 10.0).member("a")
+    assert (after.joined_at, after.created, after.updated_at > before.updated_at) == (
+        before.joined_at,
+        before.created,
+        True,
+    )
+
+
+def test_an_update_that_could_not_be_stored_is_not_stored_later(connect, group, monkeypatch):
+    store, other = connect(), connect()
+    a = group("a", store=store)
+    a.wait(10.0)
+
+    def unavailable(_checks, _ops):
+        raise Unavailable("cut")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(store, "commit", unavailable)
+        with pytest.raises(Unavailable):
+            a.update(weight=5.0)
+    a.update(address="there")
+    assert (Group(other, "web").members()[0].weight, Group(other, "web").members()[0].address) == (1.0, "there")
+
+
+def test_an_update_whose_answer_was_lost_is_found_out(connect, group, monkeypatch):
+    store = connect()
+    a = group("a", store=store)
+    a.wait(10.0)
+    commit = store.commit
+
+    def answer_is_lost(checks, ops):
+        commit(checks, ops)
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "commit", answer_is_lost)
+    a.update(weight=5.0)
+    assert a.members()[0].weight == 5.0
+
+
+# By age, to check, to evict, to list, to remove
+
+
+def test_members_are_known_by_age(group, connect):
+    for name in "cab":
+        group(name, store=connect()).wait_joined(10.0)
+    view = group().wait_until(lambda view: len(view.members) == 3, 10.0)
+    assert [member.id for member in view.by_age] == ["c", "a", "b"]
+    assert view.ids == ["a", "b", "c"]
+    assert view.member("d") is None
+
+
+def test_a_write_can_depend_on_a_member_being_there(group, store):
+    a = group("a")
+    a.wait_joined(10.0)
+    store.commit([a.check("a")], [Put("x", b"1")])
+    a.close()
+    with pytest.raises(Conflict):
+        store.commit([a.check("a")], [Put("x", b"2")])
+
+
+def test_joining_depends_on_checks_of_the_callers(group, store):
+    store.put("open", b"")
+    group("a", checks=[Exists("open")]).wait_joined(10.0)
+    store.delete("open")
+    late = group("b", checks=[Exists("open")])
+    with pytest.raises(Conflict, match="'open'"):
+        late.wait_joined(10.0)
+    assert [member.id for member in late.members()] == ["a"]
+
+
+def test_a_member_that_was_evicted_is_told_and_stays_out_until_it_is_made_anew(group, connect):
+    a, b = group("a", store=connect()), group("b", store=connect())
+    b.wait_until(ids("a", "b"), 10.0)
+    assert b.evict("a", "it lags")
+    b.wait_until(ids("b"), 10.0)
+    with pytest.raises(MemberEvicted, match="member 'a' of group 'web' was evicted: it lags"):
+        a.wait_until(lambda view: view.number < 0, 20.0)
+    assert not b.evict("a")
+    a.close()
+    group("a", store=connect()).wait(10.0)
+    b.wait_until(ids("a", "b"), 10.0)
+
+
+def test_an_id_that_is_taken_is_refused_at_once_if_the_caller_does_not_wait(group, connect):
+    group("a").wait_joined(10.0)
+    started = time.monotonic()
+    with pytest.raises(NodeIdInUse, match=r"in use by pid \d+ on"):
+        group("a", store=connect(session_ttl_s=30.0), id_wait_s=0.0).wait_joined(20.0)
+    assert time.monotonic() - started < 10.0
+
+
+def test_groups_are_listed_and_removed_when_they_are_empty(group, store):
+    a = group("a", "tenants/web")
+    group("b", "tenants/db").wait_joined(10.0)
+    a.wait(10.0)
+    store.put("tenants/other/key", b"")
+    assert list_groups(store, "tenants") == ["tenants/db", "tenants/web"]
+    with pytest.raises(Conflict, match="has members"):
+        Group(store, "tenants/web").remove()
+    a.close()
+    Group(store, "tenants/web").remove()
+    assert list_groups(store, "tenants") == ["tenants/db"]
+    assert not store.list("tenants/web", recursive=True)
+
+
+def test_a_view_can_be_waited_for_that_is_as_new_as_the_members(group, connect):
+    onlooker = group()
+    for number in range(5):
+        with group(f"m{number}", store=connect()) as member:
+            member.wait_joined(10.0)
+            assert onlooker.sync(20.0).ids == [f"m{number}"]
+    assert onlooker.sync(20.0).ids == []
