@@ -25,6 +25,8 @@ from latchwork.primitives import once
 from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.leader import Leader
 from latchwork.primitives.fair.tickets import Ticket
+from latchwork.primitives.group import log as views
+from latchwork.primitives.group.members import GroupMember
 from latchwork.primitives.meeting import phases
 from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_window import Permits
@@ -65,6 +67,9 @@ MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, la
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
+IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
+STEP = views.Step(3, {"a": views.Stored(9, IN_GROUP)}, ("b",))
+HEAD = views.Head("l1", 3, 1, 2, 1, 2, STEP)
 
 KINDS = {
     "ticket": Kind(
@@ -95,6 +100,23 @@ KINDS = {
     ),
     "arrival": Kind(
         "primitives.meeting.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
+    ),
+    "member of a group": Kind(
+        "primitives.group.members", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
+    ),
+    "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.Head.of(at(value)).to_bytes()),
+    "views of the first format": Kind(
+        "primitives.group.log",
+        dumped(number=3, members={"a": IN_GROUP.to_body()}, steps=[]),
+        lambda value: views.State.of(views.Head.of(at(value)), ()).view(),
+    ),
+    "view": Kind(
+        "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
+    ),
+    "base of views": Kind(
+        "primitives.group.log",
+        views.State(2, {"a": views.Stored(9, IN_GROUP)}).chunks()[0],
+        lambda value: views.State.of(HEAD, [at(value)]).view(),
     ),
     "number": Kind(
         "primitives.numbers.cell",

@@ -79,3 +79,20 @@ def test_others_write_the_views_while_the_oldest_member_is_frozen():
         with Group(store, "web", member_id="a") as group:
             assert group.wait(8.0).ids == ["a", "oldest"]
             first.join()
+
+
+def test_a_deputy_writes_at_once_when_the_writer_has_left():
+    url = "memory://deputies"
+    with Simulation() as sim, latchwork.connect(url) as first, latchwork.connect(url) as second:
+        writer = Group(first, "web", member_id="writer")
+        writer.start()
+        writer.wait(PATIENCE_S)
+        with Group(second, "web") as deputy, Group(second, "web", member_id="a") as a:
+            deputy.wait_until(lambda view: "a" in view, PATIENCE_S)
+            sim.sleep(1.0)
+            writer.close()
+            deputy.wait_until(lambda view: "writer" not in view, PATIENCE_S)
+            asked_at = second.clock.now()
+            a.update(weight=5.0)
+            deputy.wait_until(lambda view: view.members[0].weight == 5.0, PATIENCE_S)
+            assert second.clock.now() - asked_at < 0.1  # as the deputy it would give the writer longer

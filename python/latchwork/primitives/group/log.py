@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import BadRecord, LatchworkError
 from latchwork.primitives.group.members import GroupMember
 from latchwork.primitives.group.views import View, ViewChange, change
+from latchwork.records import Record, short
 from latchwork.types import Entry
 
 #: A step has at most so many changes, and so many bytes; what is more goes into the next one.
@@ -51,7 +52,9 @@ class Stored:
     def read(cls, name: str, stored: Any) -> Stored:
         """From a step or a base."""
         token, created, body = stored
-        return cls(int(token), GroupMember.of(str(name), dict(body), int(created)))
+        if not (type(token) is int and type(created) is int and isinstance(body, dict)):
+            raise BadRecord(f"member {name!r} is {short(stored)}")
+        return cls(token, GroupMember.of(name, body, created))
 
     def to_json(self) -> list[object]:
         """For a step or a base."""
@@ -73,10 +76,11 @@ class Step:
     gone: Sequence[str]
 
     @classmethod
-    def read(cls, stored: Any) -> Step:
+    def read(cls, stored: Mapping[str, Any]) -> Step:
         """From JSON."""
-        written = {str(name): Stored.read(name, member) for name, member in dict(stored["written"]).items()}
-        return cls(int(stored["number"]), written, [str(name) for name in stored["gone"]])
+        record = Record(stored)
+        written = {name: Stored.read(name, member) for name, member in record.mapping("written").items()}
+        return cls(record.whole("number", least=1), written, record.texts("gone"))
 
     def to_json(self) -> dict[str, object]:
         """What to store."""
@@ -121,17 +125,16 @@ class Head:
             LatchworkError: it is no log of views.
         """
         with _refusing(entry.key):
-            body = json.loads(entry.value)
-            if "members" in body:
-                number = int(body["number"])
-                return cls("", number, number + 1, number, members=dict(body["members"]))
-            if body["format"] != _FORMAT:
-                raise ValueError(body["format"])
-            step = Step.read(body["step"]) if body["step"] is not None else None
-            number, first, base, chunks, changes = (
-                int(body[name]) for name in ("number", "first", "base", "chunks", "changes")
+            record = Record.of(entry.value)
+            number = record.whole("number", least=0)
+            if record.has("members"):
+                return cls("", number, number + 1, number, members=record.mapping("members"))
+            record.whole("format", least=_FORMAT, most=_FORMAT)
+            step = Step.read(record.mapping("step")) if record.has("step") else None
+            first, base, chunks, changes = (
+                record.whole(name, least=0) for name in ("first", "base", "chunks", "changes")
             )
-            return cls(str(body["life"]), number, first, base, chunks, changes, step)
+            return cls(record.text("life"), number, first, base, chunks, changes, step)
 
     def to_bytes(self) -> bytes:
         """What to store."""
@@ -217,12 +220,14 @@ class State:
             LatchworkError: what is stored is no base.
         """
         if head.members is not None:
-            old = {name: Stored(0, GroupMember.of(name, body)) for name, body in head.members.items()}
+            bodies = {name: body for name, body in head.members.items() if isinstance(body, dict)}
+            old = {name: Stored(0, GroupMember.of(name, body)) for name, body in bodies.items()}
             return cls(head.number, old)
         members: dict[str, Stored] = {}
         for entry in chunks:
             with _refusing(entry.key):
-                members.update((str(name), Stored.read(name, each)) for name, each in json.loads(entry.value).items())
+                chunk = Record.of(entry.value).body
+                members.update((name, Stored.read(name, each)) for name, each in chunk.items())
         return cls(head.base, members)
 
 
@@ -233,7 +238,7 @@ def read_step(entry: Entry) -> Step:
         LatchworkError: it is none.
     """
     with _refusing(entry.key):
-        return Step.read(json.loads(entry.value))
+        return Step.read(Record.of(entry.value).body)
 
 
 def write_step(step: Step) -> bytes:
@@ -246,5 +251,5 @@ def _refusing(key: str) -> Iterator[None]:
     """One error for whatever a stored record has wrong."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError) as error:
         raise LatchworkError(f"key {key!r} holds something else than views; use another name") from error

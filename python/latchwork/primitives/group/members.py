@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from latchwork.primitives.fair.tickets import read_body, write_body
 from latchwork.primitives.waiting.common import check_least, check_text
+from latchwork.records import Record
 from latchwork.types import Entry
 
 Body = Mapping[str, object]
@@ -51,19 +52,18 @@ class GroupMember:
     @classmethod
     def of(cls, member_id: str, body: Body, created: int = 0) -> GroupMember:
         """The member as it is stored; what cannot be read is left out."""
-        labels = body.get("labels")
+        record = Record(body)
+        labels = {key: _read_label(stored) for key, stored in record.mapping("labels", {}).items()}
         return cls(
             member_id,
-            max(0.0, _number(body.get("weight"), 1.0)),
-            {str(key): label for key, text in labels.items() if (label := _read_label(text)) is not None}
-            if isinstance(labels, dict)
-            else {},
-            _text(body.get("address")),
-            _text(body.get("host")),
-            int(_number(body.get("pid"), 0.0)),
-            _text(body.get("incarnation")),
-            _number(body.get("joined_at"), 0.0),
-            _number(body.get("updated_at"), 0.0),
+            record.number("weight", 1.0, least=0.0),
+            {key: label for key, label in labels.items() if label is not None},
+            record.text("address", ""),
+            record.text("host", ""),
+            record.whole("pid", 0),
+            record.text("incarnation", ""),
+            record.moment_s("joined_at", 0.0),
+            record.moment_s("updated_at", 0.0),
             created,
         )
 
@@ -135,17 +135,3 @@ def _read_label(stored: object) -> Label | None:
         return base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else None
     except (binascii.Error, ValueError):
         return None
-
-
-def _text(stored: object) -> str:
-    return stored if isinstance(stored, str) else ""
-
-
-def _number(stored: object, default: float) -> float:
-    if not isinstance(stored, int | float):
-        return default
-    try:
-        number = float(stored)
-    except OverflowError:
-        return default
-    return number if math.isfinite(number) else default
