@@ -135,7 +135,7 @@ DEFECTS = (
         "primitives/group/membership.py",
         "[Put(self.key, body, session)]",
         "[Put(self.key, body)]",
-        at("group", "a_member_whose_session_is_lost_joins_again_as_a_new_incarnation"),
+        at("group", "a_last_member_whose_store_was_closed_first_is_gone"),
     ),
     Defect(
         "Group",

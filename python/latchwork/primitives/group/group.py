@@ -367,13 +367,13 @@ class Group(Participant):
 
     def _tell(self, changes: list[ViewChange]) -> None:
         with self._changed.mutex:
-            self._seen = True
+            is_first, self._seen = not self._seen, True
             self._view = changes[-1].view
             self._view_error = None
             listeners = list(self._listeners.values())
             self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.ring()
-            if self._membership is not None and self._membership.is_missing(changes):
+            if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
                 self._wake_up()
 
     def _tell_trouble(self, error: LatchworkError) -> None:

@@ -82,13 +82,16 @@ class Membership:
         session = self._session
         return session is not None and session.remaining_s() > 0.0
 
-    def is_missing(self, changes: Sequence[ViewChange]) -> bool:
-        """Whether our key may be gone: the last view is without us, and has left us out, or has who joined after us."""
+    def is_missing(self, changes: Sequence[ViewChange], *, is_first: bool) -> bool:
+        """Whether our key may be gone: views are without us, although they had us, or have those who joined after us.
+
+        So it may be when the first that we see is without us.
+        """
         me = self._me
         found = changes[-1].view.member(me.id)
         if not self.is_in or (found is not None and found.incarnation == me.incarnation):
             return False
-        return any(
+        return is_first or any(
             any(member.incarnation == me.incarnation for member in change.left)
             or any(member.created > self._created for member in change.joined)
             for change in changes
