@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = {"build", "demo", "test", "check", "bench", "lint", "format", "wheel", "clean"}
 CHECKS = ["tests", "faults", "primitive-faults", "history", "schedules", "mutants", "chaos", "fuzz", "core"]
-BENCHES = ["store", "assignment", "balancing", "cluster", "handover", "keeper", "primitives", "instructions"]
+BENCHES = ["store", "assignment", "balancing", "cluster", "handover", "keeper", "primitives", "group", "instructions"]
 #: Installing and building, told from what is run in the end.
 FIRST = ("make", "pip", "install_test_servers", "build_etcd36")
 

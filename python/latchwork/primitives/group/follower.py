@@ -23,6 +23,7 @@ from latchwork.primitives.group.journal import Journal
 from latchwork.primitives.group.members import member_id
 from latchwork.primitives.group.replica import Replica, Tell
 from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -158,11 +159,7 @@ class Follower:
 
     def _is_final(self, error: LatchworkError) -> bool:
         if isinstance(error, Closed) and self._given is None:  # the session was closed, perhaps not the store
-            try:
-                self._store.session  # noqa: B018 - refuses when the store was closed
-            except LatchworkError as now:
-                return isinstance(now, FATAL)
-            return False
+            return not is_open(self._store)
         return isinstance(error, FATAL) or self._has_ended()
 
     def _fail(self, error: LatchworkError) -> None:

@@ -34,7 +34,7 @@ from latchwork.primitives.group.members import GroupMember, Label
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import View, ViewChange
 from latchwork.primitives.waiting.common import Identity, Patience, check_name
-from latchwork.primitives.waiting.participant import Participant
+from latchwork.primitives.waiting.participant import Participant, is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
@@ -158,11 +158,7 @@ class Group(Participant):
 
         Unlike ``wait`` it does not follow the views, which costs a member nothing from then on.
 
-        Args:
-            timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
-        Raises:
-            NodeIdInUse, MemberEvicted, WaitTimeout, SessionLost, Closed, Conflict, PermissionDenied: as ``wait`` does.
-            LatchworkError: we only look on, or this is a callback.
+        Arguments and errors as for ``wait``; and ``LatchworkError`` if we only look on.
         """
         membership = self._member()
 
@@ -277,15 +273,7 @@ class Group(Participant):
         only a member may do.
         """
         self._home.check()
-        key = f"{self._members_key}/{check_member(member_id, 'member')}"
-        while (entry := await ask(self._store.get, key)) is not None:
-            checks, ops = evict(entry, self.name, why)
-            try:
-                await ask(self._store.commit, checks, ops)
-            except Conflict:
-                continue
-            return True
-        return False
+        return await evict(self._store, self.name, check_member(member_id, "member"), why)
 
     @driven
     async def remove(self) -> None:
@@ -403,15 +391,8 @@ class Group(Participant):
 
     def _is_final(self, error: LatchworkError) -> bool:
         if isinstance(error, (*FATAL, NodeIdInUse, MemberEvicted, Conflict)):
-            return not isinstance(error, Closed) or self._given is not None or not self._is_open()
+            return not isinstance(error, Closed) or self._given is not None or not is_open(self._store)
         return isinstance(error, OwnershipLost) and self._given is not None and self._given.remaining_s() <= 0.0
-
-    def _is_open(self) -> bool:
-        try:
-            self._store.session  # noqa: B018 - refuses when the store was closed
-        except LatchworkError as error:
-            return not isinstance(error, Closed)
-        return True
 
 
 def _is_another(number: int, view: View) -> bool:

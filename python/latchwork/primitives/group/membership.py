@@ -267,8 +267,15 @@ class Membership:
             )
 
 
-def evict(entry: Entry, name: str, why: str) -> tuple[list[Check], list[Op]]:
-    """The transaction that removes a member as it was found, so that it does not join again by itself."""
-    member = GroupMember.at(entry)
-    mark = json.dumps({"incarnation": member.incarnation, "why": why, "at": time.time()}).encode()
-    return [At(entry)], [Delete(entry.key), Put(f"{name}/evicted/{member.id}", mark)]
+async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
+    """Remove a member, so that it does not join again by itself; False if there is none of this id."""
+    key = f"{name}/members/{member_id}"
+    while (entry := await ask(store.get, key)) is not None:
+        mark = {"incarnation": GroupMember.at(entry).incarnation, "why": why, "at": time.time()}
+        ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", json.dumps(mark).encode())]
+        try:
+            await ask(store.commit, [At(entry)], ops)
+        except Conflict:
+            continue
+        return True
+    return False

@@ -141,3 +141,12 @@ class Participant(Starts):
             raise Closed(
                 f"{self._what} was closed, left or never started; start it before waiting, or make another one"
             )
+
+
+def is_open(store: Store) -> bool:
+    """False once a store was closed; what was closed may also have been a session of it."""
+    try:
+        store.session  # noqa: B018 - refuses when the store was closed
+    except LatchworkError as error:
+        return not isinstance(error, Closed)
+    return True
