@@ -83,7 +83,7 @@ fn a_flow_that_is_approached_first_leaves_as_little_to_do_as_one_arc_per_unit() 
         let size = 2 + random.below(if round % 20 == 0 { 3000 } else { 150 });
         let moves = plan(&mut random, round, size);
         let limit = 1 + random.below(moves.len() - 1);
-        let (made, _) = choose_some(&moves, limit as u32, (0, 0));
+        let (made, _) = choose_some(&moves, limit as u32, (random.below(3) as u64 * 300, 0));
         assert_eq!(made.iter().filter(|made| **made).count(), limit);
         let expected = oracle::choose(&moves, limit).0;
         assert_eq!(value(&moves, &made), value(&moves, &expected), "round {round}: {moves:?} {limit}");
