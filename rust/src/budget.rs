@@ -9,9 +9,8 @@
 //! source - giver - (job, giver) - (job, taker) - taker - sink
 //! ```
 //!
-//! in which a node that has r items to give or get is reached by r unit arcs that spare 2r - 1, 2r - 3, ... 1.
-
-use std::collections::BTreeMap;
+//! in which a node that has r items to give or get is reached by an arc whose units spare 2r - 1, 2r - 3, ... 1. Moves
+//! of the same job, giver and taker are one arc: the network does not grow with the number of moves.
 
 use crate::flow::Network;
 
@@ -20,50 +19,62 @@ pub type Step = (u32, u32, u32);
 
 /// Beyond so many moves the second criterion is left out, so that costs stay far below 2^63.
 const MOST_MOVES_WITH_TOTALS: u32 = 1 << 22;
+/// How many arcs are looked at, unit after unit, before the flow is approached by scaling: so many, and so many times all.
+const MOST_LOOKS: (u64, u64) = (1 << 20, 1024);
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 
 /// Says of each move whether it is among the best `limit`. Of equal moves the first are made.
 ///
-/// O(distances * arcs), with a few arcs per move at most.
+/// O(moves * log moves), and a flow over as many arcs as there are different moves.
 pub fn choose(moves: &[Step], limit: usize) -> Vec<bool> {
-    if limit >= moves.len() {
-        return vec![true; moves.len()];
+    match limit {
+        0 => vec![false; moves.len()],
+        _ if limit >= moves.len() => vec![true; moves.len()],
+        _ => choose_some(moves, limit as u32, MOST_LOOKS).0,
     }
-    let mut groups: BTreeMap<Step, u32> = BTreeMap::new();
-    moves.iter().for_each(|step| *groups.entry(*step).or_default() += 1);
-    let (mut net, arcs, potential) = network(&groups, limit as u32);
-    let mut excess = vec![0; potential.len()];
-    (excess[SOURCE as usize], excess[SINK as usize]) = (limit as i64, -(limit as i64));
-    let settled = net.settle(excess, potential);
-    assert!(settled, "there are more moves than the limit");
-    groups.values_mut().zip(arcs).for_each(|(count, arc)| *count -= net.room(arc));
-    moves.iter().map(|step| groups.get_mut(step).is_some_and(take)).collect()
 }
 
-fn take(left: &mut u32) -> bool {
-    let some = *left > 0;
-    *left -= u32::from(some);
-    some
+/// The choice, and how many arcs were looked at for it.
+fn choose_some(moves: &[Step], limit: u32, (looks, each): (u64, u64)) -> (Vec<bool>, u64) {
+    let mut order: Vec<(Step, u32)> = moves.iter().copied().zip(0..).collect();
+    order.sort_by_key(|(step, _)| *step);
+    let groups: Vec<(Step, u32)> =
+        order.chunk_by(|a, b| a.0 == b.0).map(|same| (same[0].0, same.len() as u32)).collect();
+    let (mut net, arcs, potential) = network(&groups, limit);
+    let mut excess = vec![0; potential.len()];
+    (excess[SOURCE as usize], excess[SINK as usize]) = (i64::from(limit), -i64::from(limit));
+    let settled = net.settle_within(excess, potential, looks + each * groups.len() as u64);
+    assert!(settled, "there are more moves than the limit");
+    let (mut made, mut rest) = (vec![false; moves.len()], order.as_slice());
+    for ((_, count), arc) in groups.iter().zip(arcs) {
+        let (same, others) = rest.split_at(*count as usize);
+        same[..(count - net.room(arc)) as usize].iter().for_each(|(_, at)| made[*at as usize] = true);
+        rest = others;
+    }
+    (made, net.looked())
 }
 
 /// The network, the arc of each group, and potentials under which no arc costs less than nothing.
-fn network(groups: &BTreeMap<Step, u32>, limit: u32) -> (Network, Vec<usize>, Vec<i64>) {
-    let total: u32 = groups.values().sum();
+fn network(groups: &[(Step, u32)], limit: u32) -> (Network, Vec<usize>, Vec<i64>) {
+    let total: u32 = groups.iter().map(|(_, count)| count).sum();
     // A cycle passes at most four arcs of totals, so the first criterion outweighs the second.
     let (rate, total_rate) = if total > MOST_MOVES_WITH_TOTALS { (1, 0) } else { (16 * i64::from(total), 1) };
     let (givers, takers) = (Side::new(groups, |step| step.1), Side::new(groups, |step| step.2));
     let first_taker = 2 + givers.nodes();
     let nodes = (first_taker + takers.nodes()) as usize;
-    let (mut net, mut potential) = (Network::new(nodes), vec![0; nodes]);
-    let (wide, wider) = (2 * i64::from(total) * rate, 2 * i64::from(total) * total_rate);
-    givers.add(2, limit, (rate, total_rate), |arc_of, node, cost| {
-        let (from, to) = if arc_of == ROOT { (SOURCE, node) } else { (arc_of, node) };
-        net.arc(from, to, 1, 0, cost);
+    let level = [0, 5].into_iter().chain(givers.kinds().map(|is_share| 1 + u32::from(is_share)));
+    let level = level.chain(takers.kinds().map(|is_share| 4 - u32::from(is_share))).collect();
+    let (mut net, mut potential) = (Network::of_levels(level), vec![0; nodes]);
+    let (share, worker) = (givers.greatest().0.max(takers.greatest().0), givers.greatest().1.max(takers.greatest().1));
+    let (wide, wider) = (2 * i64::from(share) * rate, 2 * i64::from(worker) * total_rate);
+    givers.add(2, (rate, total_rate), |root, node, count, rate| {
+        let (from, to) = if root == ROOT { (SOURCE, node) } else { (root, node) };
+        net.convex_arc(from, to, count.min(limit), (1 - 2 * i64::from(count)) * rate, 2 * rate);
     });
-    takers.add(first_taker, limit, (rate, total_rate), |arc_of, node, cost| {
-        let (from, to) = if arc_of == ROOT { (node, SINK) } else { (node, arc_of) };
-        net.arc(from, to, 1, 0, cost);
+    takers.add(first_taker, (rate, total_rate), |root, node, count, rate| {
+        let (from, to) = if root == ROOT { (node, SINK) } else { (node, root) };
+        net.convex_arc(from, to, count.min(limit), (1 - 2 * i64::from(count)) * rate, 2 * rate);
     });
     for (node, is_share) in givers.kinds().zip(2..).map(|(kind, node)| (node, kind)) {
         potential[node] = -wider - if is_share { wide } else { 0 };
@@ -72,7 +83,7 @@ fn network(groups: &BTreeMap<Step, u32>, limit: u32) -> (Network, Vec<usize>, Ve
         potential[node] = -wider - wide - if is_share { 0 } else { wide };
     }
     potential[SINK as usize] = -2 * (wide + wider);
-    let arc = |(step, count): (&Step, &u32)| {
+    let arc = |(step, count): &(Step, u32)| {
         let (from, to) = (givers.share(2, step.0, step.1), takers.share(first_taker, step.0, step.2));
         net.arc(from, to, *count, 0, 0)
     };
@@ -83,26 +94,28 @@ fn network(groups: &BTreeMap<Step, u32>, limit: u32) -> (Network, Vec<usize>, Ve
 /// Stands for source or sink.
 const ROOT: u32 = u32::MAX;
 
-/// Those who give, or those who get: numbered workers first, then their shares of jobs.
+/// Those who give, or those who get: numbered workers first, then their shares of jobs; each with its count.
 struct Side {
-    workers: BTreeMap<u32, (u32, u32)>,
-    shares: BTreeMap<(u32, u32), (u32, u32)>,
+    workers: Vec<(u32, u32)>,
+    shares: Vec<((u32, u32), u32)>,
 }
 
 impl Side {
-    fn new(groups: &BTreeMap<Step, u32>, worker: impl Fn(&Step) -> u32) -> Self {
-        let mut side = Self { workers: BTreeMap::new(), shares: BTreeMap::new() };
-        for (step, count) in groups {
-            side.workers.entry(worker(step)).or_default().1 += count;
-            side.shares.entry((step.0, worker(step))).or_default().1 += count;
-        }
-        let nodes = side.workers.values_mut().chain(side.shares.values_mut());
-        nodes.zip(0..).for_each(|(node, number)| node.0 = number);
-        side
+    fn new(groups: &[(Step, u32)], worker: impl Fn(&Step) -> u32) -> Self {
+        let shares = counted(groups.iter().map(|(step, count)| ((step.0, worker(step)), *count)).collect());
+        let workers = counted(shares.iter().map(|((_, worker), count)| (*worker, *count)).collect());
+        Self { workers, shares }
     }
 
     fn nodes(&self) -> u32 {
         (self.workers.len() + self.shares.len()) as u32
+    }
+
+    /// The greatest counts: of a share, and of a worker.
+    fn greatest(&self) -> (u32, u32) {
+        let share = self.shares.iter().map(|(_, count)| *count).max();
+        let worker = self.workers.iter().map(|(_, count)| *count).max();
+        (share.unwrap_or(0), worker.unwrap_or(0))
     }
 
     /// Whether each node is a share.
@@ -110,73 +123,32 @@ impl Side {
         self.workers.iter().map(|_| false).chain(self.shares.iter().map(|_| true))
     }
 
-    fn share(&self, first: u32, job: u32, worker: u32) -> u32 {
-        first + self.shares[&(job, worker)].0
+    fn worker(&self, first: u32, worker: u32) -> u32 {
+        first + self.workers.partition_point(|(other, _)| *other < worker) as u32
     }
 
-    /// Calls `arc` with each unit arc: the node nearer to source or sink, the node, the cost.
-    fn add(&self, first: u32, limit: u32, (rate, total_rate): (i64, i64), mut arc: impl FnMut(u32, u32, i64)) {
-        let mut units = |root: u32, node: u32, count: u32, rate: i64| {
-            let spared = (0..count.min(limit)).map(|made| 2 * i64::from(count - made) - 1);
-            spared.for_each(|spared| arc(root, node, -spared * rate));
-        };
-        for &(node, count) in self.workers.values() {
-            units(ROOT, first + node, count, total_rate);
+    fn share(&self, first: u32, job: u32, worker: u32) -> u32 {
+        let at = self.shares.partition_point(|(other, _)| *other < (job, worker));
+        first + (self.workers.len() + at) as u32
+    }
+
+    /// Calls `arc` for each node: the node nearer to source or sink, the node, its count and rate.
+    fn add(&self, first: u32, (rate, total_rate): (i64, i64), mut arc: impl FnMut(u32, u32, u32, i64)) {
+        for (&(_, count), node) in self.workers.iter().zip(first..) {
+            arc(ROOT, node, count, total_rate);
         }
-        for (&(_, worker), &(node, count)) in &self.shares {
-            units(first + self.workers[&worker].0, first + node, count, rate);
+        for (&((_, worker), count), node) in self.shares.iter().zip(first + self.workers.len() as u32..) {
+            arc(self.worker(first, worker), node, count, rate);
         }
     }
+}
+
+/// Ascending by key, each key once with the sum of its counts.
+fn counted<K: Ord + Copy>(mut counts: Vec<(K, u32)>) -> Vec<(K, u32)> {
+    counts.sort_by_key(|(key, _)| *key);
+    let sum = |same: &[(K, u32)]| (same[0].0, same.iter().map(|(_, count)| count).sum());
+    counts.chunk_by(|a, b| a.0 == b.0).map(sum).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::Random;
-
-    /// What is left to do after a choice, as something to minimise.
-    fn value(moves: &[Step], made: &[bool]) -> (u64, u64) {
-        let (mut shares, mut totals) = (BTreeMap::new(), BTreeMap::new());
-        for ((job, from, to), _) in moves.iter().zip(made).filter(|(_, made)| !**made) {
-            for (side, worker) in [from, to].into_iter().enumerate() {
-                *shares.entry((side, job, worker)).or_insert(0u64) += 1;
-                *totals.entry((side, worker)).or_insert(0u64) += 1;
-            }
-        }
-        (shares.values().map(|n| n * n).sum(), totals.values().map(|n| n * n).sum())
-    }
-
-    fn brute(moves: &[Step], limit: usize) -> (u64, u64) {
-        let sets = (0u32..1 << moves.len()).filter(|set| set.count_ones() as usize <= limit);
-        let made = |set: u32| (0..moves.len()).map(|bit| set >> bit & 1 == 1).collect::<Vec<_>>();
-        sets.map(|set| value(moves, &made(set))).min().unwrap_or((0, 0))
-    }
-
-    #[test]
-    fn no_other_choice_of_so_many_moves_leaves_less_to_do() {
-        let mut random = Random::new(21);
-        for round in 0..1500 {
-            let (jobs, workers) = (1 + random.below(3), 2 + random.below(4));
-            let step = |random: &mut Random| {
-                (random.below(jobs) as u32, random.below(workers) as u32, random.below(workers) as u32)
-            };
-            let moves: Vec<Step> = (0..round % 11).map(|_| step(&mut random)).collect();
-            let limit = random.below(moves.len() + 2);
-            let made = choose(&moves, limit);
-            assert_eq!(made.iter().filter(|m| **m).count(), limit.min(moves.len()));
-            assert_eq!(value(&moves, &made), brute(&moves, limit), "round {round}: {moves:?} {limit}");
-        }
-    }
-
-    #[test]
-    fn the_worker_that_is_furthest_from_its_share_goes_first() {
-        let moves = [(0, 1, 0), (0, 2, 0), (0, 2, 0), (0, 2, 3)];
-        assert_eq!(choose(&moves, 1), [false, true, false, false]);
-    }
-
-    #[test]
-    fn among_equal_jobs_the_worker_with_most_to_give_over_all_jobs_goes_first() {
-        let moves = [(0, 1, 0), (1, 2, 0), (2, 2, 3), (3, 2, 4)];
-        assert_eq!(choose(&moves, 1), [false, true, false, false]);
-    }
-}
+mod tests;

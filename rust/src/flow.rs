@@ -3,10 +3,12 @@
 //! It starts from any flow and potentials under which no residual arc has a negative reduced cost, with some nodes
 //! holding too much (excess) and some too little. Each phase finds the nearest distance from too much to too little,
 //! then moves as much as it can over arcs of reduced cost zero, in layers. There are as many phases as distinct
-//! distances, which for costs of 0 and 1 are few.
+//! distances, which for costs of 0 and 1 are few. Where there would be many, `approach` comes near the answer first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+mod approach;
 
 const FAR: i64 = i64::MAX;
 const UNSEEN: u32 = u32::MAX;
@@ -17,7 +19,13 @@ pub struct Network {
     nodes: usize,
     to: Vec<u32>,
     room: Vec<u32>,
+    /// Of the next unit.
     cost: Vec<i64>,
+    /// By how much each unit costs more than the one before; by pair of arcs.
+    slope: Vec<i64>,
+    /// By node, where every arc leads from a node of one level to one of the next; empty where there are no levels.
+    level: Vec<u32>,
+    looked: u64,
 }
 
 impl Network {
@@ -26,13 +34,34 @@ impl Network {
         Self { nodes, ..Self::default() }
     }
 
+    /// A network whose arcs all lead from a level to the next, from the only excess at level 0 to a last node.
+    ///
+    /// Paths over such arcs alone are the shortest there are, so these are tried without a search.
+    pub fn of_levels(level: Vec<u32>) -> Self {
+        Self { nodes: level.len(), level, ..Self::default() }
+    }
+
     /// Adds an arc that can carry `room` more and give back `back`; returns its number for `room`.
     pub fn arc(&mut self, from: u32, to: u32, room: u32, back: u32, cost: i64) -> usize {
         let arc = self.to.len();
         self.to.extend([to, from]);
         self.room.extend([room, back]);
         self.cost.extend([cost, -cost]);
+        self.slope.push(0);
         arc
+    }
+
+    /// Adds an arc that can carry `room`, the first unit at `cost`, each further one at `slope` more than the one before.
+    pub fn convex_arc(&mut self, from: u32, to: u32, room: u32, cost: i64, slope: i64) -> usize {
+        let arc = self.arc(from, to, room, 0, cost);
+        self.cost[arc + 1] += slope;
+        self.slope[arc / 2] = slope;
+        arc
+    }
+
+    /// How many arcs were looked at so far: the work done, in numbers that no clock disturbs.
+    pub fn looked(&self) -> u64 {
+        self.looked
     }
 
     /// What an arc can still carry.
@@ -44,22 +73,31 @@ impl Network {
         self.to[arc ^ 1]
     }
 
+    /// Sends units over an arc that has room for them.
+    fn carry(&mut self, arc: usize, units: u32) {
+        self.room[arc] -= units;
+        self.room[arc ^ 1] += units;
+        let dearer = self.slope[arc / 2] * i64::from(units);
+        self.cost[arc] += dearer;
+        self.cost[arc ^ 1] -= dearer;
+    }
+
     /// Moves all excess to where it is missing, at least cost; false if that is impossible.
     ///
     /// `excess` must add up to zero; `potential` must make every arc with room cost at least zero:
     /// `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
     pub fn settle(&mut self, excess: Vec<i64>, potential: Vec<i64>) -> bool {
         debug_assert_eq!(excess.iter().sum::<i64>(), 0);
-        let mut run = Run::new(self, excess, potential);
-        while run.excess.iter().any(|e| *e > 0) {
-            if !run.advance() {
-                return false;
-            }
-            while run.layer() {
-                run.block();
-            }
-        }
-        true
+        Run::new(self, excess, potential).settle(u64::MAX)
+    }
+
+    /// The same, where there may be many distinct distances: after a look at `most` arcs, near the answer by scaling first.
+    ///
+    /// Which of several answers of the same cost is found may depend on `most`. In practice
+    /// O(most + arcs * log(greatest cost)).
+    pub fn settle_within(&mut self, excess: Vec<i64>, potential: Vec<i64>, most: u64) -> bool {
+        debug_assert_eq!(excess.iter().sum::<i64>(), 0);
+        Run::new(self, excess, potential).settle(most)
     }
 }
 
@@ -75,6 +113,33 @@ struct Run<'n> {
 }
 
 impl<'n> Run<'n> {
+    fn settle(mut self, most: u64) -> bool {
+        let mut near = false;
+        while self.excess.iter().any(|e| *e > 0) {
+            if !near && self.net.looked >= most {
+                self.approach();
+                near = true;
+            }
+            if !self.advance() {
+                return false;
+            }
+            self.level();
+            while self.layer() {
+                self.block();
+            }
+        }
+        true
+    }
+
+    /// Sends what it can over paths that never lead back, which need not be searched for.
+    fn level(&mut self) {
+        if !self.net.level.is_empty() {
+            self.depth.copy_from_slice(&self.net.level);
+            self.next.copy_from_slice(&self.start[..self.net.nodes]);
+            self.block();
+        }
+    }
+
     fn new(net: &'n mut Network, excess: Vec<i64>, potential: Vec<i64>) -> Self {
         let mut start = vec![0u32; net.nodes + 1];
         (0..net.to.len()).for_each(|arc| start[net.from(arc) as usize + 1] += 1);
@@ -103,32 +168,43 @@ impl<'n> Run<'n> {
     }
 
     /// Raises the potentials by the distance to the nearest node that misses something (Dijkstra).
+    ///
+    /// Of equally near nodes the last goes first: in a network of levels that is the way to the end.
     fn advance(&mut self) -> bool {
+        self.net.looked += self.net.nodes as u64 / 16; // passed over, not looked at
         let mut distance = vec![FAR; self.net.nodes];
         let mut queue = BinaryHeap::new();
         for node in (0..self.net.nodes).filter(|&n| self.excess[n] > 0) {
             distance[node] = 0;
-            queue.push(Reverse((0, node as u32)));
+            queue.push((Reverse(0), node as u32));
         }
-        while let Some(Reverse((far, node))) = queue.pop() {
+        while let Some((Reverse(far), node)) = queue.pop() {
             if far > distance[node as usize] {
                 continue;
             }
             if self.excess[node as usize] < 0 {
-                let raise = |(p, d): (&mut i64, &i64)| *p += (*d).min(far);
-                self.potential.iter_mut().zip(&distance).for_each(raise);
+                self.raise(&distance, far);
                 return true;
             }
             for slot in self.out(node) {
+                self.net.looked += 1;
                 let arc = self.arcs[slot] as usize;
                 let (to, through) = (self.net.to[arc], far + self.reduced(arc));
                 if self.net.room[arc] > 0 && through < distance[to as usize] {
                     distance[to as usize] = through;
-                    queue.push(Reverse((through, to)));
+                    if through == far && self.excess[to as usize] < 0 {
+                        self.raise(&distance, far);
+                        return true;
+                    }
+                    queue.push((Reverse(through), to));
                 }
             }
         }
         false
+    }
+
+    fn raise(&mut self, distance: &[i64], most: i64) {
+        self.potential.iter_mut().zip(distance).for_each(|(potential, far)| *potential += (*far).min(most));
     }
 
     /// Numbers the nodes by steps over free arcs from excess, up to the first layer that misses something.
@@ -144,6 +220,7 @@ impl<'n> Run<'n> {
             }
             let mut beyond = Vec::new();
             for node in layer {
+                self.net.looked += self.out(node).len() as u64;
                 for slot in self.out(node) {
                     let arc = self.arcs[slot] as usize;
                     let to = self.net.to[arc];
@@ -169,7 +246,7 @@ impl<'n> Run<'n> {
         }
     }
 
-    /// Sends one unit from a node to one that misses it, over the layers.
+    /// Sends what fits over one path from a node to one that misses it, down the layers.
     fn send(&mut self, from: u32) -> bool {
         let mut path: Vec<usize> = Vec::new();
         let mut at = from;
@@ -186,12 +263,12 @@ impl<'n> Run<'n> {
                 }
             }
         }
-        for arc in path {
-            self.net.room[arc] -= 1;
-            self.net.room[arc ^ 1] += 1;
-        }
-        self.excess[from as usize] -= 1;
-        self.excess[at as usize] += 1;
+        let fit = |arc: &usize| if self.net.slope[arc / 2] == 0 { self.net.room[*arc] } else { 1 };
+        let ends = self.excess[from as usize].min(-self.excess[at as usize]);
+        let units = path.iter().map(fit).fold(u32::try_from(ends).unwrap_or(u32::MAX), u32::min);
+        path.into_iter().for_each(|arc| self.net.carry(arc, units));
+        self.excess[from as usize] -= i64::from(units);
+        self.excess[at as usize] += i64::from(units);
         true
     }
 
@@ -200,6 +277,7 @@ impl<'n> Run<'n> {
         let end = self.start[node as usize + 1];
         let below = self.depth[node as usize].checked_add(1)?;
         while self.next[node as usize] < end {
+            self.net.looked += 1;
             let arc = self.arcs[self.next[node as usize] as usize] as usize;
             if self.depth[self.net.to[arc] as usize] == below && self.is_free(arc) {
                 return Some(arc);

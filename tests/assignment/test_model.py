@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import assignment_reference as reference
 import pytest
 
 from latchwork import _core
@@ -136,3 +139,38 @@ def test_a_custom_strategy_needs_only_owners():
     plan = FirstTakesAll().assign(problem)
     check_plan(problem, plan)
     assert plan.moves == (Move("j", "b", None, "w1"),)
+
+
+def test_plans_of_owners_in_any_order_are_those_that_one_look_at_each_item_makes():
+    rng = random.Random(22)
+    for _ in range(300):
+        problem = reference.random_problem(rng, items=20)
+        owners = {
+            job.job: {item: rng.choice(sorted(job.workers)) for item in job.items if job.workers and rng.random() < 0.9}
+            for job in problem.jobs
+        }
+        before = {(job.job, item): worker for job in problem.jobs for item, worker in job.previous.items()}
+        after = {(job, item): worker for job, shares in owners.items() for item, worker in shares.items()}
+        plan = plan_from_owners(problem, owners)
+        assert [(move.job, move.item, move.source, move.target) for move in plan.moves] == [
+            (*key, before.get(key), after.get(key))
+            for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key)
+        ]
+        ordered = {job: dict(sorted(shares.items())) for job, shares in sorted(owners.items())}
+        assert [(job, list(shares.items())) for job, shares in plan.owners.items()] == [
+            (job, list(shares.items())) for job, shares in ordered.items()
+        ]
+
+
+def test_a_plan_from_nothing_looks_for_no_previous_owners():
+    class Counted(dict):
+        looked = 0
+
+        def get(self, key, default=None):
+            Counted.looked += 1
+            return super().get(key, default)
+
+    items = tuple(f"i{n}" for n in range(100))
+    plan = strategy_by_name("balanced").assign(Problem((JobProblem("j", items, TWO, Counted()),)))
+    assert (len(plan.moves), Counted.looked) == (100, 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 
 from latchwork.assignment.model import JobProblem, Move, Plan, Problem
 
@@ -18,7 +19,7 @@ def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) 
     Returns:
         The plan, complete with moves and with the items that got no owner.
     """
-    ordered = {job: dict(sorted(owners.get(job, {}).items())) for job in sorted(_ids(problem) | owners.keys())}
+    ordered = {job: _in_name_order(owners.get(job, {})) for job in sorted(_ids(problem) | owners.keys())}
     moves = _all_moves(problem, ordered)
     without = {job.job: _without_owner(job, ordered[job.job]) for job in problem.jobs}
     unplaced = {job: without[job] for job in sorted(without) if without[job]}
@@ -45,19 +46,30 @@ def _ids(problem: Problem) -> set[str]:
     return {job.job for job in problem.jobs}
 
 
+def _in_name_order(owners: Mapping[str, str]) -> dict[str, str]:
+    """A copy. Names alone are put in order, which costs little where they are: pairs of a million take a second."""
+    names = list(owners)
+    ordered = sorted(names)
+    return dict(owners) if names == ordered else {name: owners[name] for name in ordered}
+
+
 def _all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> tuple[Move, ...]:
-    moves = [move for job in problem.jobs for move in _moves(job, owners.get(job.job, {}))]
-    moves.sort(key=lambda move: (move.job, move.item))
-    return tuple(moves)
+    jobs = sorted(problem.jobs, key=attrgetter("job"))
+    return tuple(move for job in jobs for move in _moves(job, owners.get(job.job, {})))
 
 
-def _moves(job: JobProblem, owners: Mapping[str, str]) -> Iterator[Move]:
-    source, target = job.previous.get, owners.get  # few of many items move
-    for item in [item for item in job.items if source(item) != target(item)]:
-        yield Move(job.job, item, source(item), target(item))
-    if job.previous:
-        for item in job.previous.keys() - set(job.items):
-            yield Move(job.job, item, job.previous[item], None)
+def _moves(job: JobProblem, owners: Mapping[str, str]) -> list[Move]:
+    """In item order. Owners mostly are in that order, which sorting then only confirms."""
+    name, source = job.job, job.previous.get
+    if not job.previous:
+        moves = [Move(name, item, None, target) for item, target in owners.items()]
+    else:
+        moved = [item for item, target in owners.items() if source(item) != target]  # few of many
+        moves = [Move(name, item, source(item), owners[item]) for item in moved]
+        lost = (item for item in job.previous if item not in owners)
+        moves += [Move(name, item, source(item), None) for item in lost]
+    moves.sort(key=attrgetter("item"))
+    return moves
 
 
 def _without_owner(job: JobProblem, owners: Mapping[str, str]) -> tuple[str, ...]:

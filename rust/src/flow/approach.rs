@@ -1,0 +1,107 @@
+//! Near the least cost in few steps: cost scaling by push and relabel, for arcs whose units cost more and more.
+//!
+//! A flow is within `e` of the least cost if no arc with room has a reduced cost below `-e`. Each round divides `e` and
+//! restores that: arcs that would pay carry what pays, and nodes that then hold too much push it on, lowering their
+//! potential until an arc pays. An arc carries as many units at once as pay, so that counts matter as little as costs.
+//! Method: Goldberg and Tarjan, "Finding minimum-cost circulations by successive approximation", 1990.
+
+use std::collections::VecDeque;
+
+use super::Run;
+
+const DIVISOR: i64 = 8;
+/// Potentials stay above this, so that sums of a few never overflow.
+const LOWEST: i64 = -(1 << 60);
+/// A round ends early after so many looks at each arc, on average: what is left is settled exactly all the same.
+const LOOKS: u64 = 512;
+
+impl Run<'_> {
+    /// Changes flow, excess and potentials, so that few short distances are left. No arc with room costs less than nothing
+    /// afterwards, as before.
+    pub(super) fn approach(&mut self) {
+        let greatest = (0..self.net.to.len()).filter(|arc| self.net.room[*arc] > 0).map(|arc| self.net.cost[arc].abs());
+        let mut within = greatest.max().unwrap_or(0) / DIVISOR;
+        while within > 0 && self.refine(within) {
+            within /= DIVISOR;
+        }
+        self.carry_what_pays();
+    }
+
+    /// Sends as much over each arc as pays at the present potentials.
+    fn carry_what_pays(&mut self) {
+        self.net.looked += self.net.to.len() as u64;
+        for arc in 0..self.net.to.len() {
+            let units = self.paying(arc);
+            if units > 0 {
+                self.push(arc, units);
+            }
+        }
+    }
+
+    /// How many units of an arc have a reduced cost below zero.
+    fn paying(&self, arc: usize) -> u32 {
+        let (room, cost) = (self.net.room[arc], self.reduced(arc));
+        match self.net.slope[arc / 2] {
+            _ if room == 0 || cost >= 0 => 0,
+            0 => room,
+            slope => i64::from(room).min((slope - 1 - cost) / slope) as u32,
+        }
+    }
+
+    fn push(&mut self, arc: usize, units: u32) {
+        let (from, to) = (self.net.from(arc), self.net.to[arc]);
+        self.net.carry(arc, units);
+        self.excess[from as usize] -= i64::from(units);
+        self.excess[to as usize] += i64::from(units);
+    }
+
+    /// Makes the flow within `within` of the least cost; false if that was given up.
+    fn refine(&mut self, within: i64) -> bool {
+        self.carry_what_pays();
+        self.next.copy_from_slice(&self.start[..self.net.nodes]);
+        let mut active: VecDeque<u32> = (0..self.net.nodes as u32).filter(|&n| self.excess[n as usize] > 0).collect();
+        let last = self.net.looked + LOOKS * self.net.to.len() as u64;
+        while let Some(node) = active.pop_front() {
+            if self.net.looked > last || !self.discharge(node, within, &mut active) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sends all that a node has too much to where it pays; false if no arc leads on, or potentials would overflow.
+    fn discharge(&mut self, node: u32, within: i64, active: &mut VecDeque<u32>) -> bool {
+        let at = node as usize;
+        while self.excess[at] > 0 {
+            if self.next[at] == self.start[at + 1] {
+                if !self.relabel(node, within) {
+                    return false;
+                }
+                self.next[at] = self.start[at];
+            }
+            self.net.looked += 1;
+            let arc = self.arcs[self.next[at] as usize] as usize;
+            let units = i64::from(self.paying(arc)).min(self.excess[at]) as u32;
+            if units == 0 {
+                self.next[at] += 1;
+                continue;
+            }
+            let to = self.net.to[arc];
+            let before = self.excess[to as usize];
+            self.push(arc, units);
+            if before <= 0 && self.excess[to as usize] > 0 {
+                active.push_back(to);
+            }
+        }
+        true
+    }
+
+    /// Lowers a node's potential until its cheapest arc pays `within`.
+    fn relabel(&mut self, node: u32, within: i64) -> bool {
+        self.net.looked += self.out(node).len() as u64;
+        let arcs = self.out(node).map(|slot| self.arcs[slot] as usize).filter(|arc| self.net.room[*arc] > 0);
+        let Some(least) = arcs.map(|arc| self.reduced(arc)).min() else { return false };
+        self.potential[node as usize] -= least + within;
+        self.potential[node as usize] > LOWEST
+    }
+}
