@@ -14,8 +14,10 @@ from typing import Any, Literal, final, overload
 
 __all__ = [
     "Assignment",
+    "Attempt",
     "Board",
     "Delta",
+    "Driven",
     "EtcdCodec",
     "EtcdPage",
     "EtcdRequest",
@@ -23,7 +25,9 @@ __all__ = [
     "ItemSet",
     "Moves",
     "Mutex",
+    "OncePerThread",
     "RendezvousHasher",
+    "Surely",
     "ZooKeeperCodec",
     "choose_moves",
     "compat_score",
@@ -667,7 +671,7 @@ class Finally:
     Entered and left without any bytecode. The function has to be one that can be begun again from its start.
     """
 
-    def __init__(self, cleanup: Callable[[], object]) -> None: ...
+    def __new__(cls, cleanup: Callable[[], object]) -> Finally: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *raised: object) -> None: ...
 
@@ -685,6 +689,7 @@ class Attempt:
     def undo(self) -> None:
         """Call and forget them all, the newest first; one that raises goes to ``sys.unraisablehook``."""
 
+@final
 class Driven:
     """A protocol as a method. Its frame has no bytecode, so that whatever the protocol noted is undone after an
     interrupt at any bytecode.
@@ -696,15 +701,16 @@ class Driven:
             is called once more, and then the interrupt is raised.
     """
 
-    def __init__(
-        self, protocol: Callable[..., object], run: Callable[[Any, Attempt], object], ends: bool = False
-    ) -> None: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __new__(
+        cls, protocol: Callable[..., object], run: Callable[[Any, Attempt], object], ends: bool = False
+    ) -> Driven: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
     def __call__(self, *args: Any, **options: Any) -> Any: ...
 
+@final
 class Surely:
     """A method that can be begun again from its start, and is if what is no ``Exception`` cut it short."""
 
-    def __init__(self, function: Callable[..., object]) -> None: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __new__(cls, function: Callable[..., object]) -> Surely: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
     def __call__(self, *args: Any, **options: Any) -> Any: ...

@@ -42,8 +42,10 @@ impl Mutex {
     /// Wait a moment until it is free, and take it; whether it was.
     fn wait(&self, me: ThreadId, limit: Duration) -> bool {
         let guard = self.owner();
-        let (mut owner, _) =
-            self.freed.wait_timeout_while(guard, limit, |owner| owner.is_some()).unwrap_or_else(PoisonError::into_inner);
+        let (mut owner, _) = self
+            .freed
+            .wait_timeout_while(guard, limit, |owner| owner.is_some())
+            .unwrap_or_else(PoisonError::into_inner);
         if owner.is_none() {
             *owner = Some(me);
             return true;
@@ -123,7 +125,7 @@ impl Mutex {
     }
 
     /// Take it; False if the time, in seconds, is over first. A negative time is for ever.
-    #[pyo3(signature = (blocking = true, timeout = -1.0))]
+    #[pyo3(signature = (blocking = true, timeout = -1.0), text_signature = "($self, blocking=True, timeout=-1.0)")]
     fn acquire(&self, py: Python<'_>, blocking: bool, timeout: f64) -> PyResult<bool> {
         let limit = if !blocking {
             Some(Duration::ZERO)
@@ -201,7 +203,11 @@ impl OncePerThread {
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         let is_first = self.inside().insert(thread::current().id());
-        if is_first { Ok(()) } else { Err(reentrant(py)) }
+        if is_first {
+            Ok(())
+        } else {
+            Err(reentrant(py))
+        }
     }
 
     #[pyo3(signature = (*_raised))]
@@ -243,7 +249,11 @@ fn is_interrupt(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// Function and instance as a bound method.
-fn bound<'py>(py: Python<'py>, function: Bound<'py, PyAny>, instance: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+fn bound<'py>(
+    py: Python<'py>,
+    function: Bound<'py, PyAny>,
+    instance: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
     static METHOD: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     METHOD.import(py, "types", "MethodType")?.call1((function, instance))
 }
@@ -398,13 +408,12 @@ impl Surely {
         args: &Bound<'_, PyTuple>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        self.function.call(py, args, options).map_err(|error| {
-            if is_interrupt(py, &error) {
+        self.function.call(py, args, options).inspect_err(|error| {
+            if is_interrupt(py, error) {
                 if let Err(again) = self.function.call(py, args, options) {
                     again.write_unraisable(py, Some(self.function.bind(py)));
                 }
             }
-            error
         })
     }
 }
