@@ -341,9 +341,10 @@ def test_a_quiet_watch_is_told_nothing_however_long_and_a_quiet_mirror_that_it_i
     take = Feed.__call__
     monkeypatch.setattr(Feed, "__call__", lambda feed, event: told.append(type(feed)) or take(feed, event))
     watches = [store.watch(f"w/{number}") for number in range(30)]
-    with store.mirror("w"):
+    with store.mirror("w") as mirror:
         for watch in watches:
             watch.next(10)
+        mirror.stale_s()
         told.clear()
         quiet = threading.Event()
         assert not quiet.wait(2.5)

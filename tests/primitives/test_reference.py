@@ -35,6 +35,7 @@ PARTS = {
     "force_release": "LockKeeper",
     "forget_free_locks": "LockKeeper",
     "lock_states": "LockKeeper",
+    "list_groups": "Group",
 }
 #: For the parts of this package among themselves.
 OURS = {"abandon", "acquire_unless", "end_soon", "lose"}

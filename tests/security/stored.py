@@ -21,6 +21,8 @@ from latchwork.jobs.stored.activity import LiveRun, decode_activity, encode_acti
 from latchwork.jobs.stored.audit import AuditRecord, decode_record
 from latchwork.jobs.stored.maintenance import NodeMark, decode_mark
 from latchwork.jobs.stored.members import Member
+from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes, encode_outcomes
+from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
 from latchwork.primitives import once
 from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.leader import Leader
@@ -66,6 +68,7 @@ CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, lacks={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
+FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
 IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
 STEP = views.Step(3, {"a": views.Stored(9, IN_GROUP)}, ("b",))
@@ -133,6 +136,17 @@ KINDS = {
     "activity": Kind(
         "jobs.stored.activity", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
     ),
+    "outcomes": Kind(
+        "jobs.stored.outcomes",
+        encode_outcomes([JobOutcome("n1", "j", 5.0, 6.0, FAILED, 1, 2, (FAILED,), 9.0)]),
+        lambda value: encode_outcomes(decode_outcomes("n1", value)),
+    ),
+    "request of a run": Kind(
+        "jobs.stored.requests",
+        RunRequest("r1", "j", ("a",), 5.0, 6.0, "me").encode(),
+        lambda value: decode_request("asked/r1", value),
+    ),
+    "end of a run": Kind("jobs.stored.requests", RunEnd("n1", 1, ("a",), "why").encode(), decode_end),
     "audit": Kind("jobs.stored.audit", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
     "inline set": Kind(
         "jobs.stored.packed",

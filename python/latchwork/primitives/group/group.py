@@ -198,6 +198,7 @@ class Group(Participant):
     @driven
     async def sync(self, timeout_s: float | None = None) -> View:
         """Wait for a view that shows the members as they are now, or later. Arguments and errors as for ``wait``."""
+        self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
         newer = 2 if head is None else Head.of(head).number + 2  # its writer looked at the members after this
@@ -308,6 +309,7 @@ class Group(Participant):
 
     def _listen(self) -> None:
         """Follow the views from now on."""
+        self._home.check()
         with self._listening:
             if self._unsubscribe is None and self._started and not self._closed:
                 if self._views is None:
