@@ -59,7 +59,8 @@ COMMANDS = [
     ("why", EVIL, "a"), ("locks",), ("locks", "--json"), ("locks", "--audit"), ("locks", "--audit", "--json"),
     ("jobs", "list"), ("jobs", "list", "--json"), ("settings", "show"), ("jobs", "set", "j", "--threads", "3"),
     ("jobs", "disable", EVIL), ("jobs", "enable", "j"), ("drain", "n1", "--no-wait"), ("drain", EVIL),
-    ("restart", "n2", "--no-wait", "--json"), ("tree", EVIL),
+    ("restart", "n2", "--no-wait", "--json"), ("tree", EVIL), ("jobs", "run", "j", "--no-wait"),
+    ("show", "latch", "leader"), ("show", "latch", "leader", "--json"), ("show", "lock", EVIL), ("once", "reset", "x"),
 ]  # fmt: skip
 
 
@@ -238,6 +239,6 @@ def test_a_few_of_many_are_named_and_the_rest_counted():
 
 
 def test_every_command_is_looked_at():
-    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench"} >= {
+    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect"} >= {
         each.name or each.callback.__name__ for each in app.registered_commands
     } | {each.name for each in app.registered_groups} - {None}

@@ -153,4 +153,4 @@ def test_an_item_that_is_not_among_the_named_ones_is_not_said_to_wait(memory, cl
     (active,) = eventually(lambda: job_state(memory).active)
     assert isinstance(active, Activity)
     assert (active.items, len(active.named)) == (NAMED + 1, NAMED)
-    assert "not all are named" in told(memory, "report", items[-1])
+    assert "not all named" in told(memory, "report", items[-1])

@@ -51,13 +51,13 @@ def test_it_runs_again_and_again_with_a_new_context_each_time(start, eventually)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_run_that_returns_a_coroutine_has_failed(start, eventually, caplog):
+def test_a_run_that_returns_a_coroutine_has_failed(start, eventually):
     async def never():
         """Nobody awaits it."""
 
     run = start(lambda context: never())
-    eventually(lambda: run._setup.outcomes.stats(0, 0).failures)
-    assert "run returned a coroutine, which nobody runs" in caplog.text
+    stats = eventually(lambda: (run._setup.outcomes.stats(0, 0).failures and run._setup.outcomes.stats(0, 0)) or None)
+    assert "run returned a coroutine, which nobody runs" in stats.last_error
 
 
 def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):

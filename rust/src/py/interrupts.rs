@@ -410,8 +410,11 @@ impl Surely {
     ) -> PyResult<Py<PyAny>> {
         self.function.call(py, args, options).inspect_err(|error| {
             if is_interrupt(py, error) {
-                if let Err(again) = self.function.call(py, args, options) {
-                    again.write_unraisable(py, Some(self.function.bind(py)));
+                match self.function.call(py, args, options) {
+                    Err(again) if !is_interrupt(py, &again) => {
+                        again.write_unraisable(py, Some(self.function.bind(py)));
+                    }
+                    _ => {}
                 }
             }
         })
