@@ -66,10 +66,10 @@ def lasting(blow: Callable[..., Context[Any]]) -> Callable[..., bool]:
 @contextlib.contextmanager
 def _writer_taken(run, _rng) -> Iterator[None]:
     """A transaction that takes its time holds everybody up, and callers give up."""
-    pool = run.local.stores[0]._core.backend._db._writer
-    connection = pool.take(time.monotonic() + 5)
+    turn = run.local.stores[0]._core.backend._db._writer.turn()
+    turn.take(time.monotonic() + 5)
     yield
-    pool.give(connection)
+    turn.give()
 
 
 def _process_killed(run, rng) -> bool:
