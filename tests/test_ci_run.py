@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).parents[1] / ".ci" / "run"
-#: The second run: it fails as often as the file `misses` has lines.
+#: What is run again: it fails as often as the file `misses` has lines.
 AGAIN = """
 echo "again on $SERVERS"
 [ -s misses ] || exit 0
