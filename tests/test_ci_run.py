@@ -81,7 +81,7 @@ def test_a_verdict_on_the_stores_is_final_at_once(ci, name):
     assert "again" not in said
 
 
-def test_more_than_twelve_failures_are_not_run_again(ci):
-    code, said = ci(*(f"tests/store/test_pipeline.py::test_{number}" for number in range(13)))
+def test_more_than_forty_failures_are_not_run_again(ci):
+    code, said = ci(*(f"tests/store/test_pipeline.py::test_{number}" for number in range(41)))
     assert code != 0
     assert "again" not in said

@@ -163,8 +163,8 @@ def test_a_protocol_in_the_background_can_be_waited_for_by_both_drivers():
     async def work():
         ends.append(threading.current_thread().name)
 
-    run(one(Background(work(), "latchwork-one")))
-    asyncio.run(in_loop(one(Background(work(), "latchwork-two"))))
+    run(one(Background(work, "latchwork-one")))
+    asyncio.run(in_loop(one(Background(work, "latchwork-two"))))
     assert ends == ["latchwork-one", "latchwork-two"]
 
 

@@ -353,7 +353,7 @@ def _when(listen: Listen) -> Future[bool]:
 
 
 class Background(Until):
-    """A protocol that is driven in a thread of its own; awaited, it is waited for.
+    """A protocol that is called and driven in a thread of its own; awaited, it is waited for.
 
     Attributes:
         thread: the thread, started.
@@ -361,9 +361,9 @@ class Background(Until):
 
     __slots__ = ("_ended", "thread")
 
-    def __init__(self, steps: Steps[object], name: str) -> None:
+    def __init__(self, protocol: Callable[[], Steps[object]], name: str) -> None:
         self._ended = Signal()
-        self.thread = threading.Thread(target=self._run, args=(steps,), name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
         super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
         self.thread.start()
 
@@ -377,8 +377,8 @@ class Background(Until):
         self.thread.join()
         return True
 
-    def _run(self, steps: Steps[object]) -> None:
+    def _run(self, protocol: Callable[[], Steps[object]]) -> None:
         try:
-            run(steps)
+            run(protocol())
         finally:
             self._ended.set()

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +27,16 @@ from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
 from latchwork.testing._sim.order import Order
 from latchwork.testing._sim.stand_ins import installed
-from latchwork.testing._sim.tasks import Deadlock, SimulationError, ThreadFailed, ThreadsLeft, TooLong, Turn, hide
+from latchwork.testing._sim.tasks import (
+    Deadlock,
+    SimulationError,
+    ThreadFailed,
+    ThreadsLeft,
+    TooLong,
+    Turn,
+    Unwind,
+    hide,
+)
 from latchwork.testing._sim.turns import Turns
 
 __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "ThreadsLeft", "TooLong", "Turn"]
@@ -81,6 +92,8 @@ class Simulation(Turns):
             self._stack.callback(gc.enable)
         for owner, name in _ONE_STEP:
             self._make_one_step(owner, name)
+        self._stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = partial(_tell_unraisable, sys.unraisablehook)
         self._stack.enter_context(installed(self))
         return self
 
@@ -189,3 +202,9 @@ class Simulation(Turns):
 
         setattr(owner, name, stand_in)
         self._stack.callback(setattr, owner, name, original)
+
+
+def _tell_unraisable(tell: Callable[[Any], object], raised: Any) -> None:
+    """What a thread that is ended by the simulation does in vain to undo its call is nobody's error."""
+    if not issubclass(raised.exc_type, Unwind):
+        tell(raised)

@@ -19,7 +19,6 @@ from trials.interrupts.plays import PLAYS
 STEP = 1 if LONG else 89
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # a thread that the interrupt kept from its start
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.name)
 def test_nothing_is_left_behind_by_an_interrupt_at_any_line(play):
     url = f"memory://{uuid.uuid4().hex}?call_timeout_s=5&session_ttl_s=60"

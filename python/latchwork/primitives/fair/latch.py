@@ -155,7 +155,7 @@ class LeaderLatch(GuardsWork, HasPlace):
         if waiter is not None:
             waiter.call_off()
         if background is None or not background.thread.is_alive():
-            Background(self._leave(), f"latchwork-{self._name}")
+            Background(self._leave, f"latchwork-{self._name}")
 
     async def _ended(self, background: Background) -> None:
         await background

@@ -361,11 +361,11 @@ class TicketQueue:
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
         if session.remaining_s() > 0.0:
-            Background(self.clear(session, keys), f"latchwork-leaving-{self._name}")
+            Background(partial(self.clear, session, keys), f"latchwork-leaving-{self._name}")
 
     def _hunt_later(self, session: Session, nonce: str) -> None:
         if session.remaining_s() > 0.0:
-            Background(self._hunt(session, nonce), f"latchwork-leaving-{self._name}")
+            Background(partial(self._hunt, session, nonce), f"latchwork-leaving-{self._name}")
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)

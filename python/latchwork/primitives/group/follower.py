@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from functools import partial
 
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
@@ -112,7 +113,7 @@ class Follower:
         self._members: Watch | None = None
         self._told: dict[object, tuple[Callable[[], None], Fail]] = {}
         self._error: LatchworkError | None = None
-        self._background = Background(self._run(), f"latchwork-views-{name}")
+        self._background = Background(self._run, f"latchwork-views-{name}")
 
     def add(self, tell: Tell, fail: Fail) -> object:
         """Call these from now on; returns what names them."""
@@ -184,7 +185,7 @@ class Follower:
                     self._error = None
                     backoff.reset()
                     if server is None:  # it needs to know the view
-                        server = Background(self._serve(waiter), f"latchwork-views-{self._what}")
+                        server = Background(partial(self._serve, waiter), f"latchwork-views-{self._what}")
             except Closed:
                 if not self._off.is_set():
                     session.ensure_usable()

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.interrupts import mutex
@@ -194,7 +195,7 @@ class Membership:
         if session is None:
             return False
         if session.remaining_s() > 0.0 and not await self._drop(session):
-            Background(self._drop_later(session), f"latchwork-leaving-{self.key}")
+            Background(partial(self._drop_later, session), f"latchwork-leaving-{self.key}")
         return True
 
     async def _drop(self, session: Session) -> bool:

@@ -97,7 +97,7 @@ class KeeperThread(Starts):
                 mirror = self._mirror = self._store.mirror(self._table.owners_prefix, wait=False)
                 mirror.on_change(self._owners_changed)
             runner = self._runner = object()
-            self._background = Background(self._run(runner), f"latchwork-locks-{self._record.label}")
+            self._background = Background(partial(self._run, runner), f"latchwork-locks-{self._record.label}")
         if self._stopping.is_set():  # closed meanwhile, which may not have seen it
             mirror.close()
 

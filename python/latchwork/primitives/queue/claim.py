@@ -85,7 +85,7 @@ class Claim(GuardsWork):
     def _end_later(self, exc: BaseException | None) -> None:
         """After an interrupt: go on with the end of a ``with``, unless that is over."""
         if not self._is_over and not self._home.is_foreign:
-            Background(self._end_quietly(exc), f"latchwork-claims-{self._names.name}")
+            Background(partial(self._end_quietly, exc), f"latchwork-claims-{self._names.name}")
 
     async def _end_quietly(self, exc: BaseException | None) -> None:
         try:

@@ -153,7 +153,7 @@ class Taking:
         """Note a claim that may be there, or come, unused: the next take has it, or a thread removes it."""
         with self._lock:
             self._doubtful[doubt.key] = doubt
-        Background(self._clear_doubt(doubt), f"latchwork-claims-{self._names.name}")
+        Background(partial(self._clear_doubt, doubt), f"latchwork-claims-{self._names.name}")
 
     async def _settle_doubts(self, session: Session) -> Claim | None:
         """The first claim of ours that turns out to be there."""

@@ -70,7 +70,7 @@ class Participant(Starts):
 
     def _begin(self) -> None:
         """Start the background thread. The caller holds the mutex."""
-        self._background = Background(self._take_part(), f"latchwork-{self._name}")
+        self._background = Background(self._take_part, f"latchwork-{self._name}")
 
     async def _take_part(self) -> None:
         backoff = Backoff()

@@ -67,7 +67,7 @@ class Work:
         with self._lock:
             if self._watching is not None or self._done.is_set():
                 return
-            self._watching = Background(self._watch(), f"latchwork-work-{self._ownership.what}")
+            self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
         self._ownership.add(self)
 
     async def finish(self) -> None:
