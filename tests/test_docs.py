@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 
 from backends_table import SERVERS
 from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
+from patience import came_true
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -139,10 +139,7 @@ def greeted(log):
 
 
 def wait_until(condition, logs, timeout_s=25):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "\n---\n".join(log.read_text() for log in logs)
-        time.sleep(0.1)
+    assert came_true(condition, timeout_s, every_s=0.1), "\n---\n".join(log.read_text() for log in logs)
 
 
 @pytest.mark.parametrize("page", LIVELY, ids=name_of)

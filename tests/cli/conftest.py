@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from patience import came_true
 
 SERVER = Path(__file__).with_name("command_server.py")
 
@@ -163,10 +164,8 @@ def wait_until(cli):
     """Wait for a condition; when it does not come true, show what the started processes wrote."""
 
     def wait(condition, what, timeout_s=20.0):
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}\n{cli.logs()}"
-            time.sleep(0.05)
+        found = came_true(condition, timeout_s, every_s=0.05)
+        assert found, f"after {timeout_s} s still not: {what}\n{cli.logs()}"
         return found
 
     return wait

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 
 import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import FixedDelay, Job, JobManager, Threads
-
-
-def eventually(condition, timeout_s=10.0, what="the condition"):
-    """Wait until it is true; what it gave last is in the failure."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s; last: {value!r}"
-        time.sleep(0.02)
+from patience import eventually
 
 
 class RunLog:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from queue import Empty, Queue
 
 import pytest
 
 import latchwork
+import patience
 from latchwork.primitives import LockKeeper
 from trials.remote import Remote
 
@@ -111,14 +111,7 @@ def holder(backend_url, store):
 
 
 def eventually(condition, timeout_s=PATIENCE_S, every_s=0.01):
-    """Wait until the condition is true; its value."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"did not come true within {timeout_s} s"
-        time.sleep(every_s)
+    return patience.eventually(condition, timeout_s, every_s=every_s)
 
 
 @pytest.fixture(name="eventually")

@@ -29,6 +29,7 @@ from latchwork.primitives import (
 )
 from latchwork.primitives.persistent.outside import lock_states
 from levels import LONG
+from patience import eventually
 from security.stored import PARTS, spoilt
 
 NAME = "it"
@@ -214,13 +215,6 @@ BAD = {
     "fired/j/c1/items": b'["a"]',
     "fired/gone/c2": DEEP,
 }
-
-
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_cluster_with_a_bad_record_of_every_kind_still_gives_each_item_to_a_node(store):

@@ -31,6 +31,7 @@ from latchwork_testbed.servers import (
     ZooKeeperEnsemble,
     ZooKeeperServer,
 )
+from patience import came_true
 
 
 @pytest.fixture(params=SERVERS)
@@ -89,14 +90,15 @@ def answers(server, timeout_s=0.5):
 
 
 def gone_within(pid, timeout_s):
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.01)
-    return False
+    return came_true(lambda: not is_there(pid), timeout_s)
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_data_and_port_survive_kill_and_restart(server):

@@ -13,6 +13,7 @@ import pytest
 from latchwork_testbed.network import Network
 from latchwork_testbed.proxy import Proxy
 from latchwork_testbed.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemble
+from patience import eventually
 
 SOON_S = 10.0
 A_MOMENT_S = 0.2
@@ -82,13 +83,6 @@ def hears(connection, timeout_s=SOON_S):
         return None
     except OSError:
         return b""
-
-
-def eventually(predicate, timeout_s=SOON_S):
-    deadline = time.monotonic() + timeout_s
-    while not predicate():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def test_proxy_passes_everything_in_order(dial):

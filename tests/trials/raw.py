@@ -12,7 +12,6 @@ import json
 import socket
 import sqlite3
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
+from patience import came_true
 from trials.judges.contract.facts import Stored
 
 _OWNER_CHARS = 32
@@ -108,7 +108,7 @@ def etcd_members_differ(endpoints: list[str]) -> str:
         told[:] = [_all_keys(endpoint) for endpoint in endpoints]
         return all(one == told[0] for one in told)
 
-    if wait_until(agree, _AGREE_S, every_s=0.2):
+    if came_true(agree, _AGREE_S, every_s=0.2):
         return ""
     keys = sorted({key for one in told for key in one if any(other.get(key) != one[key] for other in told)})
     first = [one.get(keys[0]) for one in told]
@@ -253,13 +253,3 @@ def zookeeper_serves(endpoint: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def wait_until(true: Any, timeout_s: float = 20.0, *, every_s: float = 0.02) -> bool:
-    """Whether it came true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(every_s)
-    return True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK, SystemClock
+from patience import eventually
 
 PRELUDE = """
 import os, signal, sys, time
@@ -57,19 +57,9 @@ class Collector:
         return [type(event).__name__ for event in self.events]
 
 
-def wait_until(condition, timeout_s=5.0):
-    """Wait for the condition and return what it gave; fail after the timeout."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.005)
-    pytest.fail(f"did not come true within {timeout_s} s")
-
-
-@pytest.fixture
-def eventually():
-    return wait_until
+@pytest.fixture(name="eventually")
+def _eventually():
+    return eventually
 
 
 @pytest.fixture

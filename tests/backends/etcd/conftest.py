@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 
 import grpc
@@ -14,6 +13,7 @@ from backends_table import ETCD
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork_testbed.proxy import Proxy
+from patience import eventually
 
 
 class Collector:
@@ -63,14 +63,6 @@ class Raw:
     def compact(self):
         revision = self.kv.Range(pb.RangeRequest(key=b"x"), timeout=5).header.revision
         self.kv.Compact(pb.CompactionRequest(revision=revision, physical=True), timeout=5)
-
-
-def eventually(predicate, timeout_s=8.0):
-    """Wait until something is true; it is asked every 20 ms."""
-    deadline = time.monotonic() + timeout_s
-    while not predicate():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(name="eventually")

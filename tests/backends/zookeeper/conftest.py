@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from kazoo.client import KazooClient
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
+from patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 WAIT_S = 10.0
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
 @pytest.fixture(name="wait_until")
-def _wait_until() -> Callable[..., None]:
-    return wait_until
+def _wait_until() -> Callable[..., object]:
+    return eventually
 
 
 @pytest.fixture

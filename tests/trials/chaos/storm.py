@@ -15,6 +15,7 @@ from typing import Any
 
 import latchwork
 from latchwork.jobs import inspect
+from patience import Deadline
 from trials.chaos.node import CRON_PERIOD_S, ITEMS, JOBS, LOCK_TTL_S, ON_CRON, SESSION_TTL_S
 from trials.fault import frozen, held, killed, refused
 from trials.judges.jobs import Fault, Verdict, judge
@@ -230,7 +231,9 @@ class Storm:
                 kinds.insert(0, kind)  # again at the end of this round: each has a fault of each kind
             progress(f"{time.monotonic() - began:6.1f} s  {kind}: {sum(self.report.landed.values())} faults landed")
             self.sleep(self.random.uniform(0.2, 2.5))
-        self.sleep(max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S + 1.0)
+        recovery = Deadline(max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S + 1.0)
+        while not recovery.has_passed:
+            self.sleep(1.0)
         ended = time.monotonic()
         self.close_nodes()
         self.report.seconds = time.monotonic() - began
@@ -240,7 +243,7 @@ class Storm:
             self.faults,
             items=[(job, f"{job}/item-{i}") for job in JOBS for i in range(ITEMS)],
             ended_at=ended,
-            bound_s=max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S,
+            bound_s=max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S + recovery.stolen_s,
             once_per_fire=frozenset(ON_CRON),
             every_fire_s={job: CRON_PERIOD_S for job, cron in ON_CRON.items() if cron.misfire == "all"},
             lock_ttl_s=LOCK_TTL_S,
@@ -252,13 +255,13 @@ class Storm:
     def left_over(self):
         """What is in the store after all have closed, hidden keys included, but for what is kept on purpose."""
         kept = ("results/", "fired/", "settings/", "outcomes/", *KEPT)
-        until = time.monotonic() + 3.0 * SESSION_TTL_S
+        until = Deadline(3.0 * SESSION_TTL_S)
         with contextlib.closing(self.stage.raw(ROOT)) as raw:
             while True:  # a session that was lost a moment ago may need its TTL
                 with latchwork.connect(self.url()) as store:
                     found = [entry.key for entry in store.list("", recursive=True)]
                 left = [key for key in (*found, *raw.hidden()) if not key.startswith(kept)]
-                if not left or time.monotonic() > until:
+                if not left or until.has_passed:
                     return left
                 time.sleep(0.2)
 

@@ -22,6 +22,7 @@ from typing import Any
 import latchwork
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown
 from latchwork.types import Put
+from patience import Deadline
 from trials.judges.contract.facts import Call, Mark, Seen, Settled
 from trials.record import OK, REFUSED, UNKNOWN
 from trials.remote import Wire
@@ -249,8 +250,8 @@ class Client:
         return False
 
     def _insist(self, attempt: Callable[[], int | bool]) -> int:
-        deadline = time.monotonic() + _QUIET_S
-        while time.monotonic() < deadline:
+        deadline = Deadline(_QUIET_S)
+        while not deadline.has_passed:
             if got := attempt():
                 return int(got)
             time.sleep(_RETRY_S)

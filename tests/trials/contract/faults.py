@@ -20,10 +20,11 @@ from backends_table import ETCD
 from backends_table import SHARED as BACKENDS
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
 from latchwork_testbed.proxy import Way
+from patience import came_true
 from trials.contract.play import ROOT, Fault, Play
 from trials.fault import frozen, full, held, isolated, killed, moved_away, refused, unlinked
 from trials.judges.contract.rules import WRITES
-from trials.raw import secret, wait_until
+from trials.raw import secret
 from trials.remote import Remote
 
 _HALF, _THRICE = 0.5, 3.0
@@ -115,7 +116,7 @@ def write_delayed(play: Play) -> None:
                 ways.cut_clients()
                 play.rest(1.2)
                 break
-    late = wait_until(ways.late_bytes, 2.0)
+    late = came_true(ways.late_bytes, 2.0)
     play.missed(late and hangs, f"of the writes, held: {hangs}, arrived late: {late}")
 
 
@@ -127,7 +128,7 @@ def session_revoked(play: Play) -> None:
         play.raw.revoke(secret(session))
         if not session.lost.wait(play.ttl_s + play.record.patience.grace_s):
             play.record.problems.append("a revoked session was not lost within its TTL")
-        wait_until(lambda session=session: play.a.session is not session, 5.0)
+        came_true(lambda session=session: play.a.session is not session, 5.0)
 
 
 def compacted(play: Play) -> None:
@@ -182,7 +183,7 @@ def leader_killed(play: Play) -> None:
         with killed(leader):
             _await_another_leader(play, leader)
             play.rest(0.3)
-        wait_until(lambda leader=leader: play.stage.serves(leader))
+        came_true(lambda leader=leader: play.stage.serves(leader))
 
 
 def deposed_leader_woken(play: Play) -> None:
@@ -199,9 +200,9 @@ def cut_off(play: Play) -> None:
     led = member.is_leader()
     until = time.monotonic() + _THRICE * play.ttl_s
     with isolated(stage, member):
-        alone = wait_until(lambda: not stage.serves(member), _THRICE * play.ttl_s)
+        alone = came_true(lambda: not stage.serves(member), _THRICE * play.ttl_s)
         others = [other for other in stage.members if other is not member]
-        went_on = wait_until(
+        went_on = came_true(
             lambda: any(stage.serves(other) for other in others) and any(other.is_leader() for other in others), 20.0
         )
         play.rest(max(0.0, until - time.monotonic()))
@@ -215,7 +216,7 @@ def link_cut(play: Play) -> None:
     until = time.monotonic() + _THRICE * play.ttl_s
     with unlinked(stage, follower, leader):
         # It serves no more, or has found itself another leader: itself, or one that it can still reach.
-        noticed = wait_until(lambda: not leader.is_leader() or not stage.serves(follower), _THRICE * play.ttl_s)
+        noticed = came_true(lambda: not leader.is_leader() or not stage.serves(follower), _THRICE * play.ttl_s)
         play.rest(max(0.0, until - time.monotonic()))
         reachable = _listens(follower)
     play.missed(noticed, "the follower went on with its leader")
@@ -288,7 +289,7 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 def _vanishes(play: Play) -> bool:
     """Whether the victim's keys do, in time."""
-    return wait_until(lambda: "alive/v" not in {one.key for one in play.raw.state()}, _VANISH * play.ttl_s)
+    return came_true(lambda: "alive/v" not in {one.key for one in play.raw.state()}, _VANISH * play.ttl_s)
 
 
 def _held(play: Play) -> None:
@@ -305,7 +306,7 @@ def _listens(member: Any) -> bool:
 
 def _await_another_leader(play: Play, old: object) -> None:
     others = [member for member in play.stage.members if member is not old]
-    if not wait_until(lambda: any(member.running and member.is_leader() for member in others), 20.0):
+    if not came_true(lambda: any(member.running and member.is_leader() for member in others), 20.0):
         play.record.problems.append("the others elected no leader")
 
 

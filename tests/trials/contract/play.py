@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import came_true
 from trials import fault as any_fault
 from trials.contract.client import Client
 from trials.judges.contract.facts import STRICT, Patience, record_of
@@ -30,7 +31,7 @@ from trials.judges.contract.rules import (
     watched,
     watches_missed,
 )
-from trials.raw import etcd_members_differ, wait_until
+from trials.raw import etcd_members_differ
 from trials.record import Facts
 from trials.remote import Remote
 from trials.runner import Verdict
@@ -167,11 +168,11 @@ class Play:
         self._await_reachable()
         if load == "idle":
             self._write()
-        wait_until(lambda: None not in {*reconnected(record).values(), *watched(record).values()}, _BACK_S)
+        came_true(lambda: None not in {*reconnected(record).values(), *watched(record).values()}, _BACK_S)
         self.rest(0.3)
         for client in self._living().values():  # whatever was unknown gets known
             record.problems += client.settle()
-        wait_until(self._is_quiet, 4 * self.ttl_s, every_s=0.1)
+        came_true(self._is_quiet, 4 * self.ttl_s, every_s=0.1)
         self._curtain = True
         self._compare_members()
 
@@ -193,7 +194,7 @@ class Play:
                     reachable[name] = time.monotonic()
             return len(reachable) == len(ways)
 
-        if not wait_until(look, timeout_s, every_s=0.01):
+        if not came_true(look, timeout_s, every_s=0.01):
             self.record.problems.append(f"the servers were not back {timeout_s} s after the trouble")
 
     def _is_quiet(self) -> bool:

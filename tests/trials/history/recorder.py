@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import latchwork
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put
+from patience import Deadline
 from trials.judges.linearizable.calls import Call, Check, Op, Seen
 from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
 
@@ -99,10 +100,10 @@ class Recorder:
 
     def settle(self) -> None:
         """Read until there is an answer, and wait for what was given up: nothing of this client can land after that."""
-        deadline = time.monotonic() + _SETTLE_S
+        deadline = Deadline(_SETTLE_S)
         wait(self._given_up, _SETTLE_S)
         self._given_up.clear()
-        while time.monotonic() < deadline:
+        while not deadline.has_passed:
             with contextlib.suppress(LatchworkError):
                 self.get(KEYS[0])
                 return

@@ -13,6 +13,7 @@ from collections import defaultdict
 
 import latchwork
 from latchwork.errors import OutcomeUnknown, Unavailable
+from patience import Deadline, eventually
 from trials.primitives.owners import PATIENCE_S
 from trials.primitives.players import make
 from trials.remote import Remote
@@ -76,25 +77,23 @@ class Play:
 
 def until(condition, what, timeout_s=PATIENCE_S):
     """Wait until it is true; its value. Trouble with the server is waited out."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def tried():
         try:
-            value = condition()
+            return condition()
         except _TROUBLE:
-            value = None
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
-        time.sleep(0.02)
+            return None
+
+    return eventually(tried, timeout_s, what)
 
 
 def insist(step):
     """Do it, again and again while the server cannot be reached."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = Deadline(PATIENCE_S)
     while True:
         try:
             return step()
         except _TROUBLE:
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise
             time.sleep(0.05)

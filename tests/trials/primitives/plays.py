@@ -12,6 +12,7 @@ from functools import partial
 from backends_table import SERVERS
 from latchwork.errors import Conflict, OwnershipLost
 from latchwork.primitives.fair.tickets import is_ticket
+from patience import Deadline
 from trials.judges.primitive import Views, late_writes, miscounted, too_many
 from trials.primitives.faults import FAULTS, SHORT_TTL_S, Fault
 from trials.primitives.owners import OWNERS, PATIENCE_S, PERSISTENT
@@ -101,7 +102,7 @@ def _tickets(play):
 
 def _have(victim, writes, *, begin=True):
     """Have the victim own it and write; again if the machine was too busy to keep so short a session alive."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = Deadline(PATIENCE_S)
     while True:
         if begin:
             victim.begin()
@@ -110,7 +111,7 @@ def _have(victim, writes, *, begin=True):
         try:
             writes.append(insist(victim.write))
         except _REFUSALS:
-            assert time.monotonic() < deadline, "the victim loses whatever it owns"
+            assert not deadline.has_passed, "the victim loses whatever it owns"
         else:
             return owned
 
