@@ -125,7 +125,7 @@ def test_a_run_is_told_that_its_job_is_disabled_while_a_call_for_locks_hangs(
 
 def test_jobs_take_turns_for_their_locks(filling, cluster, slow_locks, eventually):
     node = filling(cluster.endless("hot", ["x"]))
-    eventually(lambda: held(node) == JOBS * ITEMS + 1, 30.0)
+    eventually(lambda: held(node) == JOBS * ITEMS + 1, 60.0)
     order = [names[0].partition("/")[0] for names in slow_locks if names[0].startswith("many")]
     firsts = [order.index(f"many{number:02}") for number in range(JOBS)]
     assert max(firsts) < 2 * JOBS, f"the last job had its first turn after {max(firsts)} calls"

@@ -275,9 +275,9 @@ def test_watches_survive_cuts_and_miss_nothing(connect, proxy, backend, wait_unt
         wait_until(lambda prefix=prefix: events[prefix].state == below)
 
 
-def test_watches_are_told_every_two_seconds_that_they_are_current(backend):
+def test_watches_that_are_asked_to_prove_it_are_told_every_two_seconds_that_they_are_current(backend):
     events = Events()
-    backend.watch("a", events)
+    backend.watch("a", events).prove_current()
     time.sleep(2.5)
     marks = [event.as_of for event in events.all]
     assert len(events.of(Current)) >= 2
