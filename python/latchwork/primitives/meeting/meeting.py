@@ -98,8 +98,10 @@ class Meeting:
         """Break the open phase for everybody who waits in it."""
         self._waits.check()
         check_text(why, "the reason")
-        phase = (await self._board())[1].phase
-        await self._break(phase, why or f"{self.member_id!r} broke it")
+        why = why or f"{self.member_id!r} broke it"
+        board = await self._break((await self._board())[1].phase, why)
+        if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
+            await self._break(board.phase, why)
 
     # Arriving
 
@@ -137,6 +139,8 @@ class Meeting:
 
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
+        if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
+            return  # it had ended, but the last to come was gone before it said so
         if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
