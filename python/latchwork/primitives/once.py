@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from latchwork.checks import late_result
+from latchwork.checks import check_store, late_result
 from latchwork.errors import (
     BadRecord,
     Conflict,
@@ -33,7 +33,7 @@ from latchwork.errors import (
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
@@ -69,7 +69,7 @@ class Once(Closes):
     def __init__(
         self, store: Store, name: str, *, max_starts: int = 3, session: Session | None = None, label: str = ""
     ) -> None:
-        check_store(store, "once")
+        check_store(store, "Once")
         self.name = check_name(name, "once")
         if not check_whole(max_starts, "max_starts") >= 1:
             raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")

@@ -16,9 +16,10 @@ import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from latchwork.checks import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
-from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_store, check_text, check_whole
+from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
@@ -50,7 +51,7 @@ class Meeting:
         member_id: str,
         session: Session | None = None,
     ) -> None:
-        check_store(store, self._kind)
+        check_store(store, f"a {self._kind}")
         self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
         self._what = f"{self._kind} {name!r}"
