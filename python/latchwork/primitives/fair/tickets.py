@@ -142,9 +142,9 @@ class TicketQueue:
         self._strays: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
-        """All tickets, the first in the queue first; may be empty."""
+        """All tickets, the first in the queue first; may be empty. What no session owns is none."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None]
 
     async def first_in_words(self) -> str:
         """The first in the queue, for messages."""

@@ -73,11 +73,13 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
 async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
     """Wait until a ticket is gone or blocks no more; False when time is over or called off.
 
+    One that no session owns is nobody's: another program wrote it, and nothing would ever end it.
+
     With ``beside`` the waiter may have the names of the other tickets then.
     """
 
     def is_over(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
-        return entry is None or not blocks(Ticket.of(entry))
+        return entry is None or entry.owner is None or not blocks(Ticket.of(entry))
 
     return await waiter.follow(key, is_over, patience, leaf=True, beside=beside)
