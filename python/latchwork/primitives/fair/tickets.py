@@ -238,6 +238,11 @@ class TicketQueue:
         left = set(await self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
 
+    async def has_nobody_ahead(self, place: Place, ahead: Iterable[str]) -> bool:
+        """Whether ours is there, and each of these that were seen ahead is gone by now, or nobody's."""
+        there = {ticket.key for ticket in await self.tickets()}
+        return place.ticket.key in there and there.isdisjoint(ahead)
+
     def gone(self, place: Place) -> LockLost:
         """The error to raise when our ticket is gone; raises ``SessionLost`` itself if our session has ended."""
         self.refuse_lost(place)

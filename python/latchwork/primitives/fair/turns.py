@@ -63,7 +63,9 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
         if not ahead:
             return True
-        if patience.is_over or not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
+        if patience.is_over:
+            return await queue.has_nobody_ahead(place, ahead)
+        if not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
             return False
         over.add(ahead[-1])
         if await queue.are_gone(place, ahead[:-1], waiter.beside):
