@@ -103,6 +103,7 @@ format: build
 	cargo fmt
 
 wheel: build
+	$(if $(filter all,$(WHAT)),$(BIN)/python -m pip install --quiet "maturin[zig]>=1.7,<2")
 	$(if $(filter all,$(WHAT)),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/build_wheels $(ARGS),$\
 	    $(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist)
 

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from latchwork_testbed.binaries import find_etcd
+from latchwork_testbed.binaries import ZOOKEEPER_VERSION, find_etcd, find_zookeeper_classpath
 from latchwork_testbed.servers import EtcdCluster, EtcdServer, ServerMissing, ZooKeeperEnsemble, ZooKeeperServer
 
 
@@ -62,6 +62,7 @@ BACKENDS = (
     Backend("memory", url=lambda name, _: f"memory://{name}/test", when=When.ALWAYS, shared=False),
     Backend("sqlite", url=lambda _, folder: f"sqlite:///{folder / 'store.db'}?root=test"),
     Backend("zookeeper", server=ZooKeeperServer, cluster=ZooKeeperEnsemble),
+    Backend("zookeeper39", server=ZooKeeperServer, cluster=ZooKeeperEnsemble, version="3.9", when=When.ON_REQUEST),
     Backend("etcd34", server=EtcdServer, cluster=EtcdCluster, version="3.4", when=When.OWN),
     Backend("etcd35", server=EtcdServer, cluster=EtcdCluster, version="3.5"),
     Backend("etcd36", server=EtcdServer, cluster=EtcdCluster, version="3.6", when=When.ON_REQUEST),
@@ -82,6 +83,8 @@ def is_there(name: str) -> bool:
     try:
         if name in ETCD:
             find_etcd(ETCD[name])
+        elif BY_NAME[name].server is ZooKeeperServer:
+            find_zookeeper_classpath(BY_NAME[name].version or ZOOKEEPER_VERSION)
     except ServerMissing as error:
         print(f"!!\n!! {name} is NOT checked: {error}\n!!", flush=True)
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -105,3 +107,48 @@ def test_the_error_of_a_block_is_raised_once_it_is_ended():
     with pytest.raises(KeyError), Finally(lambda: calls.append(1)):
         raise KeyError
     assert calls == [1]
+
+
+#: What a daemon thread is inside of as the process ends, again and again: native frames, with Python above them.
+INSIDE = {
+    "Finally": "with Finally(spin): pass",
+    "Surely": "surely(spin)()",
+    "Mutex": "take()",
+    "Driven": "lock.acquire(60.0)",
+    "a driven call of a user's function": "once.run(spin)",
+}
+ENDS = """
+import threading, time
+import latchwork
+from latchwork.interrupts import Finally, mutex, surely
+from latchwork.primitives import Lock, Once
+
+store = latchwork.connect("memory://ends")
+other = latchwork.connect("memory://ends")
+mine, lock, once, held = Lock(other, "l"), Lock(store, "l"), Once(store, "o"), mutex()
+mine.acquire()
+
+def spin(*_):
+    while True:
+        time.sleep(0.0001)
+
+def take():
+    while True:
+        with held:
+            time.sleep(0.001)
+
+def run():
+    {inside}
+
+for _ in range(3):
+    threading.Thread(target=run, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_process_ends_well_whatever_its_daemon_threads_are_inside_of(inside):
+    """CPython before 3.14 unwinds their stacks, and our native frames have to let that pass."""
+    command = [sys.executable, "-c", ENDS.replace("{inside}", INSIDE[inside])]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

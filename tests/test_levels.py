@@ -116,6 +116,7 @@ def test_what_every_run_has_is_in_each_run():
         ("jobs/test_disconnect.py::test_a_cut[grace-zookeeper]", False),
         ("conformance/test_reads.py::test_it_reads[etcd35]", True),
         ("conformance/test_reads.py::test_it_reads[etcd36]", False),
+        ("conformance/test_reads.py::test_it_reads[zookeeper39]", False),
         ("backends/etcd/test_faults.py::test_it_dies[3.5]", True),
         ("backends/etcd/test_transactions.py::test_it_counts[etcd34]", True),
         ("trials/primitives/test_primitive_faults.py::test_its_rules_hold_through[sqlite-none-Lock]", False),
@@ -131,7 +132,7 @@ def test_which_tests_every_run_has(test, is_always):
 # SERVERS
 
 
-@pytest.mark.parametrize("text", ["2026-11-22", "all", "etcd35", "sqlite,zookeeper", "etcd36"], ids=repr)
+@pytest.mark.parametrize("text", ["2026-11-22", "all", "etcd35", "sqlite,zookeeper", "etcd36", "zookeeper39"], ids=repr)
 def test_what_servers_says_is_said_again(text):
     assert str(Choice.of(text, DAY)) == text
     assert str(Choice.of("", DAY)) == "2026-11-22"

@@ -26,14 +26,15 @@ CHECKS = [
 ]
 BENCHES = ["store", "assignment", "balancing", "cluster", "handover", "keeper", "primitives", "group", "instructions"]
 #: Installing and building, told from what is run in the end.
-FIRST = ("make", "pip", "install_test_servers", "build_etcd36")
+FIRST = ("make", "pip", "install_test_servers", "build_etcd36", "install_zookeeper39")
 
 
 @pytest.fixture
 def run(tmp_path):
     """Runs a script in a copy of its folder where every program says what it was given, and fails if it is told to."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    inner = ["install_test_servers", "build_etcd36", "run_tests", "check_core", "count_instructions"]
+    getting = ["install_test_servers", "build_etcd36", "install_zookeeper39"]
+    inner = [*getting, "run_tests", "check_core", "count_instructions"]
     for name in ["bin/make", ".venv/bin/python", ".venv/bin/latchwork", *(f"scripts/{each}" for each in inner)]:
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checks for every floor: numbers are finite, and functions that are to be called do their work when they are."""
+"""Checks for every floor: numbers are finite, functions do their work when they are called, a store is no URL."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def late_result(value: object) -> str | None:
     if inspect.isawaitable(value):
         return "an awaitable"
     return "an async generator" if inspect.isasyncgen(value) else "a generator" if inspect.isgenerator(value) else None
+
+
+def check_store(store: object, who: str) -> None:
+    """``TypeError`` for the text of a URL in the place of a store. It is not shown: it may have a password."""
+    if isinstance(store, (str, bytes)):
+        raise TypeError(f"{who} needs a store, not a URL; open one first: latchwork.connect(url)")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ETCD_VERSIONS = ("3.4", "3.5")
 BUILT_ETCD_VERSION = "3.6"  # no package has it: scripts/build_etcd36 makes it where a Go toolchain is present
+ZOOKEEPER_VERSION = "3.8"  # Debian's
+FETCHED_ZOOKEEPER_VERSION = "3.9"  # Debian has none: scripts/install_zookeeper39 gets it where Maven is present
 _DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
 _TLS_JARS = ("/usr/share/java/netty-codec.jar", "/usr/share/java/netty-resolver.jar")
 _INSTALL = {
@@ -91,15 +93,25 @@ def find_ip() -> Path:
     return Path(found)
 
 
-def find_zookeeper_classpath(*, tls: bool = False) -> str:
-    """Class path to run ZooKeeper with: $LATCHWORK_ZOOKEEPER_CLASSPATH, or Debian's jars.
+def find_zookeeper_classpath(version: str = ZOOKEEPER_VERSION, *, tls: bool = False) -> str:
+    """Class path to run ZooKeeper with.
+
+    Of "3.8" that is $LATCHWORK_ZOOKEEPER_CLASSPATH, or Debian's jars; of "3.9" $LATCHWORK_ZOOKEEPER39_CLASSPATH, or the
+    jars in this environment's directory zookeeper-3.9.
 
     Args:
+        version: the minor version.
         tls: also what it needs to serve TLS, which Debian's package forgets to name.
 
     Raises:
         ServerMissing: the variable is not set and a jar is not there.
+        ValueError: another version was asked for.
     """
+    if version == FETCHED_ZOOKEEPER_VERSION:
+        return _fetched_zookeeper_classpath()
+    if version != ZOOKEEPER_VERSION:
+        known = f"{ZOOKEEPER_VERSION}, {FETCHED_ZOOKEEPER_VERSION}"
+        raise ValueError(f"ZooKeeper version {version!r} has no launcher; use one of {known}")
     given = os.environ.get("LATCHWORK_ZOOKEEPER_CLASSPATH")
     if given:
         return given
@@ -111,6 +123,19 @@ def find_zookeeper_classpath(*, tls: bool = False) -> str:
             "libzookeeper-java, or set LATCHWORK_ZOOKEEPER_CLASSPATH to ZooKeeper's jars"
         )
     return ":".join(jars)
+
+
+def _fetched_zookeeper_classpath() -> str:
+    given = os.environ.get("LATCHWORK_ZOOKEEPER39_CLASSPATH")
+    if given:
+        return given
+    folder = Path(sys.prefix) / f"zookeeper-{FETCHED_ZOOKEEPER_VERSION}"
+    if not any(folder.glob("zookeeper-*.jar")):
+        raise ServerMissing(
+            f"ZooKeeper {FETCHED_ZOOKEEPER_VERSION} is not installed; run scripts/install_zookeeper39, which gets it "
+            "with Maven, or set LATCHWORK_ZOOKEEPER39_CLASSPATH to ZooKeeper's jars"
+        )
+    return str(folder / "*")
 
 
 def _etcd_variable(version: str) -> str:

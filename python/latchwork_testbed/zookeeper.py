@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from latchwork_testbed.binaries import find_java, find_zookeeper_classpath
+from latchwork_testbed.binaries import ZOOKEEPER_VERSION, find_java, find_zookeeper_classpath
 from latchwork_testbed.group import Group, NetworkForm
 from latchwork_testbed.links import Links, NamedLinks
 from latchwork_testbed.server import Server, Tls
@@ -33,6 +33,7 @@ class ZooKeeperServer(Server):
     """One ZooKeeper server. One thread at a time.
 
     Args:
+        version: "3.8", or "3.9" where it was got (`scripts/install_zookeeper39`).
         data_dir: where its data go and stay; by default a temporary directory that `close` removes.
         tls: serve clients over TLS; four-letter words are answered on a port of their own, in the clear.
         extra_config: more lines for zoo.cfg, replacing ours of the same name.
@@ -41,10 +42,10 @@ class ZooKeeperServer(Server):
 
     SCHEME = "zk"
     PORTS: tuple[str, ...] = ("client", "quorum", "election")
-    LABEL = "ZooKeeper"
 
     def __init__(
         self,
+        version: str = ZOOKEEPER_VERSION,
         *,
         data_dir: Path | None = None,
         tls: Tls | None = None,
@@ -52,6 +53,8 @@ class ZooKeeperServer(Server):
         jvm_args: Sequence[str] = (),
     ) -> None:
         super().__init__(data_dir=data_dir, tls=tls)
+        self.version = version
+        self.LABEL = f"ZooKeeper {version}"
         if tls is not None:
             self.PORTS = ("secure", *self.PORTS)  # the first is what clients are given
         self._extra_config = dict(extra_config or {})
@@ -107,7 +110,7 @@ class ZooKeeperServer(Server):
             (zookeeper_data / "myid").write_text(f"{self._ensemble.index(self) + 1}\n")
         main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         java = [str(find_java()), *_JVM_ARGS, *self._named_hosts(), *self._jvm_args, "-cp"]
-        java.append(find_zookeeper_classpath(tls=self._tls is not None))
+        java.append(find_zookeeper_classpath(self.version, tls=self._tls is not None))
         return [*java, main_class, str(config_path)]
 
     def _tls_config(self) -> dict[str, str]:
@@ -161,11 +164,12 @@ class ZooKeeperEnsemble(Group[ZooKeeperServer]):
         self,
         size: int = 3,
         *,
+        version: str = ZOOKEEPER_VERSION,
         extra_config: Mapping[str, str] | None = None,
         jvm_args: Sequence[str] = (),
         network: NetworkForm = False,
     ) -> None:
-        members = [ZooKeeperServer(extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
+        members = [ZooKeeperServer(version, extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
         self._assemble(members, network)
         for member in self.members:
             member._ensemble = self.members

@@ -21,6 +21,7 @@ from rich.console import Console
 import latchwork
 from latchwork.cli.main import app
 from latchwork.cli.text import Grid, Line, few
+from latchwork.jobs import Control
 from latchwork.primitives import LeaderLatch
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"
@@ -205,6 +206,24 @@ def test_a_shell_completes_commands_and_options(cli):
 
     assert {"status", "settings"} <= set(completed("latchwork s"))
     assert "--force-release" in completed("latchwork locks --f")
+
+
+def test_a_shell_completes_the_ids_of_jobs_but_none_that_it_would_run(cli, tmp_path):
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with latchwork.connect(url) as store:
+        store.put("settings/jobs/~root", b'{"enabled": true}')
+        for job in ("report", "rebuild", "backup"):
+            Control(store).enable(job)
+
+    def completed(words, url=url):
+        extra = {"_LATCHWORK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        return cli(LATCHWORK_URL=url, **extra).out.split()
+
+    assert completed("latchwork jobs enable re") == ["rebuild", "report"]
+    assert completed("latchwork why rep") == ["report"]
+    assert completed("latchwork jobs run b") == ["backup"]
+    assert completed("latchwork jobs run ~") == []
+    assert completed("latchwork jobs run b", url=f"sqlite:///{tmp_path}/nowhere.db") == []
 
 
 def printed(part, width=None):

@@ -405,7 +405,7 @@ def test_what_cannot_be_run_by_a_leader_is_refused_at_once(kind, wrong):
 METHODS = ("acquire", "take", "run", "wait", "put")
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"Group"}))
+@pytest.mark.parametrize("name", sorted(MAKERS))
 def test_a_url_in_the_place_of_a_store_is_refused_by_name_and_not_shown(name):
     with pytest.raises(TypeError, match=r"needs a store, not a URL; open one first: latchwork.connect\(url\)") as error:
         MAKERS[name]("etcd://me:s3cret@h:1")

@@ -612,3 +612,16 @@ def test_a_with_that_ends_in_another_thread_releases_all_the_same(lock, in_threa
     in_thread(lambda: mine.__exit__(None, None, None)).outcome()
     assert not mine.is_held
     assert mine.holder() is None
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 5.0])
+def test_a_ticket_that_no_session_owns_is_nobodys_and_holds_up_nobody(lock, store, timeout_s):
+    store.put("orders/t0000000001", b"another program wrote this")
+    first, second = lock(), lock()
+    first.acquire(timeout_s)
+    assert first.holder().key != "orders/t0000000001"
+    with pytest.raises(WaitTimeout):
+        second.acquire(0.2)
+    first.release()
+    with second:
+        assert store.get("orders/t0000000001").value == b"another program wrote this"

@@ -10,6 +10,7 @@ import typer
 
 from latchwork.cli import went
 from latchwork.cli.cluster import open_store, state_of
+from latchwork.cli.complete import job_ids
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
@@ -19,8 +20,13 @@ from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspec
 from latchwork.jobs.options import JobRows, Row, number, rows
 from latchwork.jobs.options import settings as stored
 
-JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.")]
+JobIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.", autocompletion=job_ids),
+]
+JobId = Annotated[
+    str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.", autocompletion=job_ids)
+]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
     Row(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
@@ -159,7 +165,7 @@ def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     "latchwork jobs run report", "latchwork jobs run report north --wait-s 60", "latchwork jobs run report --no-wait"
 )
 def run_job(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)],
     items: Annotated[
         list[str] | None, typer.Argument(metavar="ITEM...", help="Work items, 100 at most; all of the job without.")
     ] = None,

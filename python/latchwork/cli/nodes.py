@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from latchwork.cli.cluster import open_store, state_of
+from latchwork.cli.complete import node_ids
 from latchwork.cli.options import Json, NoWait, Url, command
 from latchwork.cli.text import told
 from latchwork.jobs import Control, UnknownNode
 from latchwork.store import Store
 
-Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.", autocompletion=node_ids)]
 Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
 
 

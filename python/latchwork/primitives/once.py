@@ -14,8 +14,9 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 
-from latchwork.checks import late_result
+from latchwork.checks import check_store, late_result
 from latchwork.errors import (
     BadRecord,
     Conflict,
@@ -32,13 +33,13 @@ from latchwork.errors import (
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.records import Record
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called, driven
+from latchwork.store.steps import OnInterrupt, ask, called, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
@@ -68,7 +69,7 @@ class Once(Closes):
     def __init__(
         self, store: Store, name: str, *, max_starts: int = 3, session: Session | None = None, label: str = ""
     ) -> None:
-        check_store(store, "once")
+        check_store(store, "Once")
         self.name = check_name(name, "once")
         if not check_whole(max_starts, "max_starts") >= 1:
             raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")
@@ -213,6 +214,7 @@ class Once(Closes):
     async def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
         """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
         ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
+        await OnInterrupt(ownership.end)
         try:
             value = await self._called(fn, ownership.guard_work())
         except _ToldToStop as stop:
@@ -248,9 +250,10 @@ class Once(Closes):
         return entry
 
     async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+        await OnInterrupt(partial(setattr, self._running, "here", False))
         self._running.here = True
-        work.begin()
         try:
+            work.begin()
             value: object = await called(fn, work)
         except Exception as error:
             if work.is_stopped:

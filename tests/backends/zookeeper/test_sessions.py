@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
@@ -153,3 +154,16 @@ def test_a_parent_of_sequential_keys_cannot_be_bound_and_the_error_says_why(back
     session = backend.open_session(5.0, lambda: None).result(15)
     with pytest.raises(InvalidKey, match="sequential keys were created below it"):
         backend.commit([], [Put("q", b"", session)]).result(15)
+
+
+def test_the_sockets_of_sessions_that_have_ended_are_closed_although_no_other_is_opened(backend, wait_until):
+    def sockets():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    result(backend.open_session(5.0, lambda: None).result(10.0).close())
+    before = sockets()
+    sessions = [result(backend.open_session(5.0, lambda: None)) for _ in range(10)]
+    assert sockets() >= before + 20
+    for session in sessions:
+        result(session.close())
+    wait_until(lambda: sockets() <= before + 2)

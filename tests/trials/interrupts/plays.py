@@ -11,31 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
+from trials.interrupts.play import WAIT_S, Play
+from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latchwork import Store
-
-#: Seconds for which another client may have to wait: cleaning up goes on in the background.
-WAIT_S = 4.0
-
-
-class Play:
-    """One use of something.
-
-    Attributes:
-        name: what to call it.
-        make: makes the object, which is not interrupted.
-        use: what is interrupted.
-        after: what proves, with the object, the store and another one, that nothing is left behind.
-    """
-
-    def __init__(self, name: str, make: Callable[..., Any], use: Callable[..., Any], after: Callable[..., Any]) -> None:
-        self.name = name
-        self.make = make
-        self.use = use
-        self.after = after
 
 
 def _with(lock: Any, *_: object) -> None:
@@ -181,7 +163,7 @@ def _queue() -> list[Play]:
 
     def done(_ours: object, _mine: Store, other: Store, name: str) -> None:
         queue = p.Queue(other, name)
-        for _ in range(2):
+        for _ in range(4):
             with suppress(WaitTimeout), queue.take(0.0 if queue.size() == 0 else WAIT_S):
                 pass
         assert queue.size() == 0, "an item that nobody can have"
@@ -197,6 +179,8 @@ def _queue() -> list[Play]:
 
     return [
         Play("Queue.put", p.Queue, put, done),
+        Play("Queue.put_many", p.Queue, lambda queue, *_: queue.put_many([b"a", b"b", b"c"]), done),
+        Play("PriorityQueue.put_many", p.PriorityQueue, lambda queue, *_: queue.put_many([b"a", b"b"]), done),
         Play("Queue.take", filled, take, done),
         Play("Claim.ack", taken, lambda claim, *_: claim.ack(), ended),
         Play("Claim.release", taken, lambda claim, *_: claim.release(), ended),
@@ -237,4 +221,16 @@ def _store() -> list[Play]:
     ]
 
 
-PLAYS = [*_locks(), *_downgrade(), *_election(), *_latch(), *_queue(), *_store()]
+PLAYS = [
+    *_locks(),
+    *_downgrade(),
+    *_election(),
+    *_latch(),
+    *_queue(),
+    *onces(),
+    *barriers(),
+    *double_barriers(),
+    *groups(),
+    *numbers(),
+    *_store(),
+]

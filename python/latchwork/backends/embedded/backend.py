@@ -21,6 +21,7 @@ from latchwork.backends.embedded.memory import join_memory, leave_memory
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
 from latchwork.backends.futures import attempt, completed
+from latchwork.backends.grammar import Strangers
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
@@ -47,6 +48,7 @@ class EmbeddedBackend(Backend):
         self._boot = sessions.boot_id()
         self._ahead_s = 0.0 if url.scheme == "memory" else sessions.ahead_s()
         self._lock = mutex()
+        self._strangers = Strangers(self._root)
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False
@@ -105,13 +107,19 @@ class EmbeddedBackend(Backend):
         """Entries directly below the prefix or its whole subtree, in order of their keys, all of one moment."""
         return self._read(
             lambda conn: reads.list_below(
-                conn, self._root, prefix, recursive=recursive, limit=limit, start_after=start_after
+                conn,
+                self._root,
+                prefix,
+                self._strangers,
+                recursive=recursive,
+                limit=limit,
+                start_after=start_after,
             )
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Names directly below, sorted, each once."""
-        return self._read(lambda conn: reads.children(conn, self._root, prefix))
+        return self._read(lambda conn: reads.children(conn, self._root, prefix, self._strangers))
 
     # Writes.
 
@@ -355,11 +363,12 @@ class EmbeddedBackend(Backend):
         self, conn: sqlite3.Connection, watches: Sequence[EmbeddedWatch], since: int, as_of: float
     ) -> builtins.list[WatchEvent | None]:
         followed = [watch.prefix for watch in watches if not watch.is_new]
-        changes = reads.changed_since(conn, self._root, since, followed) if followed else None
+        changes = reads.changed_since(conn, self._root, since, followed, self._strangers) if followed else None
         events: builtins.list[WatchEvent | None] = []
         for watch in watches:
             if watch.is_new or changes is None:
-                events.append(Snapshot(tuple(reads.at_and_below(conn, self._root, watch.prefix)), as_of))
+                found = reads.at_and_below(conn, self._root, watch.prefix, self._strangers)
+                events.append(Snapshot(tuple(found), as_of))
                 continue
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)

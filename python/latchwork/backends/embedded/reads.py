@@ -2,6 +2,7 @@
 
 Keys are ASCII, so SQLite's binary order is the plain string order of the contract, and a subtree is one range of the
 index: what lies below ``a`` is everything from ``a/`` up to, not including, ``a0`` (the character after the slash).
+Rows of other programs whose key is none of ours are skipped, and noted as strangers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
 from latchwork.backends.base import VersionKey
+from latchwork.backends.grammar import Strangers, is_key
 from latchwork.types import Change, Entry
 
-_COLUMNS = "e.key, e.value, e.token, e.created, e.owner"
+# What another program wrote as text or as a number is bytes as well: a cast of bytes costs nothing.
+_COLUMNS = "e.key, CAST(e.value AS BLOB), e.token, e.created, e.owner"
 _END = "\x7f"  # after every character of a key
 _BATCH = 500  # bound parameters; SQLite before 3.32 takes 999
 
@@ -33,6 +36,7 @@ WITH RECURSIVE visited (key) AS (
   FROM visited AS v WHERE v.key IS NOT NULL)
 """
 _VISITED_KEYS = _NAMES + "SELECT key FROM visited WHERE key IS NOT NULL"  # noqa: S608
+_IS_PLAIN = "key NOT GLOB '*[^ -~]*'"
 _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND key < ? ORDER BY key"  # noqa: S608
 
 
@@ -66,27 +70,36 @@ def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[s
 
 
 def list_below(
-    conn: sqlite3.Connection, root: str, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+    conn: sqlite3.Connection,
+    root: str,
+    prefix: str,
+    strangers: Strangers,
+    *,
+    recursive: bool,
+    limit: int | None,
+    start_after: str | None,
 ) -> list[Entry]:
     """Entries directly below the prefix, or its whole subtree, in order of their keys."""
     walk = _subtree(conn, root, prefix, start_after) if recursive else _directly(conn, root, prefix, start_after)
-    return list(islice(walk, limit))
+    return list(islice(_known(walk, strangers), limit))
 
 
-def at_and_below(conn: sqlite3.Connection, root: str, prefix: str) -> list[Entry]:
+def at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
     """The entry at the prefix, if any, and its whole subtree."""
     own = get(conn, root, prefix) if prefix else None
-    return ([own] if own else []) + list(_subtree(conn, root, prefix, None))
+    return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), strangers))
 
 
-def children(conn: sqlite3.Connection, root: str, prefix: str) -> list[str]:
+def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[str]:
     """Names directly below, sorted, each once: of keys and of implied parents."""
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
     for low, high in _ranges(prefix, None):
         rows = conn.execute(_VISITED_KEYS, {"root": root, "low": low, "high": high, "rest": skip + 1})
         names.update(key[skip:].partition("/")[0] for (key,) in rows)
-    return sorted(names)
+    unknown = [name for name in names if not is_key(name)]
+    strangers.note([f"{prefix}/{name}" if prefix else name for name in unknown])
+    return sorted(names.difference(unknown))
 
 
 def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
@@ -96,17 +109,22 @@ def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
 
 
 def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
-    """Up to so many keys of the subtree, the prefix's own last, so that a tree is deleted from below."""
+    """Up to so many keys of the subtree, the prefix's own last, so that a tree is deleted from below.
+
+    Those of other programs too, if they are plain text.
+    """
     found: list[str] = []
     for low, high in _ranges(prefix, None):
-        query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT ?"
+        query = f"SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND {_IS_PLAIN} LIMIT ?"  # noqa: S608
         found.extend(key for (key,) in conn.execute(query, (root, low, high, limit - len(found))))
     if prefix and len(found) < limit and get(conn, root, prefix):
         found.append(prefix)
     return found
 
 
-def changed_since(conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str]) -> list[Change] | None:
+def changed_since(
+    conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], strangers: Strangers
+) -> list[Change] | None:
     """What was written under the prefixes after that token: the latest state per key, in order of the writes.
 
     None when deletions that old are forgotten: read everything again.
@@ -114,13 +132,25 @@ def changed_since(conn: sqlite3.Connection, root: str, token: int, prefixes: Seq
     (forgotten,) = conn.execute("SELECT forgotten FROM state").fetchone()
     if forgotten > token:
         return None
-    written = "SELECT token, key FROM {} WHERE root = ? AND token > ?"
+    written = "SELECT token, key FROM {} WHERE root = ? AND token > ? AND typeof(key) = 'text'"
     order: dict[str, int] = {}
     for table in ("tombstones", "entries"):  # a key in both was created again: its entry counts
         found = conn.execute(written.format(table), (root, token))
         order.update((key, at) for at, key in found if any(is_under(key, prefix) for prefix in prefixes))
+    unknown = [key for key in order if not is_key(key)]
+    strangers.note(unknown)
+    for key in unknown:
+        del order[key]
     present = get_many(conn, root, order)
     return [Change(key, present.get(key)) for key in sorted(order, key=lambda key: order[key])]
+
+
+def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
+    for entry in entries:
+        if is_key(entry.key):
+            yield entry
+        else:
+            strangers.note([entry.key])
 
 
 def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
@@ -138,7 +168,7 @@ def _children_until_deeper(
     """Yields entries, and returns where to go on."""
     for row in rows:
         slash = row[0].find("/", skip)
-        if slash >= 0:
+        if slash >= 0 and row[0].isascii():
             return row[0][:slash] + "0"
         yield _entry(row)
     return None

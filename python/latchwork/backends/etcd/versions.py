@@ -5,21 +5,21 @@ Asked of the member that was connected to first; a server that does not tell its
 
 from __future__ import annotations
 
-_Patches = dict[tuple[int, int], int]
-#: Minor version to the first patch that has a cure; later minor versions have it, earlier ones do not.
-_SURVIVES_CUT_READS: _Patches = {(3, 4): 23, (3, 5): 7}
-_PROGRESS_IS_PROOF: _Patches = {(3, 4): 25, (3, 5): 8}
-_KEEPS_DATA: _Patches = {(3, 4): 21, (3, 5): 5}
+from latchwork.backends.patches import Patches, has
+
+_SURVIVES_CUT_READS: Patches = {(3, 4): 23, (3, 5): 7}
+_PROGRESS_IS_PROOF: Patches = {(3, 4): 25, (3, 5): 8}
+_KEEPS_DATA: Patches = {(3, 4): 21, (3, 5): 5}
 
 
 def survives_cut_reads(version: str) -> bool:
     """Whether a transaction of reads may be cut off without harm; see ``ranges.py``."""
-    return _has(version, _SURVIVES_CUT_READS)
+    return has(version, _SURVIVES_CUT_READS)
 
 
 def progress_is_proof(version: str) -> bool:
     """Whether a progress request is answered only when every watch of its stream has caught up; see ``watches.py``."""
-    return _has(version, _PROGRESS_IS_PROOF)
+    return has(version, _PROGRESS_IS_PROOF)
 
 
 def may_lose_data(version: str) -> bool:
@@ -28,12 +28,4 @@ def may_lose_data(version: str) -> bool:
     Servers that stand alone may lose the last ones before 3.4.21 and 3.5.5, members of a cluster may end up with
     different data before 3.5.3. A server that does not tell its version is not blamed.
     """
-    return version[:1].isdigit() and not _has(version, _KEEPS_DATA)
-
-
-def _has(version: str, cured: _Patches) -> bool:
-    try:
-        major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
-    except ValueError:
-        return False
-    return patch >= cured[major, minor] if (major, minor) in cured else (major, minor) > max(cured)
+    return version[:1].isdigit() and not has(version, _KEEPS_DATA)

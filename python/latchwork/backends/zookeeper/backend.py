@@ -15,7 +15,7 @@ from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capab
 from latchwork.backends.futures import Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
-from latchwork.backends.url import StoreURL
+from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
@@ -23,6 +23,7 @@ from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
+from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork.backends.zookeeper.watching.watches import WatchHub
 from latchwork.backends.zookeeper.writing.parents import sweep
 from latchwork.backends.zookeeper.writing.sequences import create_sequential
@@ -40,6 +41,10 @@ _log = logging.getLogger(__name__)
 _OPEN_ACL = ((31, "world", "anyone"),)
 _CREATOR_ACL = ((31, "auth", ""),)
 _SWEEP_S = 0.2
+_SERVER_WORD_S = 1.0
+_MAY_LOSE_DATA = (
+    "ZooKeeper %s at %s may lose confirmed writes when its leader changes; upgrade to 3.8.4, 3.9.4 or newer"
+)
 _FAREWELL_S = 1.0
 
 
@@ -70,6 +75,7 @@ class ZooKeeperBackend(Backend):
         self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
         self._hub = WatchHub(self._main, self._lister, self._timer, clock)
         self._connect(url)
+        self._warn_of_losses(url)
 
     @property
     def capabilities(self) -> Capability:
@@ -218,6 +224,12 @@ class ZooKeeperBackend(Backend):
                 f"{f' ({self._main.trouble})' if self._main.trouble else ''}; check the hosts, that the servers run, "
                 "and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
+
+    def _warn_of_losses(self, url: StoreURL) -> None:
+        """Ask the server that was reached which version it is; servers may be told not to say so."""
+        version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
+        if has_leader and may_lose_data(version):
+            _log.warning(_MAY_LOSE_DATA, version, join_hosts(url.hosts))
 
     def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:
         return drive(self._read_steps(what, steps))

@@ -93,8 +93,7 @@ class Connection:
         self._settling: deque[Call] = deque()
         self._barrier: Call | None = None
         self._woken = self._sweeping = self.over = self._discards = False
-        self._number = 0
-        self._epoch = 0
+        self._number = self._epoch = 0
         self.up = False
         self.evidence: str | None = None
         self.ttl_s = ttl_s
@@ -102,6 +101,7 @@ class Connection:
         self.opened_at = 0.0
         self.first_up: Future[None] = Future()
         self._link = Link(settings.hosts, ttl_s, options=settings.options, owner=self, clock=settings.clock, name=name)
+        self.ask_server = self._link.ask_server
 
     # Asking.
 

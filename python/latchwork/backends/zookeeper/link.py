@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -21,6 +22,8 @@ from kazoo.retry import KazooRetry
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.loop import LinkOwner, Loop
 from latchwork.clock import Clock
+
+_log = logging.getLogger(__name__)
 
 #: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
 _TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
@@ -89,6 +92,30 @@ class Link:
     def cut(self) -> None:
         """Break the connection; another is made at once."""
         self.loop.cut()
+
+    def ask_server(self, word: bytes, within_s: float) -> str:
+        """The connected server's answer to a four-letter word, on a connection of its own; empty if it gives none."""
+        client = self._client
+        try:
+            peer = self.loop._socket.getpeername()[:2]  # noqa: SLF001
+            with contextlib.closing(
+                client.handler.create_connection(
+                    peer,
+                    hostname=peer[0],
+                    timeout=within_s,
+                    use_ssl=client.use_ssl,
+                    ca=client.ca,
+                    certfile=client.certfile,
+                    keyfile=client.keyfile,
+                    verify_certs=client.verify_certs,
+                )
+            ) as asking:
+                asking.settimeout(within_s)
+                asking.sendall(word)
+                return b"".join(iter(partial(asking.recv, 4096), b"")).decode(errors="replace")
+        except (OSError, AttributeError) as error:  # not there, silent, or the connection broke meanwhile
+            _log.debug("the ZooKeeper server does not answer %r: %s", word, error)
+            return ""
 
     def oldest_sent_at(self) -> float | None:
         """When the oldest request without an answer was sent on this connection; None if there is none."""

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from latchwork.backends.futures import Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
@@ -23,6 +24,9 @@ from latchwork.errors import SessionLost, Unavailable
 from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
+
+#: From the end of a session until what its thread used is freed: it needs a moment.
+_TIDY_S = 0.5
 
 
 class ZooKeeperSession:
@@ -113,7 +117,12 @@ class ZooKeeperSession:
 
     def _ended(self, closing: Future[None]) -> None:
         self.connection.abandon()
+        self._tidy_later()
         resolve(closing, None)
+
+    def _tidy_later(self) -> None:
+        """Free what the connection's thread used, once that is gone; else that waits for the store's next session."""
+        self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
     def _late(self, closing: Future[None]) -> None:
         reject(closing, Unavailable(f"session {self.id}: no server was reached to end it; it ends there by its TTL"))
@@ -132,6 +141,7 @@ class ZooKeeperSession:
         with self._lock:
             gone = self._closing is None
             self._closing = self._closing or completed(None)
+        self._tidy_later()
         if gone:
             self._on_gone()
         return True

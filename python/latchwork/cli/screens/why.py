@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from latchwork.cli import complete
 from latchwork.cli.cluster import open_store, state_of
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
@@ -16,7 +17,7 @@ from latchwork.jobs import why as explain
 from latchwork.jobs.cron import progress_of
 from latchwork.words import same_format, utc_text
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
 
 

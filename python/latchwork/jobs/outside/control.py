@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from latchwork.checks import is_number
+from latchwork.checks import check_store, is_number
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
@@ -69,6 +69,7 @@ class Control:
     """
 
     def __init__(self, store: Store, *, namespace: str | None = None, by: str | None = None) -> None:
+        check_store(store, "Control")
         self._store = store.namespace(namespace) if namespace else store
         self._by = by
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from latchwork.checks import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
@@ -226,6 +227,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     Returns:
         The state; None when there is no cluster here, not even a trace of one.
     """
+    check_store(store, "inspect")
     if namespace:
         store = store.namespace(namespace)
     alive = store.list(keys.ALIVE)

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from latchwork.checks import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
 from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id, check_store
+from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
@@ -50,7 +51,7 @@ class Election:
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
-        check_store(store, "election")
+        check_store(store, "an election")
         self.name = check_name(name, "election")
         self.node_id = check_node_id(node_id, "election")
         self._store = store

@@ -15,12 +15,13 @@ from contextlib import closing
 from functools import partial
 from typing import Literal, TypeVar
 
+from latchwork.checks import check_store
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.leader import Candidate
 from latchwork.primitives.fair.place import HasPlace
 from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
-from latchwork.primitives.waiting.common import Patience, check_name, check_node_id, check_store
+from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.backoff import Backoff
@@ -58,7 +59,7 @@ class LeaderLatch(GuardsWork, HasPlace):
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
-        check_store(store, "latch")
+        check_store(store, "a latch")
         self.name = check_name(name, "latch")
         self.node_id = check_node_id(node_id, "latch")
         what = f"latch {name!r}"

@@ -7,10 +7,11 @@ Holder: the live ticket with the lowest number. Each waiter watches exactly the 
 
 from __future__ import annotations
 
+from latchwork.checks import check_store
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Patience, check_name, check_store
+from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import driven
@@ -35,7 +36,7 @@ class Lock(SessionLock):
     def __init__(
         self, store: Store, name: str, *, reentrant: bool = False, session: Session | None = None, label: str = ""
     ) -> None:
-        check_store(store, "lock")
+        check_store(store, "a lock")
         self.name = check_name(name, "lock")
         what = f"lock {name!r}"
         super().__init__(store, what, TicketQueue(store, name, what, label), session=session, reentrant=reentrant)

@@ -12,11 +12,12 @@ import logging
 from functools import partial
 from typing import Literal
 
+from latchwork.checks import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.fair.holding import Hold, SessionLock
 from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Patience, check_name, check_store
+from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, ask, driven, ending, steps_of
@@ -63,7 +64,7 @@ class ReadWriteLock:
     def __init__(
         self, store: Store, name: str, *, reentrant: bool = False, session: Session | None = None, label: str = ""
     ) -> None:
-        check_store(store, "lock")
+        check_store(store, "a lock")
         self.name = check_name(name, "lock")
         self._queue = TicketQueue(store, name, f"lock {name!r}", label)
         self.read = Side(store, self._queue, "read", session=session, reentrant=reentrant)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.waiting.common import Patience, check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.records import Record
 from latchwork.store.session import Session
@@ -53,7 +54,7 @@ class Semaphore(SessionLock):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        check_store(store, "semaphore")
+        check_store(store, "a semaphore")
         self.name = check_name(name, "semaphore")
         self._wanted = leases if leases is None else _check_size(leases)
         self._agreed = False

@@ -142,9 +142,9 @@ class TicketQueue:
         self._strays: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
-        """All tickets, the first in the queue first; may be empty."""
+        """All tickets, the first in the queue first; may be empty. What no session owns is none."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
+        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None]
 
     async def first_in_words(self) -> str:
         """The first in the queue, for messages."""
@@ -237,6 +237,11 @@ class TicketQueue:
             return bool(first) and first[0].key == place.ticket.key
         left = set(await self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
+
+    async def has_nobody_ahead(self, place: Place, ahead: Iterable[str]) -> bool:
+        """Whether ours is there, and each of these that were seen ahead is gone by now, or nobody's."""
+        there = {ticket.key for ticket in await self.tickets()}
+        return place.ticket.key in there and there.isdisjoint(ahead)
 
     def gone(self, place: Place) -> LockLost:
         """The error to raise when our ticket is gone; raises ``SessionLost`` itself if our session has ended."""

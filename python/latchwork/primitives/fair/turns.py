@@ -63,7 +63,9 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
         if not ahead:
             return True
-        if patience.is_over or not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
+        if patience.is_over:
+            return await queue.has_nobody_ahead(place, ahead)
+        if not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
             return False
         over.add(ahead[-1])
         if await queue.are_gone(place, ahead[:-1], waiter.beside):
@@ -73,11 +75,13 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
 async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
     """Wait until a ticket is gone or blocks no more; False when time is over or called off.
 
+    One that no session owns is nobody's: another program wrote it, and nothing would ever end it.
+
     With ``beside`` the waiter may have the names of the other tickets then.
     """
 
     def is_over(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
-        return entry is None or not blocks(Ticket.of(entry))
+        return entry is None or entry.owner is None or not blocks(Ticket.of(entry))
 
     return await waiter.follow(key, is_over, patience, leaf=True, beside=beside)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
+from latchwork.checks import check_store
 from latchwork.errors import (
     Closed,
     Conflict,
@@ -81,6 +82,7 @@ class Group(Participant):
         id_wait_s: float | None = None,
         checks: Sequence[Check] = (),
     ) -> None:
+        check_store(store, "a group")
         self.name = check_name(name, "group")
         self.member_id = member_id if member_id is None else check_member(member_id, "member")
         what = f"group {name!r}"

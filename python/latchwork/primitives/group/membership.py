@@ -173,7 +173,7 @@ class Membership:
             return False
         except OutcomeUnknown:
             entry = await self._own(session)
-            if entry is None or read_body(entry.value) != json.loads(new.to_bytes()):
+            if entry is None or read_body(entry.value) != read_body(new.to_bytes()):
                 raise
         return True
 

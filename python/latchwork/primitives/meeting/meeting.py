@@ -16,9 +16,10 @@ import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from latchwork.checks import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
-from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_store, check_text, check_whole
+from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
@@ -50,7 +51,7 @@ class Meeting:
         member_id: str,
         session: Session | None = None,
     ) -> None:
-        check_store(store, self._kind)
+        check_store(store, f"a {self._kind}")
         self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
         self._what = f"{self._kind} {name!r}"
@@ -98,8 +99,10 @@ class Meeting:
         """Break the open phase for everybody who waits in it."""
         self._waits.check()
         check_text(why, "the reason")
-        phase = (await self._board())[1].phase
-        await self._break(phase, why or f"{self.member_id!r} broke it")
+        why = why or f"{self.member_id!r} broke it"
+        board = await self._break((await self._board())[1].phase, why)
+        if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
+            await self._break(board.phase, why)
 
     # Arriving
 
@@ -137,6 +140,8 @@ class Meeting:
 
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
+        if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
+            return  # it had ended, but the last to come was gone before it said so
         if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from latchwork.checks import check_store
 from latchwork.primitives.numbers.cell import Cell
-from latchwork.primitives.waiting.common import check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Check, Fence
@@ -29,7 +30,7 @@ class Counter:
     """
 
     def __init__(self, store: Store, name: str) -> None:
-        check_store(store, "counter")
+        check_store(store, "a counter")
         self.name = check_name(name, "counter")
         self._cell = Cell(store, name, f"counter {name!r}")
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 
+from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.records import MOST_DURATION_S
@@ -64,7 +65,7 @@ class RateLimiter(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        check_store(store, "rate limiter")
+        check_store(store, "a rate limiter")
         self.name = check_name(name, "rate limiter")
         if not check_whole(permits, "permits") >= 1:
             raise ValueError(f"permits must be at least 1, not {permits!r}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Callable
 
+from latchwork.checks import check_store
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
-from latchwork.primitives.waiting.common import check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op
@@ -36,7 +37,7 @@ class Sequence:
     """
 
     def __init__(self, store: Store, name: str) -> None:
-        check_store(store, "sequence")
+        check_store(store, "a sequence")
         self.name = check_name(name, "sequence")
         self._cell = Cell(store, name, f"sequence {name!r}")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.held import HeldLock
@@ -20,7 +21,7 @@ from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import LockHolder, state_of
 from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.waiting.common import check_name, check_store, check_text, tell
+from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import listen
@@ -57,7 +58,7 @@ class PersistentLock(GuardsWork):
         keeper: LockKeeper | None = None,
         owner_label: str = "",
     ) -> None:
-        check_store(store, "lock")
+        check_store(store, "a lock")
         self.name = check_name(name, "lock")
         self._store = store
         self._ttl_s = raised_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s

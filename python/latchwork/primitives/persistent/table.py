@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
+from latchwork.checks import check_store
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.protocol import (
@@ -27,7 +28,7 @@ from latchwork.primitives.persistent.protocol import (
     plan,
     plan_adoption,
 )
-from latchwork.primitives.waiting.common import check_name, check_store
+from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
@@ -45,7 +46,7 @@ class LockTable:
 
     def __init__(self, store: Store, owners_prefix: str, locks_prefix: str) -> None:
         self.store = store
-        check_store(store, "lock")
+        check_store(store, "a lock")
         self.owners_prefix = check_name(owners_prefix, "owners prefix")
         self.locks_prefix = check_name(locks_prefix, "locks prefix")
         self._lock = mutex()

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from latchwork.checks import check_store
 from latchwork.errors import Conflict, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item, Names, item_id, make_id
 from latchwork.primitives.queue.putting import Putting
 from latchwork.primitives.queue.taking import Taking
-from latchwork.primitives.waiting.common import Closes, check_name, check_store, check_whole
+from latchwork.primitives.waiting.common import Closes, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
@@ -56,7 +57,7 @@ class Queue(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        check_store(store, "queue")
+        check_store(store, "a queue")
         self.name = check_name(name, "queue")
         if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")

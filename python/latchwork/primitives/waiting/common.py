@@ -43,12 +43,6 @@ def check_name(name: str, kind: str) -> str:
         raise InvalidKey(f"{kind} name {repr(name)[:_SHOWN]} cannot be used: {error}") from None
 
 
-def check_store(store: object, kind: str) -> None:
-    """``TypeError`` for the text of a URL in the place of a store. It is not shown: it may have a password."""
-    if isinstance(store, (str, bytes)):
-        raise TypeError(f"a {kind} needs a store, not a URL; open one first: latchwork.connect(url)")
-
-
 def check_node_id(node_id: str, kind: str) -> str:
     """The id itself; ``InvalidKey`` if it is no text, or empty. It is no key: any characters will do, ``/`` too."""
     given: object = node_id

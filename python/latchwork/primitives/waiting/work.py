@@ -64,11 +64,12 @@ class Work:
 
     def begin(self) -> None:
         """Begin to watch the ownership. Twice is fine."""
+        if not self._may_begin():
+            return
+        self._ownership.add(self)  # first: wherever an interrupt comes, the end of the ownership ends our thread
         with self._lock:
-            if self._watching is not None or self._done.is_set():
-                return
-            self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
-        self._ownership.add(self)
+            if self._may_begin():
+                self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
         """Stop watching: the work is done."""
@@ -121,6 +122,9 @@ class Work:
         """Tell the work to stop. Does not block."""
         self._stopped.set()
         self._done.set()
+
+    def _may_begin(self) -> bool:
+        return self._watching is None and not self._done.is_set()
 
     def _tell(self) -> None:
         if not self._done.is_set():
