@@ -15,6 +15,8 @@ from latchwork.interrupts import mutex
 
 #: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
 MAX_IN_FLIGHT = 4
+#: A lease that others renew is renewed by itself only when they are so late, in parts of the usual interval.
+WITHOUT_OTHERS = 1.125
 
 
 class Lease:
@@ -53,7 +55,7 @@ class Lease:
         self._touched_at = self._carried_at = -math.inf
         self._touch_after_s = touch_after_s
         self._waiting: list[tuple[float, bool]] = []  # sends, and whether of renewals
-        self._has_failed = False
+        self._has_failed = self._renewed_by_others = False
         self._ended_at = math.inf
 
     @property
@@ -81,7 +83,7 @@ class Lease:
         """
         pause_s = self._retry_s if self._has_failed else self._unanswered_s
         if self._sent_at <= self._confirmed_at:
-            pause_s = self._renew_s
+            pause_s = self._renew_s * (WITHOUT_OTHERS if self._renewed_by_others else 1.0)
         return self._sent_at + pause_s * min(1.0, within_s / self._ttl_s)
 
     def next_touch(self) -> float:
@@ -105,7 +107,12 @@ class Lease:
     def sent(self, now: float) -> None:
         """A renewal is being sent now; extends nothing."""
         self._sent_at = max(self._sent_at, now)
-        self._has_failed = False
+        self._has_failed = self._renewed_by_others = False
+
+    def sent_by_others(self, sent_at: float) -> None:
+        """What others sent then was a renewal, too, and they will send the next: ours waits a little longer for it."""
+        self.sent(sent_at)
+        self._renewed_by_others = True
 
     def failed(self) -> None:
         """A renewal failed."""
@@ -198,7 +205,7 @@ class Renewer:
     def renewed_otherwise(self, sent_at: float) -> None:
         """Something else that was sent then, and is confirmed now, was a renewal, too."""
         with self._lock:
-            self._lease.sent(sent_at)
+            self._lease.sent_by_others(sent_at)
             if self._lease.confirmed(sent_at, self._clock.now()):
                 self.is_failing = False
 

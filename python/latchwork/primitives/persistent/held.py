@@ -18,8 +18,6 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Signal, Steps, ending
 from latchwork.types import Entry, Fence
 
-#: An owner with a session is renewed so often, in parts of its TTL; a session by itself every third of its own.
-SIGNED_RENEW_PART = 0.32
 #: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
 _making = mutex()
 
@@ -70,11 +68,8 @@ class LockOwner(Renewer):
         self._has_sign = session is not None
         self._unlisten: Callable[[], None] | None = None
         self._grace_s = grace_s(ttl_s) / TAKEOVER_FACTOR
-        # A little sooner than its session would be renewed by itself: then one transaction renews both.
-        renew_s = retry_s = None
-        if session is not None:
-            renew_s, retry_s = ttl_s * SIGNED_RENEW_PART, min(ttl_s / 8, self._grace_s / 4)
-        lease = Lease(self.idle_since, ttl_s, renew_s=renew_s, retry_s=retry_s)
+        retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 4)  # to go on without it in time
+        lease = Lease(self.idle_since, ttl_s, retry_s=retry_s)
         super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
 
     @property
