@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -171,6 +172,17 @@ def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
     assert other.try_acquire("orders") is None
     assert held.is_held
     store.commit([held.fence], [Put("written", b"1")])
+
+
+def test_a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it(shared, store, eventually):
+    """One that was held up on its way lands late: it must not put the owner's fate back into that session's hands."""
+    keeper, session = shared()
+    keeper.acquire("orders", 10.0)
+    store.delete(SIGN(keeper.owner_id))
+    eventually(lambda: record(store, keeper).session == "")
+    with pytest.raises(Conflict):
+        keeper._table.renew(keeper.owner_id, replace(keeper._record, session=session.id), session).result(10)
+    assert record(store, keeper).session == ""
 
 
 def test_an_adopted_owner_does_not_end_with_the_session_of_its_dead_process(shared, keepers, store, cut):

@@ -102,7 +102,7 @@ class LockOwner(Renewer):
 
     def lose_sign(self) -> None:
         """Somebody removed its sign: have it renewed without, with the next step."""
-        if self._has_sign:
+        if self._has_sign and self._session is not None:
             self._has_sign = False
             self.hurry()
 

@@ -379,6 +379,9 @@ class KeeperThread(Starts):
     # The other owners
 
     def _owners_changed(self, changes: Sequence[Change]) -> None:
+        owner = self._state.current
+        if owner is not None and Change(self._table.sign_key(owner.id), None) in changes:
+            owner.lose_sign()
         for gone in self._table.note(changes):
             owner = self._state.current
             if owner is not None and owner.id == gone:
