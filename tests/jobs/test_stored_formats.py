@@ -14,6 +14,7 @@ from latchwork.jobs.stored.maintenance import decode_mark
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.outcomes import RunError, decode_outcomes
 from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
+from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
 from latchwork.schedules import Fired
 
 MEMBER = (
@@ -40,6 +41,21 @@ OUTCOMES = (
 )
 REQUEST = b'{"job":"report","items":["north"],"at_s":1700000000.0,"until_s":1700003600.0,"by":"kim@desk"}'
 END = b'{"node":"n1","items":3,"named":["a","b","c"],"error":"OSError: full"}'
+
+
+OWNER = b'{"ttl_s": 10.0, "label": "n1", "host": "h1", "pid": 7}'
+LOCK = b'{"owner": "5c5f", "nonce": "n", "since_s": 1700000000.5}'
+#: Since signs: the release before reads it, and leaves the session alone.
+OWNER_WITH_A_SESSION = b'{"ttl_s": 10.0, "label": "n1", "host": "h1", "pid": 7, "session": "5e55"}'
+
+
+def test_an_owner_of_locks_and_a_lock_of_0_1():
+    assert OwnerRecord.decode(OWNER) == OwnerRecord(10.0, "n1", "h1", 7)
+    assert LockRecord.decode(LOCK) == LockRecord("5c5f", "n", 1700000000.5)
+
+
+def test_an_owner_that_names_a_session():
+    assert OwnerRecord.decode(OWNER_WITH_A_SESSION) == OwnerRecord(10.0, "n1", "h1", 7, "5e55")
 
 
 def test_a_member_of_0_1():

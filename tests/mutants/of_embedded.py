@@ -57,8 +57,8 @@ DEFECTS = (
         "Embedded",
         "a renewal counts from its answer",
         "backends/embedded/backend.py",
-        "            return sent_at\n\n        return attempt(renew)\n",
-        "            return self._clock.now()\n\n        return attempt(renew)\n",
+        "session.ttl_s / 8)\n            return sent_at\n",
+        "session.ttl_s / 8)\n            return self._clock.now()\n",
         of("backends/embedded/sessions", "renewal_whose_write_took_long_counts_from_before_it", on="memory"),
     ),
     Defect(

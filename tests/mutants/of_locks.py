@@ -157,8 +157,8 @@ DEFECTS = (
         "Session",
         "an owner believes in its session for longer than the server does",
         "store/lease.py",
-        "        return self._counted + self._ttl_s\n",
-        "        return self._counted + self._ttl_s + 3.0\n",
+        "return min(self._ended_at, self._counted + self._ttl_s)\n",
+        "return min(self._ended_at, self._counted + self._ttl_s + 3.0)\n",
         (
             *of("store/deadline", "the_deadline_counts_from_the_send_of_the_last_confirmed_renewal"),
             *play("zookeeper", "connection cut for more than the TTL", "Lock"),

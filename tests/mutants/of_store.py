@@ -7,6 +7,14 @@ from mutants.defect import Defect, of
 DEFECTS = (
     Defect(
         "Session",
+        "a touch counts like a renewal",
+        "store/lease.py",
+        "(seen if renews else renewed)]",
+        "seen]",
+        of("store/deadline", "a_touch_counts_with_a_renewal_behind_it_and_never_with_a_touch"),
+    ),
+    Defect(
+        "Session",
         "an answer that comes after the deadline brings the session back",
         "store/lease.py",
         "self._lease.confirmed(future.result(), self._clock.now())",
@@ -37,8 +45,8 @@ DEFECTS = (
         "Session",
         "a renewal counts at once where a later one has to confirm it",
         "store/lease.py",
-        "if sent + self._gap_s <= self._confirmed_at]",
-        "if sent <= self._confirmed_at]",
+        "if sent + self._gap_s <= (seen if renews else renewed)]",
+        "if sent <= (seen if renews else renewed)]",
         of("store/deadline", "with_a_gap_a_renewal_counts_only_when_a_later_one_was_confirmed"),
     ),
     Defect(

@@ -132,8 +132,8 @@ DEFECTS = (
         "ZooKeeper sessions",
         "a renewal counts from its answer",
         "backends/zookeeper/sessions.py",
-        "        return call.sent_at\n",
-        "        return self._settings.clock.now()\n",
+        "            raise code_error(error, what=what, key=self._marker)\n        return call.sent_at\n",
+        "            raise code_error(error, what=what, key=self._marker)\n        return self._settings.clock.now()\n",
         of("backends/zookeeper/sessions", "a_renewal_counts_from_its_very_send"),
     ),
     Defect(

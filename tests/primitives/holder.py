@@ -7,7 +7,7 @@ from functools import partial
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import Group, LeaderLatch, Lock, Once, PersistentLock, Queue, Semaphore
+from latchwork.primitives import Group, LeaderLatch, Lock, LockKeeper, Once, PersistentLock, Queue, Semaphore
 from latchwork.types import Put
 
 
@@ -83,7 +83,13 @@ def _once(wire, store, name, _ttl_s):
     Once(store, name).run(run)
 
 
+def _shared(store, name, ttl_s):
+    keeper = LockKeeper(store, ttl_s=ttl_s, owner_label="holder", session=store.primary_session)
+    return PersistentLock(store, name, keeper=keeper)
+
+
 HOLDERS = {
+    "shared lock": partial(_held, _shared),
     "lock": partial(_held, lambda store, name, ttl_s: PersistentLock(store, name, ttl_s=ttl_s, owner_label="holder")),
     "session lock": partial(_held, lambda store, name, _: Lock(store, name, label="holder")),
     "semaphore": partial(_held, lambda store, name, _: Semaphore(store, name, leases=1)),

@@ -15,6 +15,7 @@ from latchwork.primitives.persistent.protocol import (
     Sighting,
     Sightings,
     Take,
+    grace_s,
     plan,
 )
 from latchwork.store.lease import Lease
@@ -55,6 +56,46 @@ def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it
     entry = lock(LockRecord("old", "x").encode())
     take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
     assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), buries="old")
+
+
+def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
+    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s", unsigned_since=10.2)
+    over_at = 10.2 + grace_s(2.0)
+    assert planned(entry, seen=seen, now=over_at - 0.01) == Held("old", over_at)
+    take = planned(entry, seen=seen, now=over_at)
+    checks = (At(entry), At.of(O_OLD, 3), Absent(f"{O_OLD}/alive"), Exists(O_ME))
+    assert take == Take(checks, (Put(L, MINE), Delete(O_OLD)), buries="old")
+
+
+def test_a_sign_that_hangs_keeps_nobody_longer_than_the_silence_of_its_owner():
+    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s")
+    take = planned(entry, seen=seen, now=10.0 + 2.0 * TAKEOVER_FACTOR)
+    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), buries="old")
+
+
+def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():
+    seen = Sightings()
+    seen.seen("o", 1, 2.0, 10.0, session="s")
+    assert seen.of("o").unsigned_since == 10.0
+    seen.unsigned("o", 11.0)
+    assert seen.of("o").unsigned_since == 10.0
+    seen.signed("o")
+    assert seen.of("o").unsigned_since is None
+    seen.unsigned("o", 12.0)
+    seen.seen("o", 2, 2.0, 12.5, session="s")
+    assert seen.of("o").unsigned_since == 12.5
+    seen.seen("o", 3, 2.0, 13.0)
+    assert seen.of("o").unsigned_since is None, "it goes on without a session"
+    seen.unsigned("o", 14.0)
+    assert seen.of("o").unsigned_since is None
+
+
+def test_a_record_without_a_session_is_what_earlier_releases_wrote():
+    written = b'{"ttl_s": 2.5, "label": "n1", "host": "h", "pid": 4}'
+    assert OwnerRecord(2.5, "n1", "h", 4).encode() == written
+    assert OwnerRecord.decode(written) == OwnerRecord(2.5, "n1", "h", 4)
+    shared = OwnerRecord(2.5, "n1", "h", 4, "5e55")
+    assert OwnerRecord.decode(shared.encode()) == shared
 
 
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():

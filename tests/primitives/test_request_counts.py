@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import urllib.request
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
 import latchwork
 from backends_table import BY_NAME, SERVERS
+from latchwork.jobs import FixedRate, Job, JobManager
 from latchwork.primitives import Lock, LockKeeper
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
@@ -48,7 +50,7 @@ class Etcd(EtcdServer):
 
 
 class ZooKeeper(ZooKeeperServer):
-    """A ZooKeeper server that tells what it has done; its writes include one or two a second that only check."""
+    """A ZooKeeper server that tells what it has done; its writes include those that only check."""
 
     def _says(self, name):
         (line,) = (each for each in self.four_letter_word("srvr").splitlines() if each.startswith(f"{name}:"))
@@ -103,6 +105,37 @@ def test_mirrors_write_nothing_until_somebody_asks_how_old_they_are(server):
         mirror.stale_s()
         time.sleep(2.5)
         assert mirror.stale_s() < 2.5
+
+
+@pytest.mark.serial
+def test_an_idle_cluster_writes_once_for_each_node_every_third_of_its_ttl(server):
+    """Session and lock owner of a node are renewed by one transaction; each by its own would be twice as many."""
+    nodes, intervals = 3, 9
+    job = Job("walk", work_pool=[f"item-{n}" for n in range(9)], run=lambda context: None, schedule=FixedRate(3600.0))
+    options = {"session_ttl_s": TTL_S, "lock_ttl_s": TTL_S, "outcome_period_s": 0.0}
+    url = server.url(f"quiet-{uuid.uuid4().hex}")
+    with ExitStack() as stack:
+        for number in range(nodes):
+            stack.enter_context(JobManager(url, f"n{number}", job, **options))
+        with latchwork.connect(url) as store:
+            wait_until_quiet(store, nodes)
+            before, began = server.writes(), time.monotonic()
+            time.sleep(intervals * INTERVAL_S)
+            wrote, took_s = server.writes() - before, time.monotonic() - began
+    assert nodes * 2 <= wrote <= 1.4 * nodes * (took_s / INTERVAL_S)
+
+
+def wait_until_quiet(store, owners):
+    """Every node has its lock owner, and nothing but these has been written for a while."""
+    seen, since, deadline = -1, time.monotonic(), time.monotonic() + 60.0
+    while time.monotonic() < since + 3 * INTERVAL_S:
+        assert time.monotonic() < deadline, "the cluster does not come to rest"
+        entries = store.list("", recursive=True)
+        count = sum(entry.key.startswith("owners/") and not entry.key.endswith("/alive") for entry in entries)
+        newest = max((entry.token for entry in entries if not entry.key.startswith("owners/")), default=0)
+        if newest != seen or count != owners:
+            seen, since = newest, time.monotonic()
+        time.sleep(0.2)
 
 
 @pytest.mark.serial

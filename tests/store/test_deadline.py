@@ -46,3 +46,68 @@ def test_the_deadline_equals_the_definition_whatever_the_order(sends, gap_s):
         lease.confirmed(sent, now=-math.inf)
     counted = [one for one in sends if any(one + gap_s <= two for two in sends)]
     assert lease.expires_at == pytest.approx(max([0.0, *counted]) + 2.0)
+
+
+def test_a_touch_makes_the_renewal_before_it_count():
+    lease = Lease(100.0, 2.0, confirm_gap_s=0.5)
+    lease.confirmed(100.6, now=-math.inf)
+    lease.touched(101.0, now=-math.inf)
+    assert lease.expires_at == 102.0, "less than the gap later"
+    lease.touched(101.1, now=-math.inf)
+    assert lease.expires_at == 102.6
+
+
+def test_a_touch_counts_with_a_renewal_behind_it_and_never_with_a_touch():
+    lease = Lease(100.0, 2.0, confirm_gap_s=0.5)
+    lease.touched(100.2, now=-math.inf)
+    lease.touched(101.0, now=-math.inf)
+    assert lease.expires_at == 102.0
+    lease.confirmed(100.7, now=-math.inf)
+    assert lease.expires_at == pytest.approx(102.2)
+
+
+def test_touches_are_due_between_a_confirmed_renewal_and_the_next_one():
+    lease = Lease(0.0, 3.0, touch_after_s=(0.2, 0.8))
+    assert lease.next_touch() == pytest.approx(0.2)
+    lease.touching(0.3)
+    assert lease.next_touch() == pytest.approx(0.8)
+    lease.touching(0.8)
+    assert lease.next_touch() == math.inf
+    lease.sent(1.0)
+    assert lease.next_touch() == math.inf, "a renewal is under way, which says more"
+    lease.confirmed(1.0, 1.1)
+    assert lease.next_touch() == pytest.approx(1.2)
+
+
+def test_a_lease_that_is_never_late_keeps_close_to_half_of_its_ttl():
+    """The margin that everything else allows for: a third between renewals, and a quarter until one counts."""
+    lease, least = Lease(0.0, 12.0, confirm_gap_s=3.0, touch_after_s=(0.6, 0.96, 3.024)), math.inf
+    for tick in range(1, 4000):
+        now = tick / 50
+        if now > 12.0:
+            least = min(least, lease.remaining_s(now))
+        if now >= lease.next_send():
+            lease.sent(now)
+            assert lease.confirmed(now, now)
+        elif now >= lease.next_touch():
+            lease.touching(now)
+            lease.touched(now, now)
+    assert least > 0.48 * 12.0
+
+
+def test_the_time_at_which_a_lease_was_ended_is_kept():
+    lease = Lease(0.0, 2.0)
+    lease.end(1.5)
+    lease.end(1.8)
+    assert (lease.expires_at, lease.remaining_s(1.6)) == (1.5, 0.0)
+    assert not lease.confirmed(1.4, 1.4 + 0.2)
+
+
+def test_a_lease_that_others_renew_waits_for_them_a_little_longer_than_for_itself():
+    lease = Lease(0.0, 12.0)
+    lease.sent_by_others(1.0)
+    assert lease.confirmed(1.0, 1.1)
+    assert lease.next_send() == pytest.approx(1.0 + 4.5)
+    lease.sent(5.5)
+    assert lease.confirmed(5.5, 5.6)
+    assert lease.next_send() == pytest.approx(5.5 + 4.0)

@@ -169,6 +169,33 @@ class BackendSession(Protocol):
         ...
 
 
+@runtime_checkable
+class Touches(Protocol):
+    """A session of which a renewal counts sooner when something cheap is asked of its server in between."""
+
+    @property
+    def touch_after_s(self) -> tuple[float, ...]:
+        """Seconds from the send of a confirmed renewal to each touch before the next."""
+        ...
+
+    def touch(self) -> Future[float]:
+        """Ask the server for what costs no transaction: the local time of the send, once it answered.
+
+        A touch that was answered counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s``
+        later; a renewal counts once a touch was answered that was sent so much later.
+        """
+        ...
+
+
+@runtime_checkable
+class Carries(Protocol):
+    """A session that can be renewed by a transaction that does something else as well."""
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """As ``Backend.commit``, while the session lives; confirmed, it was a renewal."""
+        ...
+
+
 class Backend(Protocol):
     """One connection to one root on one kind of server. Safe to share between threads."""
 

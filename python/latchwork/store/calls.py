@@ -108,9 +108,10 @@ class Calls:
         absolute = self._prefix(prefix)
         return self._backend.delete_tree(absolute)
 
-    def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Future[Committed]:
-        """All or nothing."""
+    def commit(self, checks: Sequence[Check], ops: Sequence[Op], *, by: Session | None = None) -> Future[Committed]:
+        """All or nothing; with ``by`` as a renewal of this session, too, where the backend has that."""
         self._check()
+        self._usable(by)
         parts = self._scope.checks(checks)
         sent = [self._scope.op(op) for op in ops]
         simple = list(parts)
@@ -118,7 +119,8 @@ class Calls:
         for op in sent:
             if not isinstance(op, Delete):
                 self._usable(op.session)
-        future = self._backend.commit(simple, sent)
+        backend = self._backend
+        future = backend.commit(simple, sent) if by is None else by.carry(backend, simple, sent)
         return mapped(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:

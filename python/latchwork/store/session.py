@@ -7,11 +7,14 @@ renewal was *sent*. A lost session never becomes active again.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from latchwork.backends.base import BackendSession
+from latchwork.backends.base import Backend, BackendSession, Carries, Touches
+from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.interrupts import mutex
@@ -21,7 +24,7 @@ from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observe.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.observers import call_each, check_listener, listen
 from latchwork.store.steps import Signal
-from latchwork.types import Fence, SessionAlive
+from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +61,11 @@ class Session:
             confirm_gap_s=backend.confirm_gap_s,
             renew_s=every_s,
             retry_s=every_s * _RETRY_PART,
-            unanswered_s=every_s,
+            unanswered_s=min(every_s, backend.ttl_s / 8),
+            touch_after_s=backend.touch_after_s if isinstance(backend, Touches) else (),
         )
-        self._renewer = Renewer(lease, clock, backend.renew, self._renewed)
+        touch = backend.touch if isinstance(backend, Touches) else None
+        self._renewer = Renewer(lease, clock, backend.renew, self._renewed, touch)
         self._closed = False
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
@@ -83,7 +88,8 @@ class Session:
                 return "closed"
             if self._is_over():
                 return "lost"
-        late = self._renewer.silent_s() > 2.5 * self._backend.renew_every_s + 0.05
+        every_s = self._backend.renew_every_s
+        late = self._renewer.silent_s() > every_s + min(1.5 * every_s, self.ttl_s / 4) + 0.05
         return "suspect" if self._renewer.is_failing or late else "active"
 
     def remaining_s(self) -> float:
@@ -91,6 +97,11 @@ class Session:
         if self._home.is_foreign or self._closed or self._lost.is_set():
             return 0.0
         return self._renewer.remaining_s()
+
+    @property
+    def ends_at(self) -> float:
+        """Local clock time at which it ends unless it is renewed; at which it ended, if it did."""
+        return -math.inf if self._home.is_foreign else self._renewer.expires_at
 
     @property
     def lost(self) -> Signal:
@@ -175,6 +186,19 @@ class Session:
                 msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
                 raise SessionLost(msg)
 
+    def carry(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """As ``Backend.commit``; where its own backend can, in a transaction that renews this session, too."""
+        handle = self._backend
+        if not isinstance(handle, Carries):
+            return backend.commit(checks, ops)
+        sent_at = self._clock.now()
+
+        def carried(done: Committed) -> Committed:
+            self._renewer.renewed_otherwise(sent_at)
+            return done
+
+        return then(handle.commit(checks, ops), carried)
+
     def close(self) -> None:
         """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
         if self._home.is_foreign:
@@ -184,6 +208,7 @@ class Session:
                 return
             was_lost = self._lost.is_set()
             self._closed = True
+            self._renewer.end()
             listeners = [fn for fn in self._listeners.values() if isinstance(fn, _WhenClosed)]
             self._listeners = {}
             enders, self._enders = list(self._enders.values()), {}

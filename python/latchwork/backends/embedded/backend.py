@@ -161,18 +161,34 @@ class EmbeddedBackend(Backend):
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
         """For ``EmbeddedSession.renew``."""
 
-        def work(conn: sqlite3.Connection) -> bool:
-            return session.id not in self._ended and sessions.renew(
-                conn, self._root, session.id, self._boot, self._shared_now()
-            )
-
         def renew() -> float:
             sent_at = self._clock.now()
-            if not self._write(work, session.ttl_s / 8):
-                raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
+            self._write(lambda conn: self._renew(conn, session), session.ttl_s / 8)
             return sent_at
 
         return attempt(renew)
+
+    def commit_renewing(
+        self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
+    ) -> Future[Committed]:
+        """For ``EmbeddedSession.commit``."""
+
+        def work(conn: sqlite3.Connection) -> Committed | Conflict:
+            self._renew(conn, session)
+            return writes.commit(conn, self._root, checks, ops, self._sweep_and_judge(conn))
+
+        def commit() -> Committed:
+            outcome = self._write(work)
+            if isinstance(outcome, Conflict):
+                raise outcome
+            return outcome
+
+        return attempt(commit)
+
+    def _renew(self, conn: sqlite3.Connection, session: EmbeddedSession) -> None:
+        alive = session.id not in self._ended
+        if not alive or not sessions.renew(conn, self._root, session.id, self._boot, self._shared_now()):
+            raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
         """For ``EmbeddedSession.close``."""

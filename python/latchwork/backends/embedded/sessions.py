@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from latchwork.backends.embedded import writes
 from latchwork.errors import ConnectFailed
+from latchwork.types import Committed, Op, SimpleCheck
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
 LEAST_TTL_S = 0.25
-_RENEWALS_PER_TTL = 4
+_RENEWALS_PER_TTL = 3
 _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 
 
@@ -30,6 +31,12 @@ class SessionBackend(Protocol):
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
         """See ``EmbeddedSession.renew``."""
+        ...
+
+    def commit_renewing(
+        self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
+    ) -> Future[Committed]:
+        """See ``EmbeddedSession.commit``."""
         ...
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
@@ -66,6 +73,10 @@ class EmbeddedSession:
         The future gives the time at which the renewal began. ``SessionLost``: it has ended, and for good.
         """
         return self._backend.renew_session(self)
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """As ``Backend.commit``, in a transaction that keeps it for another TTL, too."""
+        return self._backend.commit_renewing(self, checks, ops)
 
     def close(self) -> Future[None]:
         """End it now; what is asked of it from here on fails. Twice is fine."""

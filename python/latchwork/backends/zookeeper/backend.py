@@ -123,6 +123,9 @@ class ZooKeeperBackend(Backend):
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """As ``Backend.commit``; one round trip as long as what is remembered of the keys is true."""
         owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
+        return self._commit_by(owner, checks, ops)
+
+    def _commit_by(self, owner: HasId | None, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
@@ -144,7 +147,7 @@ class ZooKeeperBackend(Backend):
         with self._lock:
             if self._closed:
                 return failed(Closed("open a session: the store was closed; open a new one"))
-            session = ZooKeeperSession(self._settings, self._layout, ttl_s, on_gone)
+            session = ZooKeeperSession(self._settings, self._layout, ttl_s, on_gone, self._commit_by)
             self._sessions = {each: other for each, other in self._sessions.items() if not self._is_history(other)} | {
                 session.id: session
             }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -18,26 +18,31 @@ from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
-from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED
+from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.errors import SessionLost, Unavailable
 from latchwork.interrupts import mutex
+from latchwork.types import Committed, Op, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
 #: From the end of a session until what its thread used is freed: it needs a moment.
 _TIDY_S = 0.5
+_Commit = Callable[["ZooKeeperSession", Sequence[SimpleCheck], Sequence[Op]], Future[Committed]]
 
 
 class ZooKeeperSession:
     """As ``BackendSession``. Safe to share."""
 
-    def __init__(self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None], commit: _Commit
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.token = 0
         self._settings = settings
         self._marker = layout.marker(self.id)
         self._on_gone = on_gone
+        self._commit = commit
         self._lock = mutex()
         self._closing: Future[None] | None = None
         self._check = wire.multi([wire.check(self._marker)])
@@ -55,13 +60,18 @@ class ZooKeeperSession:
 
     @property
     def renew_every_s(self) -> float:
-        """An eighth of the TTL."""
-        return self.ttl_s / 8
+        """A third of the TTL: a renewal is a transaction in the log of every server."""
+        return self.ttl_s / 3
 
     @property
     def confirm_gap_s(self) -> float:
         """A quarter of the TTL: by then a ping has carried news of this session to the leader."""
         return self.ttl_s / 4
+
+    @property
+    def touch_after_s(self) -> tuple[float, ...]:
+        """One that counts with the next renewal, one before in case it is late, and one by which this renewal counts."""
+        return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
     def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
         """Connect and create the marker.
@@ -100,6 +110,26 @@ class ZooKeeperSession:
         if error != OK:
             raise code_error(error, what=what, key=self._marker)
         return call.sent_at
+
+    def touch(self) -> Future[float]:
+        """A sync: it goes to the leader behind what the server had to tell it of this session, and writes nothing."""
+        return drive(self._touch())
+
+    def _touch(self) -> Steps[float]:
+        what = "touch"
+        deadline = self._settings.clock.now() + min(self._settings.call_timeout_s, self.ttl_s)
+        call = self.connection.call(SYNC, wire.text("/"), deadline)
+        try:
+            reply = yield call
+        except Cut as cut:
+            raise cut_error(cut, what=what, write=False, session_id=self.id) from cut
+        if reply.error != OK:
+            raise code_error(reply.error, what=what, key=self._marker)
+        return call.sent_at
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """As ``Backend.commit``, through this session's connection, with its marker set: a renewal, too."""
+        return self._commit(self, checks, ops)
 
     def close(self) -> Future[None]:
         """End the ZooKeeper session; without a connection, as soon as there is one again and the TTL has not passed."""

@@ -100,6 +100,11 @@ class Membership:
         with self._mutex:
             return self._session
 
+    def newest_session(self) -> Session | None:
+        """The same, or that of a registration under way."""
+        with self._mutex:
+            return self._joining or self._session
+
     @property
     def is_alive(self) -> bool:
         """True while its threads live."""

@@ -27,7 +27,7 @@ from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
-from latchwork.store import Observers, Store, connect
+from latchwork.store import Observers, Session, Store, connect
 
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
@@ -250,6 +250,10 @@ class JobManager:
             self._state = "closed"
             self._closed.set()
 
+    def _newest_session(self) -> Session | None:
+        membership = self._membership
+        return membership.newest_session() if membership is not None else None
+
     def _start(self) -> None:
         if isinstance(self._store_or_url, str):
             self._owned = connect(self._store_or_url)
@@ -264,6 +268,7 @@ class JobManager:
             self._settings,
             observers=self._observers,
             on_turn=self._reporter.turned,
+            session=self._newest_session,
         )
         # The jobs that it has and cannot run are told too, so that the cluster knows of them.
         own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}

@@ -14,7 +14,7 @@ from latchwork.jobs.cron.progress import Hold
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
-from latchwork.store import Mirror, Store
+from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,25 @@ class ItemLocks:
         node_id: what others see as the holder.
         ttl_s: seconds that locks outlive the last renewal.
         wake: called, and must not block, when something may have become possible or necessary.
+        session: gives the node's session, None while there is none; the locks share its renewals.
     """
 
-    def __init__(self, store: Store, node_id: str, ttl_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        node_id: str,
+        ttl_s: float,
+        wake: Callable[[], None],
+        session: Callable[[], Session | None] | None = None,
+    ) -> None:
         self._store = store
         self._keeper = LockKeeper(
-            store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS, ttl_s=ttl_s, owner_label=node_id
+            store,
+            owners_prefix=keys.OWNERS,
+            locks_prefix=keys.LOCKS,
+            ttl_s=ttl_s,
+            owner_label=node_id,
+            session=session,
         )
         self._wake = wake
         self._mutex = mutex()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from latchwork.errors import LatchworkError
@@ -34,7 +34,7 @@ from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
 from latchwork.primitives import HeldLock
 from latchwork.schedules import Instant
-from latchwork.store import Observers, Store
+from latchwork.store import Observers, Session, Store
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,13 @@ class Worker:
         *,
         observers: Observers[Observer] = NOBODY,
         on_turn: OnTurn = lambda _job, _turn: None,
+        session: Callable[[], Session | None] | None = None,
     ) -> None:
         self._store = store
         self._clock = store.clock
         self._node_id = node_id
         self._wake = threading.Event()
-        self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set)
+        self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
         self._round_robin = RoundRobin()

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from latchwork.clock import Clock
 from latchwork.errors import LockLost
 from latchwork.interrupts import mutex
+from latchwork.primitives.persistent.protocol import TAKEOVER_FACTOR, grace_s
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
+from latchwork.store.session import Session
 from latchwork.store.steps import Signal, Steps, ending
 from latchwork.types import Entry, Fence
 
@@ -23,11 +25,13 @@ _making = mutex()
 class LockOwner(Renewer):
     """A uuid that is used once: created, renewed, then lost or given up for good. Safe to share between threads.
 
-    Its lease counts from its construction.
+    Its lease counts from its construction. As long as it has a session, it ends a moment after that one, too: others
+    take the end of the session for its own, unless it says before that it goes on without one (see ``grace_s``).
 
     Args:
         clock: the clock of its lease.
         ttl_s: how long the lease lasts without a renewal.
+        session: the session that its sign is bound to, and that its renewals renew, too; None for none.
         home: the process of its keeper.
         renew: sends a renewal; returns the future of the local time of its send.
         renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
@@ -48,6 +52,7 @@ class LockOwner(Renewer):
         ttl_s: float,
         home: Home,
         *,
+        session: Session | None = None,
         renew: Callable[[LockOwner], Future[float]],
         renewed: Callable[[LockOwner, BaseException | None], None],
         release: Callable[[Sequence[HeldLock]], Steps[None]],
@@ -59,8 +64,57 @@ class LockOwner(Renewer):
         self.held: dict[str, HeldLock] = {}
         self.users: set[object] = set()
         self.idle_since = clock.now()
-        lease = Lease(self.idle_since, ttl_s)
+        self._session = session
+        self._has_sign = session is not None
+        self._unlisten: Callable[[], None] | None = None
+        self._grace_s = grace_s(ttl_s) / TAKEOVER_FACTOR
+        retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 4)  # to go on without it in time
+        lease = Lease(self.idle_since, ttl_s, retry_s=retry_s)
         super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
+
+    @property
+    def session(self) -> Session | None:
+        """The session that its sign is bound to; None when others judge it by its renewals alone."""
+        return self._session
+
+    def remaining_s(self) -> float:
+        """Seconds left, 0 when it is over."""
+        left_s, session = super().remaining_s(), self._session
+        if session is None or left_s <= 0.0:
+            return left_s
+        return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
+
+    @property
+    def is_signed(self) -> bool:
+        """True while its sign is there, as far as is known here."""
+        session = self._session
+        return self._has_sign and session is not None and session.remaining_s() > 0.0
+
+    def follow_session(self, fn: Callable[[], None]) -> None:
+        """When its session ends, have it renewed with the next step, and call ``fn``, which must not block."""
+
+        def ended() -> None:
+            self.hurry()
+            fn()
+
+        if self._session is not None:
+            self._unlisten = self._session.on_end(ended)
+
+    def lose_sign(self) -> None:
+        """Somebody removed its sign: have it renewed without, with the next step."""
+        if self._has_sign and self._session is not None:
+            self._has_sign = False
+            self.hurry()
+
+    def without_session(self) -> None:
+        """Its renewals alone count from now on. Twice is fine."""
+        self._session = None
+        self.follow_no_more()
+
+    def follow_no_more(self) -> None:
+        """Do not wait for the end of its session any more. Twice is fine."""
+        if self._unlisten is not None:
+            self._unlisten()
 
 
 class HeldLock(GuardsWork):

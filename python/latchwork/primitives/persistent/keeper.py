@@ -36,8 +36,8 @@ class LockKeeper(KeeperThread):
     """Holds any number of persistent locks under one owner. Safe to share between threads.
 
     Construction does no I/O. The keeper starts with its first use, with ``start()`` or with ``with``, and then follows
-    the other owners: one that will compete for locks should start early, so that it can take over a dead owner's locks
-    without waiting for another TTL. Close it to release everything and to end its thread.
+    the other owners: one that will compete for locks should start early, so that it need not wait for another TTL
+    after a dead owner without a session. Close it to release everything and to end its thread.
 
     Locks are not reentrant, and not fair: whoever notices first takes a free lock. A lock held by this keeper is held
     for every thread of this process. A keeper that lost its locks goes on with a new owner.
@@ -48,6 +48,7 @@ class LockKeeper(KeeperThread):
         locks_prefix: where locks are kept.
         ttl_s: seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
         owner_label: what others see when they ask who holds a lock.
+        session: gives the session to share renewals with, None for none: its end tells newcomers, too, that we died.
     """
 
     def __repr__(self) -> str:
@@ -257,8 +258,7 @@ class LockKeeper(KeeperThread):
             Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
         """
         self.start()
-        granted: dict[str, HeldLock] = {}
-        claimer = object()
+        granted, claimer = dict[str, HeldLock](), object()
         before = await OnInterrupt(partial(self._done_with, claimer))
         try:
             with self._claimed(names, claimer) as claimed:
@@ -301,10 +301,9 @@ class LockKeeper(KeeperThread):
             if owner is not None:
                 return owner
             owner = LockOwner(
-                self._clock,
-                self.ttl_s,
-                self._home,
-                renew=self._renew,
+                *(self._clock, self.ttl_s, self._home),
+                session=self._renewals.session(),
+                renew=self._renewals.renew,
                 renewed=self._renewed,
                 release=steps_of(self.release_held),
                 let_go=self._let_go,
@@ -318,10 +317,11 @@ class LockKeeper(KeeperThread):
     async def _make(self, owner: LockOwner) -> None:
         created = False
         try:
-            await self._table.create_owner(owner.id, self._record)
+            await self._renewals.create(owner)
             created = True
         finally:
             self._state.end_making(owner, created=created)
+        owner.follow_session(self._wake.set)
         self._wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
 

@@ -1,10 +1,13 @@
 """Decisions of the persistent TTL lock: pure. No I/O, no threads, no clock of their own.
 
-Keys:   <owners>/<uuid>   O: one per owner; renewed by rewriting it; a uuid is never used twice
-        <locks>/<name>    L: names its O, or nobody
-Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``).
-Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it (``Sightings``), in a
-        transaction that checks exactly that O and that L (``plan``). docs/design/0006 has the race each check closes.
+Keys:   <owners>/<uuid>         O: one per owner; renewed by rewriting it; a uuid is never used twice
+        <owners>/<uuid>/alive   its sign: bound to the session that O names, made with O and never again
+        <locks>/<name>          L: names its O, or nobody
+Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
+        session, a moment after the end of that (``grace_s``).
+Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it, or without its sign for
+        ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
+docs/design/0006 has the race each check closes, 0018 those of the sign.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import logging
 import re
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from latchwork.errors import BadRecord
 from latchwork.records import MOST_DURATION_S, Record
@@ -28,22 +31,31 @@ LOCKS_PREFIX = "locks"
 LEAST_TTL_S = 0.3
 #: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.
 _OWNER = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}")
+#: The last segment of the key of a sign.
+SIGN = "alive"
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """What O says: who owns, and how long its locks outlive its last renewal."""
+    """What O says: who owns, how long its locks outlive its last renewal, and whose end is its own end, too.
+
+    ``session`` is the id of the session that the sign of O is bound to; "" when there is none, or none any more.
+    """
 
     ttl_s: float
     label: str = ""
     host: str = ""
     pid: int = 0
+    session: str = ""
 
     def encode(self) -> bytes:
         """The value of O."""
-        return json.dumps(asdict(self)).encode()
+        body = asdict(self)
+        if not self.session:
+            del body["session"]
+        return json.dumps(body).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
@@ -54,6 +66,7 @@ class OwnerRecord:
         except BadRecord:
             return None
         record = cls(ttl_s, found.text("label", ""), found.text("host", ""), found.whole("pid", 0))
+        record = replace(record, session=found.text("session", ""))
         return record if ttl_s > 0 else None
 
 
@@ -93,6 +106,11 @@ class LockRecord:
 FREE = LockRecord().encode()
 
 
+def sign_key(owner_key: str) -> str:
+    """The key of the sign of an owner, whose key is given."""
+    return f"{owner_key}/{SIGN}"
+
+
 def raised_ttl_s(ttl_s: float, what: str) -> float:
     """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
     if not 0.0 < ttl_s <= MOST_DURATION_S:
@@ -102,18 +120,39 @@ def raised_ttl_s(ttl_s: float, what: str) -> float:
     return max(float(ttl_s), LEAST_TTL_S)
 
 
+def grace_s(ttl_s: float) -> float:
+    """Seconds from the end of its session for which an owner of this TTL is still taken for one that lives.
+
+    In these a process that lives, and whose session somebody else ended, says that it goes on without one.
+    """
+    return min(1.0, max(0.3, ttl_s / 5))
+
+
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An O as last seen, and the time, by our own clock, since which it is unchanged."""
+    """An O as last seen, and the time, by our own clock, since which it is unchanged.
+
+    ``session`` is the one that it names, and ``unsigned_since`` since when it is seen without the sign of that; None:
+    with its sign, or it names none.
+    """
 
     version: Hashable
     ttl_s: float
     since: float
+    session: str = ""
+    unsigned_since: float | None = None
+
+    @property
+    def silent_at(self) -> float:
+        """When its owner must have stopped, if O is still unchanged then."""
+        return self.since + self.ttl_s * TAKEOVER_FACTOR
 
     @property
     def dead_at(self) -> float:
-        """When its owner must have stopped, if it is still unchanged then."""
-        return self.since + self.ttl_s * TAKEOVER_FACTOR
+        """When its owner must have stopped, if O is still unchanged then, and there is no sign of it."""
+        if self.unsigned_since is None:
+            return self.silent_at
+        return min(self.silent_at, self.unsigned_since + grace_s(self.ttl_s))
 
 
 class Sightings:
@@ -124,18 +163,38 @@ class Sightings:
 
     def __init__(self) -> None:
         self._seen: dict[str, Sighting] = {}
+        self._signs: set[str] = set()
 
-    def seen(self, owner: str, version: Hashable, ttl_s: float, now: float) -> bool:
-        """A response showed this O; ``now`` is when it came, or later. True if O had changed."""
+    def seen(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
+        """A response showed this O, which names this session; ``now`` is when it came, or later. True if O had changed.
+
+        The sign is to be told before, if the same response showed it.
+        """
         known = self._seen.get(owner)
         if known is not None and known.version == version:
             return False
-        self._seen[owner] = Sighting(version, ttl_s, now)
+        unsigned_since = now if session and owner not in self._signs else None
+        self._seen[owner] = Sighting(version, ttl_s, now, session, unsigned_since)
         return True
+
+    def signed(self, owner: str) -> None:
+        """A response showed the sign of an owner."""
+        self._signs.add(owner)
+        known = self._seen.get(owner)
+        if known is not None and known.unsigned_since is not None:
+            self._seen[owner] = replace(known, unsigned_since=None)
+
+    def unsigned(self, owner: str, now: float) -> None:
+        """A response showed that an owner has no sign; ``now`` is when it came, or later."""
+        self._signs.discard(owner)
+        known = self._seen.get(owner)
+        if known is not None and known.unsigned_since is None and known.session:
+            self._seen[owner] = replace(known, unsigned_since=now)
 
     def gone(self, owner: str) -> None:
         """O was deleted: for good."""
         self._seen.pop(owner, None)
+        self._signs.discard(owner)
 
     def of(self, owner: str) -> Sighting | None:
         """The last sighting, or None."""
@@ -202,7 +261,8 @@ def plan(
     if now < seen.dead_at:
         return Held(record.owner, seen.dead_at)
     unchanged = At.of(owner_key, seen.version)
-    return Take((At(entry), unchanged, *alive), (write, Delete(owner_key)), buries=record.owner)
+    unsigned: tuple[Check, ...] = (Absent(sign_key(owner_key)),) if now < seen.silent_at else ()
+    return Take((At(entry), unchanged, *unsigned, *alive), (write, Delete(owner_key)), buries=record.owner)
 
 
 def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:

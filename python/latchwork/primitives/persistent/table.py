@@ -9,8 +9,9 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
@@ -19,6 +20,7 @@ from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.protocol import (
     FREE,
+    SIGN,
     Doubt,
     LockRecord,
     OwnerRecord,
@@ -27,11 +29,13 @@ from latchwork.primitives.persistent.protocol import (
     Take,
     plan,
     plan_adoption,
+    sign_key,
 )
 from latchwork.primitives.waiting.common import check_name
+from latchwork.store.session import Session
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
-from latchwork.types import At, Change, Check, Entry, Exists, Op, Put
+from latchwork.types import At, Change, Check, Create, Delete, Entry, Exists, Op, Put
 
 #: Names that are read together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90
@@ -42,7 +46,7 @@ _ROUNDS = 5
 
 
 class LockTable:
-    """Reads and writes ``<owners>/<uuid>`` and ``<locks>/<name>``. Safe to share between threads."""
+    """Reads and writes ``<owners>/<uuid>``, their signs and ``<locks>/<name>``. Safe to share between threads."""
 
     def __init__(self, store: Store, owners_prefix: str, locks_prefix: str) -> None:
         self.store = store
@@ -64,23 +68,37 @@ class LockTable:
         """The key of an owner."""
         return f"{self.owners_prefix}/{owner}"
 
+    def sign_key(self, owner: str) -> str:
+        """The key of the sign of an owner."""
+        return sign_key(self.owner_key(owner))
+
     # What is known of the owners
 
     def note(self, changes: Iterable[Change]) -> list[str]:
         """Take in what a watch of the owners showed; the ids of those that are gone."""
-        return self._note((change.key.rpartition("/")[2], change.entry) for change in changes)
+        return self._note([(change.key, change.entry) for change in changes])
 
-    def _note(self, found: Iterable[tuple[str, Entry | None]]) -> list[str]:
-        """Take in owners and their O as a response showed them, None for absent; the ids of those that are gone."""
+    def _note(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
+        """Take in keys of owners and of their signs as a response showed them; the ids of owners that are gone."""
         now = self.store.clock.now()
         gone = []
+        owners: list[tuple[str, Entry | None]] = []
         with self._lock:
-            for owner, entry in found:
+            for key, entry in found:
+                owner, _, sign = key[len(self.owners_prefix) + 1 :].partition("/")
+                if not sign:
+                    owners.append((owner, entry))
+                elif sign == SIGN and entry is not None:
+                    self._sightings.signed(owner)
+                elif sign == SIGN:
+                    self._sightings.unsigned(owner, now)
+            for owner, entry in owners:
                 if entry is None:
                     self._sightings.gone(owner)
                     gone.append(owner)
                 else:
-                    self._sightings.seen(owner, entry.version, _ttl_of(entry), now)
+                    ttl_s, session = _said(entry)
+                    self._sightings.seen(owner, entry.version, ttl_s, now, session=session)
         return gone
 
     def sighting(self, owner: str) -> Sighting | None:
@@ -107,14 +125,15 @@ class LockTable:
         return entries
 
     async def gone(self, owners: Sequence[str]) -> list[str]:
-        """Read these O; the ids of those that are gone."""
-        found = await ask(self.store.get_many, [self.owner_key(owner) for owner in owners]) if owners else []
-        return self._note(zip(owners, found, strict=True))
+        """Read these O, and their signs; the ids of those that are gone."""
+        keys = [key for owner in owners for key in (self.owner_key(owner), self.sign_key(owner))]
+        found = await ask(self.store.get_many, keys) if keys else []
+        return self._note(list(zip(keys, found, strict=True)))
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all O: key and version of those that were seen unchanged for 2 of their TTLs."""
         found = await ask(self.store.list, self.owners_prefix)
-        self._note((entry.key.rpartition("/")[2], entry) for entry in found)
+        self._note([(entry.key, entry) for entry in found if entry.key.count("/") == self.owners_prefix.count("/") + 1])
         with self._lock:
             silent = self._sightings.silent_since(2.0, self.store.clock.now())
         return [(self.owner_key(owner), seen.version) for owner, seen in silent]
@@ -236,27 +255,59 @@ class LockTable:
 
     # Owners
 
-    async def create_owner(self, owner: str, record: OwnerRecord) -> None:
-        """Create O. An unknown outcome leaves at most an O that names nothing; ``delete_owner`` it."""
-        await ask(self.store.create, self.owner_key(owner), record.encode())
+    async def create_owner(self, owner: str, record: OwnerRecord, session: Session | None) -> None:
+        """Create O, with its sign if a session is given. An unknown outcome leaves at most an O that names nothing.
 
-    async def delete_owner(self, owner: str) -> None:
-        """Delete O: every lock that names it is free at once."""
-        await ask(self.store.delete, self.owner_key(owner))
+        ``delete_owner`` it then.
+        """
+        key, value = self.owner_key(owner), record.encode()
+        if session is None:
+            await ask(self.store.create, key, value)
+        else:
+            await ask(self.store.commit, [], [Create(key, value), Create(self.sign_key(owner), b"", session)])
+
+    async def delete_owner(self, owner: str, *, signed: bool = True) -> None:
+        """Delete O, and its sign if it may have one: every lock that names it is free at once."""
+        if signed:
+            await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.sign_key(owner))])
+        else:
+            await ask(self.store.delete, self.owner_key(owner))
         self._bury([owner])
 
-    def renew(self, owner: str, record: OwnerRecord) -> Future[float]:
-        """Rewrite O, which must be there: the future of the local time of the send."""
+    def renew(self, owner: str, record: OwnerRecord, session: Session | None = None) -> Future[float]:
+        """Rewrite O, which must be there: the future of the local time of the send.
+
+        With a session its sign must be there, too, and the session is renewed by the same transaction.
+        """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
-        written = self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])
+        if session is None:
+            written = self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])
+        else:
+            signed = [Exists(key), Exists(self.sign_key(owner))]
+            written = self.store.begin("commit", signed, [Put(key, record.encode())], by=session)
         return then(written, lambda _written: sent_at)
+
+    def renew_unsigned(self, owner: str, record: OwnerRecord) -> Future[float]:
+        """Rewrite O, which must be there, and remove its sign: from then on only its silence counts."""
+        sent_at = self.store.clock.now()
+        return then(self.store.begin("commit", *self._parting(owner, record)), lambda _written: sent_at)
+
+    async def part_owner(self, owner: str, record: OwnerRecord) -> None:
+        """The same, waited for."""
+        await ask(self.store.commit, *self._parting(owner, record))
+
+    def _parting(self, owner: str, record: OwnerRecord) -> tuple[list[Check], list[Op]]:
+        key = self.owner_key(owner)
+        return [Exists(key)], [Put(key, record.encode()), Delete(self.sign_key(owner))]
 
     async def prolong(self, owner: str) -> None:
         """Renew another owner once, if it is still there, so that nobody takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
+            record = OwnerRecord.decode(entry.value)  # it names no session any more, whose end could come any moment
+            value = entry.value if record is None else replace(record, session="").encode()
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
-                await ask(self.store.commit, [At(entry)], [Put(key, entry.value)])
+                await ask(self.store.commit, [At(entry)], [Put(key, value)])
                 return
 
     async def held_by(self, owner: str) -> list[str]:
@@ -281,9 +332,10 @@ def owners_of(entries: Iterable[Entry | None]) -> list[str]:
     return sorted({owner for entry in entries if (owner := owner_of(entry))})
 
 
-def _ttl_of(entry: Entry) -> float:
+def _said(entry: Entry) -> tuple[float, str]:
+    """The TTL of an owner and the session that it names; if it is not one of ours it is never judged dead."""
     record = OwnerRecord.decode(entry.value)
-    return record.ttl_s if record is not None else math.inf  # not one of ours: never judged dead
+    return (record.ttl_s, record.session) if record is not None else (math.inf, "")
 
 
 def _same(entry: Entry | None, before: Entry | None) -> bool:

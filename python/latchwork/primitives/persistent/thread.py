@@ -9,10 +9,9 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 
-from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, Unavailable
+from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import Sweeper
@@ -24,6 +23,7 @@ from latchwork.primitives.persistent.protocol import (
     OwnerRecord,
     raised_ttl_s,
 )
+from latchwork.primitives.persistent.renewing import Renewals, SessionOfTheMoment
 from latchwork.primitives.persistent.state import Holdings
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
@@ -52,6 +52,7 @@ class KeeperThread(Starts):
         locks_prefix: str = LOCKS_PREFIX,
         ttl_s: float = 10.0,
         owner_label: str = "",
+        session: SessionOfTheMoment | None = None,
     ) -> None:
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self._store = store
@@ -62,6 +63,7 @@ class KeeperThread(Starts):
         self._home = Home("a lock keeper")
         identity = Identity()
         self._record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
+        self._renewals = Renewals(self._table, self._record, session)
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = Announcer(self._dispatcher, "a lock keeper")
         self._relaxed = Announcer(self._dispatcher, "waits for locks")
@@ -204,6 +206,7 @@ class KeeperThread(Starts):
                 due = self._clock.now() + self.ttl_s / 8
             await Pause(self._clock, self._wake, max(0.0, due - self._clock.now()))
             self._wake.clear()
+        await self._renewals.part(self._state.current)
         await self._bury(also_current=True)
         self._waits.close()
         if self._mirror is not None:
@@ -249,12 +252,13 @@ class KeeperThread(Starts):
     async def _bury(self, *, also_current: bool = False) -> None:
         """Delete the keys of owners that ended and hold nothing; try those that fail again later."""
         for owner in self._state.to_bury(also_current=also_current):
-            if await self._delete(owner.id):
+            owner.follow_no_more()
+            if await self._delete(owner.id, signed=owner.session is not None):
                 self._state.buried(owner)
 
-    async def _delete(self, owner_id: str) -> bool:
+    async def _delete(self, owner_id: str, *, signed: bool = True) -> bool:
         try:
-            await self._table.delete_owner(owner_id)
+            await self._table.delete_owner(owner_id, signed=signed)
         except LatchworkError as error:
             _log.info("lock owner %s, which holds nothing any more, is not removed yet: %s", owner_id, error)
             return False
@@ -336,10 +340,7 @@ class KeeperThread(Starts):
             return 0.0  # it ran out just now
         if due[1]:
             self._failed(owner, Unavailable(f"no renewal was answered for {owner.silent_s():.2f} s"))
-        return due[0]
-
-    def _renew(self, owner: LockOwner) -> Future[float]:
-        return self._table.renew(owner.id, self._record)
+        return min(due[0], self._clock.now() + owner.remaining_s())
 
     def _renewed(self, owner: LockOwner, error: BaseException | None) -> None:
         """Take the answer; runs on a client library's thread."""
@@ -353,7 +354,7 @@ class KeeperThread(Starts):
         remaining_s = owner.remaining_s()
         _log.warning("lock owner %s: not renewed, %.2f s are left: %s", owner.id, remaining_s, error)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self._prolong_failed.values())))
-        if isinstance(error, Conflict):
+        if self._renewals.is_taken_over(owner, error):
             self._lose(owner, "another owner took it over")
 
     def _lose_if_over(self) -> None:
@@ -378,6 +379,9 @@ class KeeperThread(Starts):
     # The other owners
 
     def _owners_changed(self, changes: Sequence[Change]) -> None:
+        owner = self._state.current
+        if owner is not None and Change(self._table.sign_key(owner.id), None) in changes:
+            owner.lose_sign()
         for gone in self._table.note(changes):
             owner = self._state.current
             if owner is not None and owner.id == gone:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink, Touches
 from latchwork.backends.futures import Steps, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
@@ -173,6 +173,10 @@ class FaultyBackend(Backend):
         """Pass a renewal on."""
         return self._call("renew", (session.id,), session.renew)
 
+    def touch(self, session: BackendSession) -> Future[float]:
+        """Pass a touch on."""
+        return self._call("renew", (session.id,), session.touch if isinstance(session, Touches) else session.renew)
+
     def end(self, session: BackendSession) -> Future[None]:
         """Pass the end of a session on. Whatever happens to that, nothing asked of it lands from here on."""
         with self._lock:
@@ -302,10 +306,15 @@ class FaultySession:
         self.token = inner.token
         self.renew_every_s = inner.renew_every_s
         self.confirm_gap_s = inner.confirm_gap_s
+        self.touch_after_s = inner.touch_after_s if isinstance(inner, Touches) else ()
 
     def renew(self) -> Future[float]:
         """See ``BackendSession.renew``."""
         return self._backend.renew(self._inner)
+
+    def touch(self) -> Future[float]:
+        """See ``Touches``; nothing asks for it where there is nothing to touch."""
+        return self._backend.touch(self._inner)
 
     def close(self) -> Future[None]:
         """See ``BackendSession.close``."""
