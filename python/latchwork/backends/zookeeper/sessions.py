@@ -67,7 +67,7 @@ class ZooKeeperSession:
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """One that counts with the next renewal, and one before in case it is late; one by which this renewal counts."""
+        """One that counts with the next renewal, one before in case it is late; one by which this renewal counts."""
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
     def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
