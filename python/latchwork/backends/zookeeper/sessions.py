@@ -26,9 +26,9 @@ from latchwork.types import Committed, Op, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
+_Commit = Callable[["ZooKeeperSession", Sequence[SimpleCheck], Sequence[Op]], Future[Committed]]
 #: From the end of a session until what its thread used is freed: it needs a moment.
 _TIDY_S = 0.5
-_Commit = Callable[["ZooKeeperSession", Sequence[SimpleCheck], Sequence[Op]], Future[Committed]]
 
 
 class ZooKeeperSession:
@@ -70,7 +70,7 @@ class ZooKeeperSession:
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """One that counts with the next renewal; before it one in case that is late; and one by which it counts itself."""
+        """One that counts with the next renewal, one before in case it is late; one by which this renewal counts."""
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
     def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
