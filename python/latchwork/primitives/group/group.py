@@ -96,6 +96,7 @@ class Group(Participant):
         self._journal = Journal(store, name, what)
         self._members_key = self._journal.members_key
         self._started = False
+        self._has_left = False
         self._listening = mutex()
         self._views: Views | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
@@ -135,10 +136,10 @@ class Group(Participant):
         if self._home.is_foreign:
             return
         with self._changed.mutex:
-            is_first = not self._closed
             self._leaving = self._closed = True
-            if is_first and self._started and self._background is None and self._membership is not None:
+            if self._started and self._background is None and self._membership is not None and not self._has_left:
                 self._begin()  # it leaves
+            self._has_left = True  # last: a close that was interrupted before this has to be made again
             background, waiter = self._background, self._waiter
             self._changed.ring()
         self._wake.set()
