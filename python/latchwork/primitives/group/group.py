@@ -95,15 +95,13 @@ class Group(Participant):
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
         self._journal = Journal(store, name, what)
         self._members_key = self._journal.members_key
-        self._started = False
-        self._has_left = False
+        self._started = self._has_left = False
         self._listening = mutex()
         self._views: Views | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
         self._view_error: LatchworkError | None = None
         self._forget_session: Callable[[], None] = lambda: None
-        self._view = View()
-        self._seen = False
+        self._view, self._seen = View(), False
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
