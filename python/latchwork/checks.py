@@ -7,7 +7,10 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import CodeType
 from typing import Any, TypeGuard
+
+_LATE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
@@ -19,6 +22,12 @@ def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
     return good and -sys.float_info.max <= value <= sys.float_info.max and value >= least  # type: ignore[operator]
 
 
+def is_plain(fn: object) -> bool:
+    """True for a function or method that surely does its work when it is called: nearly all there are, and cheap."""
+    code = getattr(fn, "__code__", None)
+    return isinstance(code, CodeType) and not (code.co_flags & _LATE or hasattr(fn, "_is_coroutine_mark"))
+
+
 def late_kind(fn: object) -> str | None:
     """What a function is whose body does not run when it is called, but when somebody awaits or iterates the result.
 
@@ -27,6 +36,8 @@ def late_kind(fn: object) -> str | None:
     """
     while isinstance(fn, partial):
         fn = fn.func
+    if is_plain(fn):
+        return None
     kinds: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         ("an async function", inspect.iscoroutinefunction),
         ("an async generator", inspect.isasyncgenfunction),

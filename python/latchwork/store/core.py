@@ -11,7 +11,7 @@ from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Finally, mutex, once_left
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
@@ -96,6 +96,24 @@ class Core:
 
         handle = self.answers.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
         session = Session(handle, self.clock, self._forget_session)
+        with self._lock:
+            self._sessions[session] = None
+        kept: list[Session] = []
+
+        def end_unless_kept() -> None:  # after an interrupt: nobody will ever know of it
+            if not kept:
+                once_left(session.close)
+
+        with Finally(end_unless_kept):
+            session.begin()
+            self._announce(session, opened, gone, ttl_s)
+            kept.append(session)
+        if self._closed:
+            session.close()
+            self.check()
+        return session
+
+    def _announce(self, session: Session, opened: list[Session], gone: threading.Event, ttl_s: float) -> None:
         opened.append(session)
         if gone.is_set():
             session.notice_gone()
@@ -110,12 +128,6 @@ class Core:
                 ttl_s,
                 session.ttl_s,
             )
-        with self._lock:
-            self._sessions[session] = None
-        if self._closed:
-            session.close()
-            self.check()
-        return session
 
     def add_feed(
         self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False, beats: bool = False

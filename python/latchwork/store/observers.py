@@ -14,6 +14,8 @@ from inspect import iscoroutinefunction
 from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
+from latchwork.checks import is_plain
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -26,6 +28,8 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
     Raises:
         TypeError: it cannot be called, or is an ``async def``, whose calls would begin and never run.
     """
+    if is_plain(fn):
+        return fn
     if not callable(fn):
         raise TypeError(f"{what} must be a function, not {fn!r}; give a function, not what it returns")
     if iscoroutinefunction(fn) or iscoroutinefunction(type(fn).__call__):

@@ -72,6 +72,9 @@ class Session:
         self._listeners: dict[object, Callable[[], None]] = {}
         self._enders: dict[object, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
+
+    def begin(self) -> None:
+        """Renew it from now on; called once, by who has noted it and so will end it."""
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
@@ -219,7 +222,7 @@ class Session:
         if not was_lost:
             self._end()
             _log.info("session %s closed", self.id)
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def notice_gone(self) -> None:

@@ -109,13 +109,10 @@ class Observer(Closes):
 
     def _fold(self, batch: Batch) -> None:
         for change in batch:
-            if change.entry is None:
+            if change.entry is None or change.entry.owner is None:
                 self._tickets.pop(change.key, None)
-            elif change.entry.owner is not None and self._is_ours(change.key):
+            elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
                 self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
-
-    def _is_ours(self, key: str) -> bool:
-        return is_ticket(key) and key.rpartition("/")[0] == self._name  # not of a name below ours
 
 
 def _read_value(body: Mapping[str, object]) -> bytes:

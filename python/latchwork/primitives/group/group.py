@@ -95,14 +95,13 @@ class Group(Participant):
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
         self._journal = Journal(store, name, what)
         self._members_key = self._journal.members_key
-        self._started = False
+        self._started = self._has_left = False
         self._listening = mutex()
         self._views: Views | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
         self._view_error: LatchworkError | None = None
         self._forget_session: Callable[[], None] = lambda: None
-        self._view = View()
-        self._seen = False
+        self._view, self._seen = View(), False
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
@@ -135,10 +134,10 @@ class Group(Participant):
         if self._home.is_foreign:
             return
         with self._changed.mutex:
-            is_first = not self._closed
             self._leaving = self._closed = True
-            if is_first and self._started and self._background is None and self._membership is not None:
+            if self._started and self._background is None and self._membership is not None and not self._has_left:
                 self._begin()  # it leaves
+            self._has_left = True  # last: a close that was interrupted before this has to be made again
             background, waiter = self._background, self._waiter
             self._changed.ring()
         self._wake.set()
