@@ -16,7 +16,8 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
-from latchwork.store.steps import Background, Bell, Pause, Signal, ask, called, driven, run, steps_of
+from latchwork.store.driving.background import Background
+from latchwork.store.steps import Bell, Pause, Signal, ask, called, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from latchwork.backends.base import Sink, WatchEvent
+from latchwork.callers import current
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.interrupts import condition, mutex
 
@@ -54,7 +55,7 @@ class DeliveringWatch:
             self._drop(self)
         deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
         with self._mutex:
-            while self._deliverer not in {None, threading.get_ident()}:
+            while self._deliverer not in {None, threading.get_ident()} and current() is None:  # a loop must not wait
                 if not SYSTEM_CLOCK.wait_condition(self._idle, deadline - SYSTEM_CLOCK.now()):
                     _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
                     break

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 
+from latchwork.callers import PerCaller
 from latchwork.checks import late_result
 from latchwork.errors import (
     BadRecord,
@@ -77,7 +77,7 @@ class Once(Closes):
         self._most = max_starts
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
-        self._running = threading.local()
+        self._running = PerCaller()
         self._outcome_key = f"{name}/outcome"
         self._starts_key = f"{name}/starts"
 
@@ -113,7 +113,7 @@ class Once(Closes):
                 returned something else than bytes or None. Nothing is recorded: whoever has the right one runs it.
         """
         check_function(fn, self._what)
-        if getattr(self._running, "here", False):
+        if self._running.own.get("here", False):
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
         patience = Patience(self._store.clock, timeout_s)
         while True:
@@ -248,7 +248,7 @@ class Once(Closes):
         return entry
 
     async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
-        self._running.here = True
+        self._running.own["here"] = True
         work.begin()
         try:
             value: object = await called(fn, work)
@@ -259,7 +259,7 @@ class Once(Closes):
                 raise RuntimeError(f"something else was lost: {error}") from error  # noqa: TRY004 - not about types
             raise
         finally:
-            self._running.here = False
+            self._running.own["here"] = False
             await work.finish()
         if work.is_stopped:
             raise _ToldToStop

@@ -12,7 +12,6 @@ A protocol holds no mutex at an ``await``: an event loop would block on it. Noth
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from inspect import CORO_CLOSED, getcoroutinestate, signature
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, completed, resolve
+from latchwork.callers import warn_in_loop
 from latchwork.clock import Clock
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left
@@ -61,6 +61,14 @@ class Step(ABC, Generic[T]):
     @abstractmethod
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
+
+    def begin_in(self, _attempt: Attempt) -> Future[T]:
+        """Wait without blocking this thread, as a part of a call that can be undone."""
+        return self.begin()
+
+    def more_s(self) -> float:
+        """Seconds to wait on when the time is over; 0 for the end of it."""
+        return 0.0
 
     def late(self) -> T:
         """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
@@ -119,8 +127,12 @@ def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
+    name = protocol.__name__
+    is_method = protocol.__code__.co_varnames[:1] == ("self",)
+
     @wraps(protocol)
     def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
+        warn_in_loop(f"{type(args[0]).__name__}.{name}" if is_method else name)
         try:
             return protocol(*args, **options)
         except TypeError as error:  # of the arguments: nothing of it has run
@@ -173,6 +185,10 @@ class OnInterrupt(Step[int]):
         """For a driver that undoes nothing."""
         return completed(0)
 
+    def begin_in(self, attempt: Attempt) -> Future[int]:
+        """Note it."""
+        return completed(attempt.add(self._undo))
+
 
 class Settled(Step[None]):
     """All but the first so many undos are needed no more: ``await Settled(count)``, in what goes on for long."""
@@ -192,6 +208,11 @@ class Settled(Step[None]):
 
     def begin(self) -> Future[None]:
         """For a driver that undoes nothing."""
+        return completed(None)
+
+    def begin_in(self, attempt: Attempt) -> Future[None]:
+        """Forget the others."""
+        attempt.settle(self._count)
         return completed(None)
 
 
@@ -350,35 +371,3 @@ def _when(listen: Listen) -> Future[bool]:
     take_back = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: take_back())
     return future
-
-
-class Background(Until):
-    """A protocol that is called and driven in a thread of its own; awaited, it is waited for.
-
-    Attributes:
-        thread: the thread, started.
-    """
-
-    __slots__ = ("_ended", "thread")
-
-    def __init__(self, protocol: Callable[[], Steps[object]], name: str) -> None:
-        self._ended = Signal()
-        self.thread = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
-        super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
-        self.thread.start()
-
-    @property
-    def is_mine(self) -> bool:
-        """True in its own thread, which must not wait for itself."""
-        return self.thread is threading.current_thread()
-
-    def block(self) -> bool:
-        """Wait in this thread until the other has really ended."""
-        self.thread.join()
-        return True
-
-    def _run(self, protocol: Callable[[], Steps[object]]) -> None:
-        try:
-            run(protocol())
-        finally:
-            self._ended.set()

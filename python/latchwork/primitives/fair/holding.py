@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
+from latchwork.callers import PerCaller
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
@@ -95,7 +96,7 @@ class SessionLock(GuardsWork):
         self._several = several
         self._lock = mutex()
         self._holds: list[Hold] = []
-        self._mine = threading.local()
+        self._mine = PerCaller()
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def __repr__(self) -> str:
@@ -320,7 +321,7 @@ class SessionLock(GuardsWork):
             self._abandon(hold)
 
     def _leave_with(self, use: Use) -> None:
-        self._mine.entered = [each for each in self._entered() if each is not use]
+        self._mine.own["entered"] = [each for each in self._entered() if each is not use]
         self._drop(use)
 
     def _drop(self, use: Use) -> None:
@@ -351,7 +352,7 @@ class SessionLock(GuardsWork):
 
     def _entered(self) -> list[Use]:
         """The uses of this thread's ``with`` blocks."""
-        entered: list[Use] = self._mine.__dict__.setdefault("entered", [])
+        entered: list[Use] = self._mine.own.setdefault("entered", [])
         return entered
 
     def _push(self, hold: Hold) -> None:
@@ -359,8 +360,8 @@ class SessionLock(GuardsWork):
 
     def _stack(self) -> list[Hold]:
         """What this thread acquired and did not release, the newest last."""
-        stack: list[Hold] = [hold for hold in getattr(self._mine, "stack", ()) if not hold.given_back.is_set()]
-        self._mine.stack = stack
+        stack: list[Hold] = [hold for hold in self._mine.own.get("stack", ()) if not hold.given_back.is_set()]
+        self._mine.own["stack"] = stack
         return stack
 
     def _of_thread(self) -> Hold | None:

@@ -29,10 +29,11 @@ from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
 from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
-from latchwork.store.steps import Background, OnInterrupt, Pause, Signal, ending, run, steps_of
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ending, run, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Change, Entry
 

@@ -17,10 +17,11 @@ from latchwork.primitives.queue.items import Item, Names
 from latchwork.primitives.waiting.common import Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, ask, driven, ending, steps_of
+from latchwork.store.steps import OnInterrupt, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Entry, Fence, Op, Put
 

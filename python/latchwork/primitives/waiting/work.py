@@ -16,9 +16,10 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import check_least
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, Signal, called, driven, run
+from latchwork.store.steps import Pause, Signal, called, driven, run
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
