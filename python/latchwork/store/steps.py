@@ -16,20 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from functools import partial, wraps
-from inspect import CORO_CLOSED, getcoroutinestate, signature
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signature
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, completed, resolve
-from latchwork.callers import warn_in_loop
-from latchwork.clock import Clock
-from latchwork.errors import ReentrantCall
-from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left
+from latchwork.callers import in_loop, warn_in_loop
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.errors import LatchworkError, ReentrantCall
+from latchwork.interrupts import Attempt, Driven, Event, once_left
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Has a quick call made once something is so, and returns what takes it back.
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
+#: Calls of a store that write.
+WRITES = frozenset({"put", "create", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 
@@ -70,6 +72,15 @@ class Step(ABC, Generic[T]):
         """Seconds to wait on when the time is over; 0 for the end of it."""
         return 0.0
 
+    def interrupt(self, future: Future[T]) -> bool:
+        """End the wait that was begun with this future; False if its end has to be awaited."""
+        future.cancel()
+        return True
+
+    def unknown(self) -> str | None:
+        """What nobody knows if the wait is cancelled, and how to find out; None if that is nothing."""
+        return None
+
     def late(self) -> T:
         """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
         raise AssertionError
@@ -82,6 +93,8 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     What it notes with ``OnInterrupt`` goes to the attempt. A call in a signal handler that is refused half-way is
     undone like one that is interrupted, once its thread has left what it is inside of.
     """
+    if in_loop():
+        warn_in_loop(_name_of(steps))
     try:
         return _go_on(steps, None, attempt)
     except ReentrantCall:
@@ -92,6 +105,12 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
         return _go_on(steps, raised, attempt)
+
+
+def _name_of(steps: Steps[object]) -> str:
+    owner = getcoroutinelocals(steps).get("self")
+    name = getattr(steps, "__name__", "a call")
+    return f"{type(owner).__name__}.{name}" if owner is not None else name
 
 
 def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None) -> T:
@@ -127,18 +146,16 @@ def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
-    name = protocol.__name__
-    is_method = protocol.__code__.co_varnames[:1] == ("self",)
-
     @wraps(protocol)
     def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
-        warn_in_loop(f"{type(args[0]).__name__}.{name}" if is_method else name)
         try:
             return protocol(*args, **options)
         except TypeError as error:  # of the arguments: nothing of it has run
             raise _better_named(protocol, options, error) from None
 
-    return cast("Callable[P, T]", wraps(protocol)(Driven(begun, run, ends)))
+    made = wraps(protocol)(Driven(begun, run, ends))
+    made.__dict__.update(ends=ends, begun=begun)  # for other drivers
+    return cast("Callable[P, T]", made)
 
 
 def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
@@ -216,10 +233,23 @@ class Settled(Step[None]):
         return completed(None)
 
 
-class Ask(Step[T]):
-    """A call that is answered by the server: ``await ask(store.get, key)``. The backend keeps its time."""
+class Asked(Protocol):
+    """What can be asked: a store."""
 
-    __slots__ = ("_args", "_call", "_options")
+    def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+        """Make a call without waiting for its answer."""
+
+    def answer_s(self, since: float | None = None) -> float:
+        """Seconds to wait for an answer, of one asked for at that local time."""
+
+    def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
+        """The error of a call that was not answered in time."""
+
+
+class Ask(Step[T]):
+    """A call that is answered by the server: ``await ask(store.get, key)``. The store keeps its time."""
+
+    __slots__ = ("_args", "_asked", "_at", "_call", "_options")
 
     def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
         super().__init__()
@@ -233,8 +263,32 @@ class Ask(Step[T]):
 
     def begin(self) -> Future[T]:
         """Make the call as one of many in flight."""
-        begin: Callable[..., Future[T]] = self._call.__self__.begin  # type: ignore[attr-defined]
-        return begin(self._call.__name__, *self._args, **self._options)
+        self._asked: Asked = self._call.__self__  # type: ignore[attr-defined]
+        self.timeout_s = self._asked.answer_s()
+        self._at = SYSTEM_CLOCK.now()
+        future: Future[T] = self._asked.begin(self._call.__name__, *self._args, **self._options)
+        return future
+
+    def more_s(self) -> float:
+        """Of a call under an ownership that was renewed meanwhile."""
+        return self._asked.answer_s(self._at)
+
+    def interrupt(self, future: Future[T]) -> bool:
+        """End the wait that was begun with this future; False if its end has to be awaited."""
+        future.cancel()
+        return True
+
+    def unknown(self) -> str | None:
+        """Of a call that writes."""
+        name = self._call.__name__
+        if name not in WRITES:
+            return None
+        what = f"{name} {self._args[0]!r}" if self._args and isinstance(self._args[0], str) else name
+        return f"{what} was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
+
+    def late(self) -> T:
+        """No answer in time."""
+        raise self._asked.late(self._call.__name__, self._args)
 
 
 ask = Ask
@@ -317,52 +371,6 @@ class Pause(Until):
 
     def __init__(self, clock: Clock, signal: Signal, timeout_s: float | None) -> None:
         super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
-
-
-class Bell:
-    """A mutex, and a bell that is rung when what it guards has changed. Safe to share between threads.
-
-    ``with bell.mutex:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings``
-    and look at the condition inside, then await ``bell.rung(rings, ...)`` outside, and look again.
-    """
-
-    def __init__(self) -> None:
-        self.mutex = mutex()
-        self._condition = condition(self.mutex)
-        self._calls: dict[object, Callable[[], object]] = {}
-        self.rings = 0
-
-    def ring(self) -> None:
-        """Wake whoever waits. The caller holds the mutex: calls that wait are made here, and only wake event loops."""
-        self.rings += 1
-        self._condition.notify_all()
-        while self._calls:
-            self._calls.popitem()[1]()
-
-    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """The step of waiting until it has been rung more than so many times; False when the time is over."""
-        listen = partial(self._call_when_rung, rings)
-        return Until(timeout_s, partial(self._wait, rings, clock, timeout_s), listen, lambda: self.rings != rings)
-
-    def _wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
-        until = None if timeout_s is None else clock.now() + timeout_s
-        with self.mutex:
-            while self.rings == rings:
-                left_s = None if until is None else until - clock.now()
-                if left_s is not None and left_s <= 0.0:
-                    return False
-                clock.wait_condition(self._condition, left_s)
-        return True
-
-    def _call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        number = object()
-        with self.mutex:
-            waits = self.rings == rings
-            if waits:
-                self._calls[number] = call
-        if not waits:
-            call()
-        return partial(self._calls.pop, number, None)
 
 
 def _when(listen: Listen) -> Future[bool]:

@@ -6,7 +6,6 @@ Nothing here knows how it is acquired: ``Lock``, both sides of ``ReadWriteLock``
 from __future__ import annotations
 
 import logging
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, driven, ending
+from latchwork.store.steps import OnInterrupt, Signal, driven, ending
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -53,7 +52,7 @@ class Hold:
         self.owner = owner
         self.waiter = waiter
         self.uses = [Use(self)]
-        self.given_back = threading.Event()
+        self.given_back = Signal()
         self.ownership = Ownership.by_session(owner.what, place.fence, place.session, owner.clock, owner.error)
         self.unlisten: Callable[[], None] = lambda: None
 
@@ -190,12 +189,12 @@ class SessionLock(GuardsWork):
         return self.remaining_s() > 0.0
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the current hold is lost, by a closed session too, not by a release; ask after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         hold = self._current()
-        return hold.ownership.lost if hold is not None else threading.Event()
+        return hold.ownership.lost if hold is not None else Signal()
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""

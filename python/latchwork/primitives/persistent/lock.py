@@ -8,7 +8,6 @@ Holder: see ``keeper``; to hold many locks, share one keeper among them.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -208,12 +207,12 @@ class PersistentLock(GuardsWork):
         return held is not None and held.is_held
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the current hold runs out; ask again after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         held = self._held
-        return held.lost if held is not None else threading.Event()
+        return held.lost if held is not None else Signal()
 
     def remaining_s(self) -> float:
         """Seconds the lock is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""

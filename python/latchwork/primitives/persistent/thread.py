@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -127,12 +126,12 @@ class KeeperThread(Starts):
         return owner.remaining_s() if owner is not None and owner.held else 0.0
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the locks held at this moment run out; ask again after that, for the next ones."""
         if self._home.is_foreign:
             return lost_by_fork()
         owner = self._state.current
-        return owner.lost if owner is not None else threading.Event()
+        return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
         """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.

@@ -19,9 +19,10 @@ from latchwork.callers import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
+from latchwork.store.driving.bell import Bell
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
-from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
+from latchwork.store.steps import OnInterrupt, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,9 +17,10 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import Bell, Pause, Signal, ask
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)

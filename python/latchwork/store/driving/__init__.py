@@ -1,4 +1,4 @@
-"""Who drives protocols besides the thread that calls them: the background, and event loops.
+"""Who drives protocols besides the thread that calls them: the background, and event loops; and how they wake.
 
-Only ``background`` may be imported without asyncio.
+Only ``loop`` and ``helper`` import asyncio.
 """
