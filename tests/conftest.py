@@ -7,6 +7,7 @@ rows of `backends_table.py`; `levels.py` says which tests run on which.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -54,7 +55,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
     if os.environ.get("DRIVER") != "loop" or request.path.parent.name not in THROUGH_LOOP:
         yield
         return
-    import through_loop
+    through_loop = importlib.import_module("through_loop")  # it imports the twins
 
     with pytest.MonkeyPatch.context() as patch:
         loop = through_loop.install(request.module, patch)

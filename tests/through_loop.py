@@ -1,6 +1,6 @@
 """The tests of the sync SDK through the other driver: each call is made by a task of one event loop, to the twin.
 
-``DRIVER=loop`` has tests of `conformance/` and `primitives/` run that way. What looks like a store or a lock to a test is
+``DRIVER=loop`` has tests of `conformance/` and `primitives/` run so. What looks like a store or a lock to a test is
 a face of its twin, whose methods wait for the task in the test's thread. All calls of one thread are of one caller, as
 the tests expect. A function of the test that blocks runs in a thread that counts as its caller.
 """
@@ -105,6 +105,8 @@ class Face:
     def __getattr__(self, name):
         twin, loop = self.__dict__["twin"], self.__dict__["loop"]
         found = inspect.getattr_static(type(twin), name, None)
+        if name == "pipeline":  # its futures are of the loop: it has tests of its own
+            return twin._of.pipeline
         if name.startswith("_") or found is None:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):

@@ -230,7 +230,7 @@ def test_watches_and_mirrors_are_followed_and_end_with_their_store(backend_url):
 
         async def read():
             async for batch in store.watch("w"):
-                batches.append([change.key for change in batch])
+                batches.append([change.key for change in batch])  # noqa: PERF401 - looked at meanwhile
 
         task = asyncio.create_task(read())
         while not batches:

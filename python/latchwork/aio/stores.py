@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import Any, TypeVar
@@ -14,9 +15,10 @@ from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store, connect
 from latchwork.store.calls import Calls
 from latchwork.store.driving.helper import drive
+from latchwork.store.driving.loop import Arrivals, noted
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
-from latchwork.store.steps import Ask, Pause, Signal
+from latchwork.store.steps import Ask, Pause, Signal, unknown
 
 T = TypeVar("T")
 
@@ -28,8 +30,20 @@ def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 
 def _asks(name: str) -> Callable[..., Awaitable[Any]]:
     async def asked(self: Twin, *args: Any, **options: Any) -> Any:
-        options = {name: inside(value) for name, value in options.items()}
-        return await drive(lambda: one(Ask(getattr(self._of, name), *args, **options)))
+        store: Store = self._of
+        if options:
+            options = {name: inside(value) for name, value in options.items()}
+        if store.time_left_s() is not None:  # it ends with an ownership, at that moment
+            return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
+        future = store.begin(name, *args, **options)
+        try:
+            if not await Arrivals.here().ended(future, store.answer_s()):
+                raise store.late(name, args)
+        except asyncio.CancelledError as error:
+            future.cancel()
+            noted(error, unknown(name, args))
+            raise
+        return future.result()
 
     asked.__name__ = name
     asked.__doc__ = getattr(Store, name).__doc__

@@ -280,15 +280,19 @@ class Ask(Step[T]):
 
     def unknown(self) -> str | None:
         """Of a call that writes."""
-        name = self._call.__name__
-        if name not in WRITES:
-            return None
-        what = f"{name} {self._args[0]!r}" if self._args and isinstance(self._args[0], str) else name
-        return f"{what} was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
+        return unknown(self._call.__name__, self._args)
 
     def late(self) -> T:
         """No answer in time."""
         raise self._asked.late(self._call.__name__, self._args)
+
+
+def unknown(name: str, args: tuple[Any, ...]) -> str | None:
+    """What nobody knows of a call of a store that was cancelled, for people; None if that is nothing."""
+    if name not in WRITES:
+        return None
+    what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
+    return f"{what} was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
 
 
 ask = Ask

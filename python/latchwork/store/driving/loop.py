@@ -36,6 +36,9 @@ _BATCH = 200
 #: Seconds after which a protocol whose steps all end at once lets others have the loop.
 _TURN_S = 0.002
 
+#: Seconds between two looks for calls whose time is over.
+_LOOK_S = 1.0
+
 _here = threading.local()
 _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
 
@@ -47,6 +50,8 @@ class Arrivals:
         self.loop = loop
         self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_due = False
+        self._waiters: dict[asyncio.Future[None], float] = {}
+        self._looks = False
 
     @classmethod
     def here(cls) -> Arrivals:
@@ -67,6 +72,33 @@ class Arrivals:
             except RuntimeError:
                 return False
         return True
+
+    async def ended(self, future: Future[Any], within_s: float) -> bool:
+        """Wait until a future has ended; False if that took longer than so many seconds, or up to one more.
+
+        All who wait here share one timer: what is waited for keeps its own time, and this is for when it does not.
+        """
+        if future.done():
+            return True
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiters[waiter] = self.loop.time() + within_s
+        if not self._looks:
+            self._looks = True
+            self.loop.call_later(_LOOK_S, self._look)
+        call_at_once(future, lambda _: self.post(_wake, waiter))
+        try:
+            await waiter
+        finally:
+            del self._waiters[waiter]
+        return future.done()
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        for waiter in [waiter for waiter, until in self._waiters.items() if until <= now]:
+            _wake(waiter)
+        self._looks = bool(self._waiters)
+        if self._looks:
+            self.loop.call_later(_LOOK_S, self._look)
 
     def _make(self) -> None:
         self._is_due = False
@@ -170,10 +202,8 @@ class Drive(Generic[T]):
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
     def noted(self, error: BaseException) -> BaseException:
-        """The error, with a note about what it leaves unknown; Python 3.10 has no notes."""
-        if self._note is not None and hasattr(error, "add_note"):
-            error.add_note(self._note)
-        return error
+        """The error, with a note about what it leaves unknown."""
+        return noted(error, self._note)
 
     @property
     def is_over(self) -> bool:
@@ -263,6 +293,13 @@ async def _end(future: Future[Any], step: Step[Any]) -> None:
             await waiter
         except asyncio.CancelledError:
             step.interrupt(future)
+
+
+def noted(error: BaseException, note: str | None) -> BaseException:
+    """The error with a note; Python 3.10 has none."""
+    if note is not None and hasattr(error, "add_note"):
+        error.add_note(note)
+    return error
 
 
 class Leave(Exception):
