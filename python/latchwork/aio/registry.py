@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 #: The twin of each class that has one.
 twins: dict[type, type[Twin]] = {}
+#: That of a class, or of one it is derived from; None for those that have none.
+_found: dict[type, Any] = {}
 
 
 class Twin:
@@ -42,7 +44,10 @@ def twin_of(value: Any) -> Any:
     """What a task is given for a value: its twin, if it has one."""
     if isinstance(value, dict):
         return {key: twin_of(each) for key, each in value.items()}
-    twin = twins.get(type(value))
+    kind = type(value)
+    twin = _found.get(kind, twins)
+    if twin is twins:
+        twin = _found[kind] = next((twins[each] for each in kind.__mro__ if each in twins), None)
     return value if twin is None else twin.around(value)
 
 
