@@ -8,6 +8,7 @@ the tests expect. A function of the test that blocks runs in a thread that count
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import threading
@@ -60,6 +61,10 @@ class Loop:
         return Face(value, self) if isinstance(value, Twin) else value
 
     def inside(self, value):
+        if isinstance(value, (list, tuple)):
+            return [self.inside(each) for each in value]
+        if isinstance(value, (latchwork.Put, latchwork.Create)) and isinstance(value.session, Face):
+            return dataclasses.replace(value, session=value.session.__dict__["twin"])
         return value.__dict__["twin"] if isinstance(value, Face) else value
 
     def blocking(self, fn):

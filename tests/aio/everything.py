@@ -65,9 +65,9 @@ async def locks(store):
 
 
 async def terms(store):
-    async with await aio.Election(store, "election", node_id="n1").campaign(timeout_s=60.0) as term:
-        async with term.guard_work() as token:
-            assert not token.is_stopped
+    election = aio.Election(store, "election", node_id="n1")
+    async with await election.campaign(timeout_s=60.0) as term, term.guard_work() as token:
+        assert not token.is_stopped
 
 
 async def items(store):

@@ -28,6 +28,9 @@ def waits(*args):
     return len(args) < 2 or args[1] is None or args[1] > 0
 
 
+SOCKET_CALLS = {"recv", "send", "sendall", "connect"}
+
+
 class Guard:
     """Notes each call in the loop's thread that may wait, with who made it."""
 
@@ -64,10 +67,11 @@ class Guard:
             self.note(f"socket {arg.__name__}", frame)
 
     def note(self, what, frame):
-        if frame.f_code.co_name == "start" or (
-            frame.f_back is not None and frame.f_back.f_back.f_code.co_name == "start"
-        ):
+        before = frame.f_back and frame.f_back.f_back
+        if "start" in (frame.f_code.co_name, before and before.f_code.co_name):
             return  # a thread that is started says so before it does anything
+        if (frame.f_code.co_name, what) == ("wake", "socket send"):
+            return  # one byte to our own thread, with MSG_DONTWAIT
         names = []
         while frame is not None and len(names) < 6:
             names.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")

@@ -278,3 +278,18 @@ def test_a_loop_that_ends_with_what_is_open_leaves_its_sessions_to_the_store(bac
     asyncio.run(forget())
     asyncio.run(opened[0].close())
     assert latchwork.primitives.Lock(store, "x").holder() is None
+
+
+def test_operations_and_locks_take_a_session_of_the_same_store(backend_url):
+    async def bind():
+        async with aio.connect(backend_url) as store:
+            session = await store.open_session(10.0)
+            await store.commit([], [latchwork.Put("a", b"", session)])
+            async with store.pipeline() as pipe:
+                pipe.commit([], [latchwork.Create("b", b"", session)])
+            await store.put("c", b"", session=session)
+            owners = {entry.owner for entry in await store.list("")}
+            await session.close()
+            return owners == {session.id}, await store.list("")
+
+    assert asyncio.run(bind()) == (True, [])

@@ -51,6 +51,8 @@ class Pipeline:
     def _send(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
         arrivals = Arrivals.here()
         outcome: asyncio.Future[Any] = arrivals.loop.create_future()
+        if name == "commit":
+            args = tuple(map(inside, args))
         begin = partial(self._store.begin, name, *args, **{key: inside(value) for key, value in options.items()})
         if self._count >= self._most:
             self._kept.append((outcome, begin))

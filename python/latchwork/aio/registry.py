@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from latchwork.types import Create, Put
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,5 +55,11 @@ def twin_of(value: Any) -> Any:
 
 
 def inside(value: Any) -> Any:
-    """The object in a twin; anything else as it is."""
-    return value._of if isinstance(value, Twin) else value  # noqa: SLF001 - its own
+    """The object in a twin; of operations, and lists of them, those with the sessions in their twins."""
+    if isinstance(value, Twin):
+        return value._of  # noqa: SLF001 - its own
+    if isinstance(value, (list, tuple)):
+        return [inside(each) for each in value]
+    if isinstance(value, (Put, Create)) and isinstance(value.session, Twin):
+        return replace(value, session=inside(value.session))
+    return value

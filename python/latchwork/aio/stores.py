@@ -31,6 +31,8 @@ def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 def _asks(name: str) -> Callable[..., Awaitable[Any]]:
     async def asked(self: Twin, *args: Any, **options: Any) -> Any:
         store: Store = self._of
+        if name == "commit":
+            args = tuple(map(inside, args))
         if options:
             options = {name: inside(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
