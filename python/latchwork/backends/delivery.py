@@ -53,9 +53,11 @@ class DeliveringWatch:
             first, self.closed = not self.closed, True
         if first:
             self._drop(self)
+        if current() is not None:  # an event loop must not wait; the store drops what comes after a close
+            return
         deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
         with self._mutex:
-            while self._deliverer not in {None, threading.get_ident()} and current() is None:  # a loop must not wait
+            while self._deliverer not in {None, threading.get_ident()}:
                 if not SYSTEM_CLOCK.wait_condition(self._idle, deadline - SYSTEM_CLOCK.now()):
                     _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
                     break
