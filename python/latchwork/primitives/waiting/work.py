@@ -66,11 +66,12 @@ class Work:
 
     def begin(self) -> None:
         """Begin to watch the ownership. Twice is fine."""
+        if self._watching is not None or self._done.is_set():
+            return
+        self._ownership.add(self)  # first: what begins now ends with the ownership, wherever an interrupt comes
         with self._lock:
-            if self._watching is not None or self._done.is_set():
-                return
-            self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
-        self._ownership.add(self)
+            if self._watching is None and not self._done.is_set():
+                self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
         """Stop watching: the work is done."""
