@@ -66,12 +66,15 @@ class Work:
 
     def begin(self) -> None:
         """Begin to watch the ownership. Twice is fine."""
-        if self._watching is not None or self._done.is_set():
+        if not self._is_idle():
             return
         self._ownership.add(self)  # first: what begins now ends with the ownership, wherever an interrupt comes
         with self._lock:
-            if self._watching is None and not self._done.is_set():
+            if self._is_idle():
                 self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
+
+    def _is_idle(self) -> bool:
+        return self._watching is None and not self._done.is_set()
 
     async def finish(self) -> None:
         """Stop watching: the work is done."""
