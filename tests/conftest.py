@@ -7,6 +7,8 @@ rows of `backends_table.py`; `levels.py` says which tests run on which.
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
 import threading
 import time
@@ -30,6 +32,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_GRACE_S = 5.0
+#: Folders whose tests can be driven by an event loop.
+THROUGH_LOOP = {"conformance", "primitives"}
 
 
 def _shared(name: str) -> Callable[..., SharedServer]:
@@ -43,6 +47,20 @@ def _shared(name: str) -> Callable[..., SharedServer]:
 
 # Fixtures `zookeeper`, `etcd35`, ...
 globals().update({f"_{name}": _shared(name) for name in SERVERS})
+
+
+@pytest.fixture(autouse=True)
+def driver(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With DRIVER=loop, the contract and the primitives through the twins for event loops; see `through_loop`."""
+    if os.environ.get("DRIVER") != "loop" or request.path.parent.name not in THROUGH_LOOP:
+        yield
+        return
+    through_loop = importlib.import_module("through_loop")  # it imports the twins
+
+    with pytest.MonkeyPatch.context() as patch:
+        loop = through_loop.install(request.module, patch)
+        yield
+    loop.close()
 
 
 @pytest.fixture(params=BY_NAME)

@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
-GROUND = {"errors", "types", "clock", "checks", "interrupts", "records", "words"}
+GROUND = {"callers", "errors", "types", "clock", "checks", "interrupts", "records", "words"}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "clock": set(),
     "checks": {"errors"},
     "interrupts": {"_core", "errors"},
+    "callers": set(),
     "records": {"errors", "checks"},
     "words": set(),
     "_core": set(),

@@ -109,7 +109,7 @@ DEFECTS = (
         "DoubleBarrier",
         "work that fails lets the others wait",
         "primitives/meeting/double_barrier.py",
-        '            self.abort(f"the work of {self.member_id!r} failed: {exc!r}")\n',
+        '            await steps_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")\n',
         "            pass\n",
         at("double_barrier", "work_that_fails_ends_the_round_for_the_others"),
     ),

@@ -364,7 +364,7 @@ def test_a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind
 
     monkeypatch.setattr(store, "commit", closed_as_the_answer_is_lost)
     group.start()
-    group._background.thread.join(30.0)
+    group._background.block()
     group.close()
     assert cuts
     assert store.session.remaining_s() > 0.0

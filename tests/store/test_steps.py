@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,30 +17,20 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
-from latchwork.store.steps import Background, Bell, Pause, Signal, ask, called, driven, run, steps_of
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.helper import drive
+from latchwork.store.steps import Pause, Signal, ask, called, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent
 
 
-async def in_loop(protocol):
-    """The least that an event loop needs to drive a protocol; every wait of it is the loop's."""
-    answer = error = None
-    while True:
-        try:
-            step = protocol.send(answer) if error is None else protocol.throw(error)
-        except StopIteration as stop:
-            return stop.value
-        answer = error = None
-        try:
-            answer = await asyncio.wait_for(asyncio.wrap_future(step.begin()), step.timeout_s)
-        except asyncio.TimeoutError:
-            answer = step.late()
-        except BaseException as raised:
-            error = raised
+def in_loop(protocol):
+    return drive(lambda: protocol)
 
 
 def loop(function, *args, **options):
-    return in_loop(steps_of(function)(*args, **options))
+    return drive(partial(steps_of(function), *args, **options))
 
 
 @pytest.fixture

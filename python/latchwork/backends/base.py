@@ -11,7 +11,7 @@ Rules for every method that returns a future:
   been, or may be yet;
 - callbacks added to it may run on a client library's thread and must not block.
 
-``waiting`` and ``within`` have defaults: a class that names ``Backend`` as its base inherits them.
+``waiting``, ``apart`` and ``within`` have defaults: a class that names ``Backend`` as its base inherits them.
 """
 
 from __future__ import annotations
@@ -213,6 +213,14 @@ class Backend(Protocol):
         """
         return self
 
+    @property
+    def apart(self) -> Backend:
+        """The same backend for callers whose thread must not wait, nor do the work: an event loop's; by default itself.
+
+        A backend that does its work in the calling thread has it done in others.
+        """
+        return self
+
     def within(self, limit_s: float) -> Backend:  # noqa: ARG002 - see there
         """The same backend for calls that have to end within this time, if ``call_timeout_s`` is not shorter.
 
@@ -302,21 +310,24 @@ class Backend(Protocol):
         ...
 
 
+_DEFAULTS = ("waiting", "apart", "within")
+
+
 class _WithDefaults:
-    """A backend that was written before ``waiting`` and ``within`` were asked for."""
+    """A backend that was written before some of ``_DEFAULTS`` were asked for."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
-        if name not in {"waiting", "within"} or hasattr(self._backend, name):
+        if name not in _DEFAULTS or hasattr(self._backend, name):
             return getattr(self._backend, name)
-        return self if name == "waiting" else lambda limit_s: self  # noqa: ARG005 - as ``Backend.within``
+        return self if name != "within" else lambda limit_s: self  # noqa: ARG005 - as ``Backend.within``
 
 
 def with_defaults(backend: Backend) -> Backend:
     """The backend itself, or one around it that has every method of ``Backend``."""
-    complete = hasattr(backend, "waiting") and hasattr(backend, "within")
+    complete = all(hasattr(backend, name) for name in _DEFAULTS)
     return backend if complete else cast("Backend", _WithDefaults(backend))
 
 

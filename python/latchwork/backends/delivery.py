@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from latchwork.backends.base import Sink, WatchEvent
+from latchwork.callers import current
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.interrupts import condition, mutex
 
@@ -52,6 +53,8 @@ class DeliveringWatch:
             first, self.closed = not self.closed, True
         if first:
             self._drop(self)
+        if current() is not None:  # an event loop must not wait; the store drops what comes after a close
+            return
         deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
         with self._mutex:
             while self._deliverer not in {None, threading.get_ident()}:

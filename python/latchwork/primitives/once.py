@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
+from latchwork.callers import PerCaller
 from latchwork.checks import check_store, late_result
 from latchwork.errors import (
     BadRecord,
@@ -78,7 +78,7 @@ class Once(Closes):
         self._most = max_starts
         self._waits = Waits(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
-        self._running = threading.local()
+        self._running = PerCaller()
         self._outcome_key = f"{name}/outcome"
         self._starts_key = f"{name}/starts"
 
@@ -114,7 +114,7 @@ class Once(Closes):
                 returned something else than bytes or None. Nothing is recorded: whoever has the right one runs it.
         """
         check_function(fn, self._what)
-        if getattr(self._running, "here", False):
+        if self._running.own.get("here", False):
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
         patience = Patience(self._store.clock, timeout_s)
         while True:
@@ -250,8 +250,9 @@ class Once(Closes):
         return entry
 
     async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
-        await OnInterrupt(partial(setattr, self._running, "here", False))
-        self._running.here = True
+        own = self._running.own
+        await OnInterrupt(partial(own.__setitem__, "here", False))
+        own["here"] = True
         try:
             work.begin()
             value: object = await called(fn, work)
@@ -262,7 +263,7 @@ class Once(Closes):
                 raise RuntimeError(f"something else was lost: {error}") from error  # noqa: TRY004 - not about types
             raise
         finally:
-            self._running.here = False
+            own["here"] = False
             await work.finish()
         if work.is_stopped:
             raise _ToldToStop

@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TypeVar
 
+from latchwork.callers import warn_in_loop
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 
@@ -61,27 +62,34 @@ class Answers:
         """How long an answer may take at this moment."""
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
+    def left_s(self, since: float | None = None) -> float:
+        """Seconds to wait for an answer in an event loop, of one asked for at that local time."""
+        left_s = self._call_timeout_s + _GRACE_S - (0.0 if since is None else self._clock.now() - since)
+        return left_s if self._limit is None else min(left_s, self._limit.remaining_s())
+
     def under(self, limit: Limit) -> Answers:
         """The same for calls that are made under an ownership."""
         return Answers(self._url, self._clock, self._call_timeout_s, limit)
 
     def read(self, future: Future[T], what: str) -> T:
         """Wait for a call that changes nothing."""
+        warn_in_loop(f"Store.{what.partition(' ')[0]}")
         try:
             return self._result(future)
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            raise self._late(what, writes=False) from error
+            raise self.late(what, writes=False) from error
 
     def write(self, future: Future[T], what: str) -> T:
         """Wait for a call that writes."""
+        warn_in_loop(f"Store.{what.partition(' ')[0]}")
         try:
             return self._result(future)
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            raise self._late(what, writes=True) from error
+            raise self.late(what, writes=True) from error
 
     def _result(self, future: Future[T]) -> T:
         longest_s = self._call_timeout_s + _GRACE_S
@@ -96,7 +104,7 @@ class Answers:
                 if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
                     raise
 
-    def _late(self, what: str, *, writes: bool) -> LatchworkError:
+    def late(self, what: str, *, writes: bool) -> LatchworkError:
         """The error of a call that was not answered in time."""
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Protocol
 
 from latchwork.backends.base import Backend, with_defaults
+from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed
@@ -46,6 +48,7 @@ class Core:
         self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
         self._observers = observers
         self.waiting = self.backend.waiting
+        self.apart = self.backend.apart
         self.clock = clock
         self.url = url
         self.session_ttl_s = session_ttl_s
@@ -58,6 +61,7 @@ class Core:
         self._lock = mutex()
         self._opening = mutex()
         self._primary: Session | None = None
+        self._opened: Future[Session] | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
         self._feeds: dict[Feed, None] = {}
         self._shared: dict[Hashable, Shared] = {}
@@ -80,6 +84,17 @@ class Core:
             if session is None or session.state in ("lost", "closed"):
                 session = self._primary = self.open_session(self.session_ttl_s)
             return session
+
+    def begin_primary(self) -> Future[Session]:
+        """The primary session as a future of the caller's own; opened in one thread, however many ask."""
+        session = self._primary
+        if session is not None and session.state not in ("lost", "closed"):
+            return completed(session)
+        with self._lock:
+            opening = self._opened
+            if opening is None or opening.done():
+                opening = self._opened = self.dispatcher.submit(self.primary)
+        return then(opening, lambda opened: opened)
 
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own."""

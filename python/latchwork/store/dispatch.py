@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from latchwork.backends.futures import Pool
+from latchwork.callers import current
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import mutex, once_left
 from latchwork.store.forks import Home
@@ -45,7 +46,8 @@ def as_callback() -> Iterator[None]:
 
 def in_callback() -> bool:
     """True in a thread that runs a callback: to wait there for long may wait for ever."""
-    return getattr(_here, "in_callback", False)
+    caller = current()
+    return getattr(_here, "in_callback", False) if caller is None else caller.acts_for is not None
 
 
 class Dispatcher:

@@ -12,24 +12,26 @@ A protocol holds no mutex at an ``await``: an event loop would block on it. Noth
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from functools import partial, wraps
-from inspect import CORO_CLOSED, getcoroutinestate, signature
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signature
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from latchwork.backends.futures import Outcome, completed, resolve
-from latchwork.clock import Clock
-from latchwork.errors import ReentrantCall
-from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left
+from latchwork.callers import in_loop, warn_in_loop
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.errors import LatchworkError, ReentrantCall
+from latchwork.interrupts import Attempt, Driven, Event, once_left
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Has a quick call made once something is so, and returns what takes it back.
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
+#: Calls of a store that write.
+WRITES = frozenset({"put", "create", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 
@@ -62,6 +64,23 @@ class Step(ABC, Generic[T]):
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
 
+    def begin_in(self, _attempt: Attempt) -> Future[T]:
+        """Wait without blocking this thread, as a part of a call that can be undone."""
+        return self.begin()
+
+    def more_s(self) -> float:
+        """Seconds to wait on when the time is over; 0 for the end of it."""
+        return 0.0
+
+    def interrupt(self, future: Future[T]) -> bool:
+        """End the wait that was begun with this future; False if its end has to be awaited."""
+        future.cancel()
+        return True
+
+    def unknown(self) -> str | None:
+        """What nobody knows if the wait is cancelled, and how to find out; None if that is nothing."""
+        return None
+
     def late(self) -> T:
         """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
         raise AssertionError
@@ -74,6 +93,8 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     What it notes with ``OnInterrupt`` goes to the attempt. A call in a signal handler that is refused half-way is
     undone like one that is interrupted, once its thread has left what it is inside of.
     """
+    if in_loop():
+        warn_in_loop(_name_of(steps))
     try:
         return _go_on(steps, None, attempt)
     except ReentrantCall:
@@ -84,6 +105,12 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
         return _go_on(steps, raised, attempt)
+
+
+def _name_of(steps: Steps[object]) -> str:
+    owner = getcoroutinelocals(steps).get("self")
+    name = getattr(steps, "__name__", "a call")
+    return f"{type(owner).__name__}.{name}" if owner is not None else name
 
 
 def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None) -> T:
@@ -126,7 +153,9 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
         except TypeError as error:  # of the arguments: nothing of it has run
             raise _better_named(protocol, options, error) from None
 
-    return cast("Callable[P, T]", wraps(protocol)(Driven(begun, run, ends)))
+    made = wraps(protocol)(Driven(begun, run, ends))
+    made.__dict__.update(ends=ends, begun=begun)  # for other drivers
+    return cast("Callable[P, T]", made)
 
 
 def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
@@ -173,6 +202,10 @@ class OnInterrupt(Step[int]):
         """For a driver that undoes nothing."""
         return completed(0)
 
+    def begin_in(self, attempt: Attempt) -> Future[int]:
+        """Note it."""
+        return completed(attempt.add(self._undo))
+
 
 class Settled(Step[None]):
     """All but the first so many undos are needed no more: ``await Settled(count)``, in what goes on for long."""
@@ -194,11 +227,29 @@ class Settled(Step[None]):
         """For a driver that undoes nothing."""
         return completed(None)
 
+    def begin_in(self, attempt: Attempt) -> Future[None]:
+        """Forget the others."""
+        attempt.settle(self._count)
+        return completed(None)
+
+
+class Asked(Protocol):
+    """What can be asked: a store."""
+
+    def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+        """Make a call without waiting for its answer."""
+
+    def answer_s(self, since: float | None = None) -> float:
+        """Seconds to wait for an answer, of one asked for at that local time."""
+
+    def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
+        """The error of a call that was not answered in time."""
+
 
 class Ask(Step[T]):
-    """A call that is answered by the server: ``await ask(store.get, key)``. The backend keeps its time."""
+    """A call that is answered by the server: ``await ask(store.get, key)``. The store keeps its time."""
 
-    __slots__ = ("_args", "_call", "_options")
+    __slots__ = ("_args", "_asked", "_at", "_call", "_options")
 
     def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
         super().__init__()
@@ -212,8 +263,36 @@ class Ask(Step[T]):
 
     def begin(self) -> Future[T]:
         """Make the call as one of many in flight."""
-        begin: Callable[..., Future[T]] = self._call.__self__.begin  # type: ignore[attr-defined]
-        return begin(self._call.__name__, *self._args, **self._options)
+        self._asked: Asked = self._call.__self__  # type: ignore[attr-defined]
+        self.timeout_s = self._asked.answer_s()
+        self._at = SYSTEM_CLOCK.now()
+        future: Future[T] = self._asked.begin(self._call.__name__, *self._args, **self._options)
+        return future
+
+    def more_s(self) -> float:
+        """Of a call under an ownership that was renewed meanwhile."""
+        return self._asked.answer_s(self._at)
+
+    def interrupt(self, future: Future[T]) -> bool:
+        """End the wait that was begun with this future; False if its end has to be awaited."""
+        future.cancel()
+        return True
+
+    def unknown(self) -> str | None:
+        """Of a call that writes."""
+        return unknown(self._call.__name__, self._args)
+
+    def late(self) -> T:
+        """No answer in time."""
+        raise self._asked.late(self._call.__name__, self._args)
+
+
+def unknown(name: str, args: tuple[Any, ...]) -> str | None:
+    """What nobody knows of a call of a store that was cancelled, for people; None if that is nothing."""
+    if name not in WRITES:
+        return None
+    what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
+    return f"{what} was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
 
 
 ask = Ask
@@ -298,87 +377,9 @@ class Pause(Until):
         super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
-class Bell:
-    """A mutex, and a bell that is rung when what it guards has changed. Safe to share between threads.
-
-    ``with bell.mutex:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings``
-    and look at the condition inside, then await ``bell.rung(rings, ...)`` outside, and look again.
-    """
-
-    def __init__(self) -> None:
-        self.mutex = mutex()
-        self._condition = condition(self.mutex)
-        self._calls: dict[object, Callable[[], object]] = {}
-        self.rings = 0
-
-    def ring(self) -> None:
-        """Wake whoever waits. The caller holds the mutex: calls that wait are made here, and only wake event loops."""
-        self.rings += 1
-        self._condition.notify_all()
-        while self._calls:
-            self._calls.popitem()[1]()
-
-    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """The step of waiting until it has been rung more than so many times; False when the time is over."""
-        listen = partial(self._call_when_rung, rings)
-        return Until(timeout_s, partial(self._wait, rings, clock, timeout_s), listen, lambda: self.rings != rings)
-
-    def _wait(self, rings: int, clock: Clock, timeout_s: float | None) -> bool:
-        until = None if timeout_s is None else clock.now() + timeout_s
-        with self.mutex:
-            while self.rings == rings:
-                left_s = None if until is None else until - clock.now()
-                if left_s is not None and left_s <= 0.0:
-                    return False
-                clock.wait_condition(self._condition, left_s)
-        return True
-
-    def _call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        number = object()
-        with self.mutex:
-            waits = self.rings == rings
-            if waits:
-                self._calls[number] = call
-        if not waits:
-            call()
-        return partial(self._calls.pop, number, None)
-
-
 def _when(listen: Listen) -> Future[bool]:
     """A future that ends with True when the call is made that is given to ``listen``; its end takes the call back."""
     future: Outcome[bool] = Outcome()
     take_back = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: take_back())
     return future
-
-
-class Background(Until):
-    """A protocol that is called and driven in a thread of its own; awaited, it is waited for.
-
-    Attributes:
-        thread: the thread, started.
-    """
-
-    __slots__ = ("_ended", "thread")
-
-    def __init__(self, protocol: Callable[[], Steps[object]], name: str) -> None:
-        self._ended = Signal()
-        self.thread = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
-        super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
-        self.thread.start()
-
-    @property
-    def is_mine(self) -> bool:
-        """True in its own thread, which must not wait for itself."""
-        return self.thread is threading.current_thread()
-
-    def block(self) -> bool:
-        """Wait in this thread until the other has really ended."""
-        self.thread.join()
-        return True
-
-    def _run(self, protocol: Callable[[], Steps[object]]) -> None:
-        try:
-            run(protocol())
-        finally:
-            self._ended.set()

@@ -6,14 +6,13 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
-from latchwork.errors import Conflict, LockLost, OwnershipLost, Unavailable
+from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
 from latchwork.interrupts import surely
 from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
@@ -23,6 +22,7 @@ from latchwork.store.keys import Scope, validate_root
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
+from latchwork.store.steps import WRITES, Pause, Signal, ask, called, driven, run, steps_of
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op
@@ -45,6 +45,7 @@ class Store:
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
         self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
+        self._calls_apart = Calls(core.apart, scope, core.check, limit)
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -182,7 +183,8 @@ class Store:
         """
         return self._answers.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
 
-    def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
+    @driven
+    async def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
         """Read and write in one transaction, tried again when others were faster.
 
         ``fn(tx)`` may run several times and should do nothing but read and write through ``tx``. The commit checks all
@@ -204,17 +206,18 @@ class Store:
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         for attempt in range(1, attempts + 1):
             tx = Tx(self.get, self.list, guard)
-            result = fn(tx)
+            await tx.begin()
+            result = await called(fn, tx)
             checks, ops = tx.plan()
             if not (checks or ops):
                 return result
             try:
-                self.commit(checks, ops)
+                await ask(self.commit, checks, ops)
             except Conflict as error:
                 if attempt == attempts:
                     msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
                     raise Conflict(msg, error.failed) from error
-                self.clock.wait(threading.Event(), backoff.next_s())
+                await Pause(self.clock, Signal(), backoff.next_s())
             else:
                 return result
         raise AssertionError
@@ -259,7 +262,7 @@ class Store:
         absolute = self._scope.below(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
         self._core.add_feed(mirror, absolute, beats=True)
-        return self._ready(mirror) if wait else mirror
+        return run(self.ready(mirror)) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:
         """Calls for a caller that does not wait for each answer in its own thread."""
@@ -269,15 +272,27 @@ class Store:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
         self._core.check()  # in a child of a fork no thread is left that would make the call
         if hasattr(Calls, method):
-            future: Future[Any] = getattr(self._calls_in_flight(), method)(*args, **options)
+            future: Future[Any] = getattr(self._calls_apart, method)(*args, **options)
             return future
+        if method == "primary_session":
+            return self._core.begin_primary()
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # has no answer of its own
 
-    def _ready(self, mirror: Mirror) -> Mirror:
+    def answer_s(self, since: float | None = None) -> float:
+        """Seconds that an event loop waits for an answer, of one asked for at that local time."""
+        return self._answers.left_s(since)
+
+    def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
+        """The error of a call that an event loop got no answer to in time."""
+        what = f"{method} {args[0]!r}" if args and isinstance(args[0], str) else method
+        return self._answers.late(what, writes=method in WRITES)
+
+    async def ready(self, mirror: Mirror) -> Mirror:
+        """The mirror once its first state is there; closed if that does not come in time: for protocols."""
         timeout_s = self._core.call_timeout_s
         try:
             timeout_s = self._answers.call_timeout_s
-            return mirror.ready(timeout_s)
+            return await steps_of(mirror.ready)(timeout_s)
         except BaseException as error:
             mirror.close()
             if isinstance(error, TimeoutError):

@@ -9,6 +9,7 @@ from latchwork.errors import KeyExists
 from latchwork.store.calls import Entries
 from latchwork.store.keys import validate_key, validate_prefix
 from latchwork.store.session import Session
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 ChecksAndOps = tuple[list[Check], list[Op]]
@@ -30,17 +31,22 @@ class Tx:
         self._read: dict[str, Entry | None] = {}
         self._listed: dict[tuple[str, bool], Entries] = {}
         self._written: dict[str, Op] = {}
-        if guard is not None:
-            self._fetch(validate_key(guard))
 
-    def get(self, key: str) -> Entry | None:
+    async def begin(self) -> None:
+        """Read the guard first."""
+        if self._guard is not None:
+            await self._fetch(validate_key(self._guard))
+
+    @driven
+    async def get(self, key: str) -> Entry | None:
         """The entry, or None; linearizable, and checked at the commit."""
         op = self._written.get(validate_key(key))
         if op is None:
-            return self._fetch(key)
+            return await self._fetch(key)
         return self._pending(op)
 
-    def list(self, prefix: str, *, recursive: bool = False) -> Entries:
+    @driven
+    async def list(self, prefix: str, *, recursive: bool = False) -> Entries:
         """Keys below the prefix, own writes included, sorted by key.
 
         Safe among transactions that name the same guard; not against others, nor against expiring keys.
@@ -53,7 +59,7 @@ class Tx:
             raise ValueError(msg)
         asked = (prefix, recursive)
         if asked not in self._listed:
-            self._listed[asked] = self._list_entries(prefix, recursive=recursive)
+            self._listed[asked] = await ask(self._list_entries, prefix, recursive=recursive)
         found = {entry.key: entry for entry in self._listed[asked]}
         below = f"{validate_prefix(prefix)}/" if prefix else ""
         for op in self._written.values():
@@ -64,26 +70,28 @@ class Tx:
                     found[op.key] = pending
         return [found[key] for key in sorted(found)]
 
-    def put(self, key: str, value: bytes, *, session: Session | None = None) -> None:
+    @driven
+    async def put(self, key: str, value: bytes, *, session: Session | None = None) -> None:
         """Create or overwrite at the commit."""
         before = self._written.get(validate_key(key))
         op: Op = Put(key, value, session)
         if isinstance(before, Delete) and session is None:
-            self._refuse_unbinding(key)
+            await self._refuse_unbinding(key)
         if isinstance(before, Create):
             op = replace(before, value=value, session=session or before.session)
         self._written[key] = op
 
-    def create(self, key: str, value: bytes, *, session: Session | None = None) -> None:
+    @driven
+    async def create(self, key: str, value: bytes, *, session: Session | None = None) -> None:
         """Create at the commit.
 
         Raises:
             KeyExists: it is there already.
         """
-        if self.get(key) is not None:
+        if await steps_of(self.get)(key) is not None:
             raise KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
         if isinstance(self._written.get(key), Delete):
-            self.put(key, value, session=session)
+            await steps_of(self.put)(key, value, session=session)
         else:
             self._written[key] = Create(key, value, session)
 
@@ -114,16 +122,16 @@ class Tx:
                 checks.append(Absent(key))
         return checks, ops
 
-    def _refuse_unbinding(self, key: str) -> None:
+    async def _refuse_unbinding(self, key: str) -> None:
         """Delete and put is one put, and a put without a session keeps the owner: say so instead of doing it."""
-        before = self._fetch(key)
+        before = await self._fetch(key)
         if before is not None and before.owner is not None:
             msg = f"key {key!r} is bound to session {before.owner}: delete it in one transaction, write it in the next"
             raise ValueError(msg)
 
-    def _fetch(self, key: str) -> Entry | None:
+    async def _fetch(self, key: str) -> Entry | None:
         if key not in self._read:
-            self._read[key] = self._get_entry(key)
+            self._read[key] = await ask(self._get_entry, key)
         return self._read[key]
 
     def _pending(self, op: Op) -> Entry | None:

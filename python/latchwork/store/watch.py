@@ -14,11 +14,12 @@ from latchwork.backends.base import BackendWatch, Broken, Delta, WatchEvent
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.dispatch import Dispatcher, Lane
+from latchwork.store.driving.bell import Bell
 from latchwork.store.feed import Tracker
 from latchwork.store.forks import Home
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
-from latchwork.store.steps import Bell, driven
+from latchwork.store.steps import driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:

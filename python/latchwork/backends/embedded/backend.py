@@ -12,10 +12,11 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from latchwork.backends.base import Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
+from latchwork.backends.embedded.apart import Apart
 from latchwork.backends.embedded.connection import FileDatabase, Work
 from latchwork.backends.embedded.memory import join_memory, leave_memory
 from latchwork.backends.embedded.sessions import EmbeddedSession
@@ -56,6 +57,7 @@ class EmbeddedBackend(Backend):
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
+        self._apart = Apart(self, self.capabilities.name)
         self._poller = Poller(self, clock, Path(url.path or "").name)
         try:
             self._remove_dead(url.connect_timeout_s)
@@ -73,6 +75,11 @@ class EmbeddedBackend(Backend):
         return Capability(
             "sqlite" if is_file else "memory", multi_process=is_file, durable=is_file, verifies_password=False
         )
+
+    @property
+    def apart(self) -> Backend:
+        """The same store, whose calls are made in a few threads of ours."""
+        return cast("Backend", self._apart)
 
     def within(self, limit_s: float) -> EmbeddedBackend:
         """The same store, whose calls end within this time: they wait for other writers in the calling thread."""
@@ -222,6 +229,7 @@ class EmbeddedBackend(Backend):
                 return
             self._closed = True
             self._ended.update(self._sessions)
+        self._apart.end()
         self._poller.close()
         if self._memory is not None:
             self._memory.remove(self._poller)

@@ -34,6 +34,10 @@ _kazoo_log.setLevel(logging.ERROR)
 _kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it writes out the password it sends
 
 
+#: A send that does not wait for room.
+_NOW: int = getattr(socket, "MSG_DONTWAIT", 0)
+
+
 class Link:
     """One kazoo client: one ZooKeeper session at a time, one thread.
 
@@ -80,8 +84,8 @@ class Link:
 
     def wake(self) -> None:
         """Have the loop look into the outbox."""
-        with contextlib.suppress(OSError, AttributeError):  # closed: nobody is left to wake
-            self.loop._write_sock.send(b"\0")  # noqa: SLF001
+        with contextlib.suppress(OSError, AttributeError):  # closed: nobody is left to wake; or full: it is awake
+            self.loop._write_sock.send(b"\0", _NOW)  # noqa: SLF001
 
     def stop(self) -> None:
         """End the thread without telling the server; does not wait."""

@@ -1,4 +1,8 @@
-"""Ownership in order of arrival: tickets, and the locks, latches and elections that queue with them.
+"""Ownership in order of arrival: lock, readers and writer, semaphore, latch, election. Exports ``Side`` to ``aio``.
 
-Tickets, turns and holds stay inside.
+Everything else in here is for the package's own use.
 """
+
+from latchwork.primitives.fair.rwlock import Side
+
+__all__ = ["Side"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -28,7 +27,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Settled, ask, driven, ending, steps_of
+from latchwork.store.steps import OnInterrupt, Settled, Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -218,7 +217,7 @@ class Term(GuardsWork):
         return self._seat.is_held
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the term is lost; never by resigning."""
         return self._seat.lost
 

@@ -6,11 +6,11 @@ Nothing here knows how it is acquired: ``Lock``, both sides of ``ReadWriteLock``
 from __future__ import annotations
 
 import logging
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
+from latchwork.callers import PerCaller
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
@@ -21,7 +21,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, driven, ending
+from latchwork.store.steps import OnInterrupt, Signal, driven, ending
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -52,7 +52,7 @@ class Hold:
         self.owner = owner
         self.waiter = waiter
         self.uses = [Use(self)]
-        self.given_back = threading.Event()
+        self.given_back = Signal()
         self.ownership = Ownership.by_session(owner.what, place.fence, place.session, owner.clock, owner.error)
         self.unlisten: Callable[[], None] = lambda: None
 
@@ -95,7 +95,7 @@ class SessionLock(GuardsWork):
         self._several = several
         self._lock = mutex()
         self._holds: list[Hold] = []
-        self._mine = threading.local()
+        self._mine = PerCaller()
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def __repr__(self) -> str:
@@ -189,12 +189,12 @@ class SessionLock(GuardsWork):
         return self.remaining_s() > 0.0
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the current hold is lost, by a closed session too, not by a release; ask after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         hold = self._current()
-        return hold.ownership.lost if hold is not None else threading.Event()
+        return hold.ownership.lost if hold is not None else Signal()
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
@@ -320,7 +320,7 @@ class SessionLock(GuardsWork):
             self._abandon(hold)
 
     def _leave_with(self, use: Use) -> None:
-        self._mine.entered = [each for each in self._entered() if each is not use]
+        self._mine.own["entered"] = [each for each in self._entered() if each is not use]
         self._drop(use)
 
     def _drop(self, use: Use) -> None:
@@ -351,7 +351,7 @@ class SessionLock(GuardsWork):
 
     def _entered(self) -> list[Use]:
         """The uses of this thread's ``with`` blocks."""
-        entered: list[Use] = self._mine.__dict__.setdefault("entered", [])
+        entered: list[Use] = self._mine.own.setdefault("entered", [])
         return entered
 
     def _push(self, hold: Hold) -> None:
@@ -359,8 +359,8 @@ class SessionLock(GuardsWork):
 
     def _stack(self) -> list[Hold]:
         """What this thread acquired and did not release, the newest last."""
-        stack: list[Hold] = [hold for hold in getattr(self._mine, "stack", ()) if not hold.given_back.is_set()]
-        self._mine.stack = stack
+        stack: list[Hold] = [hold for hold in self._mine.own.get("stack", ()) if not hold.given_back.is_set()]
+        self._mine.own["stack"] = stack
         return stack
 
     def _of_thread(self) -> Hold | None:

@@ -25,9 +25,10 @@ from latchwork.primitives.waiting.common import Patience, check_name, check_node
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, driven, ending, steps_of
+from latchwork.store.steps import OnInterrupt, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -138,7 +139,7 @@ class LeaderLatch(GuardsWork, HasPlace):
         if background is not None and not background.is_mine and not self._announcer.is_mine:
             await self._ended(background)
             await self._leave()  # if our thread ended while handing over failed
-        if for_good and (background is None or not background.thread.is_alive()):  # else it does so at its end
+        if for_good and (background is None or not background.is_alive):  # else it does so at its end
             self._dispatcher.close()
 
     def end_soon(self) -> None:
@@ -155,7 +156,7 @@ class LeaderLatch(GuardsWork, HasPlace):
         self._wake.set()
         if waiter is not None:
             waiter.call_off()
-        if background is None or not background.thread.is_alive():
+        if background is None or not background.is_alive:
             Background(self._leave, f"latchwork-{self._name}")
 
     async def _ended(self, background: Background) -> None:

@@ -181,7 +181,7 @@ class Side(SessionLock):
         """Know of it no more."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
-        self._mine.stack = [each for each in self._stack() if each is not hold]
+        self._mine.own["stack"] = [each for each in self._stack() if each is not hold]
 
     def _before(self) -> None:
         theirs = self.other.of_this_thread()

@@ -34,8 +34,9 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.records import Record
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
+from latchwork.store.steps import OnInterrupt, Pause, Settled, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry, Exists, Fence

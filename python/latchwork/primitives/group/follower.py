@@ -27,8 +27,9 @@ from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import At, Put

@@ -39,9 +39,10 @@ from latchwork.primitives.waiting.participant import Participant, is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, ask, driven, steps_of
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Check, Exists
 

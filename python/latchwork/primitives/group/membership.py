@@ -22,8 +22,9 @@ from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.gate import Gate
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, ask
+from latchwork.store.steps import Pause, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put

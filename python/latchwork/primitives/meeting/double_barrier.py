@@ -14,7 +14,7 @@ from latchwork.errors import LatchworkError
 from latchwork.primitives.meeting.meeting import Meeting
 from latchwork.primitives.meeting.phases import Board
 from latchwork.store.session import Session
-from latchwork.store.steps import driven
+from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -52,16 +52,18 @@ class DoubleBarrier(Meeting):
         self._timeout_s = timeout_s
         self._round: int | None = None
 
-    def __enter__(self) -> DoubleBarrier:
-        self.enter(self._timeout_s)
+    @driven
+    async def __enter__(self) -> DoubleBarrier:
+        await steps_of(self.enter)(self._timeout_s)
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
+    @driven
+    async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
         if exc_type is None:
-            self.leave(self._timeout_s)
+            await steps_of(self.leave)(self._timeout_s)
             return
         try:
-            self.abort(f"the work of {self.member_id!r} failed: {exc!r}")
+            await steps_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")
         except LatchworkError as error:  # the failure of the work is what the caller has to see
             _log.warning("%s could not be aborted, others wait until their time is over: %s", self, error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -139,7 +138,7 @@ class HeldLock(GuardsWork):
         return f"<HeldLock {self.name!r} token {self.fence.token} {self.remaining_s():.2f}s>"
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the lock runs out; never by a release."""
         return self.owner.lost
 

@@ -8,11 +8,11 @@ Holder: see ``keeper``; to hold many locks, share one keeper among them.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from latchwork.callers import PerCaller, identity
 from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
 from latchwork.interrupts import mutex
@@ -67,8 +67,8 @@ class PersistentLock(GuardsWork):
         self._own: LockKeeper | None = None  # once it was used
         self._lock = mutex()
         self._held: HeldLock | None = None
-        self._holder_thread = 0
-        self._entered = threading.local()  # the hold of a thread's own ``with``: it must not release another's
+        self._holder: object = None  # who acquired it
+        self._entered = PerCaller()  # the hold of a thread's own ``with``: it must not release another's
         self._acquiring: set[object] = set()
         self._closing = Signal()
         self._home = Home(f"lock {name!r}")
@@ -208,12 +208,12 @@ class PersistentLock(GuardsWork):
         return held is not None and held.is_held
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the current hold runs out; ask again after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         held = self._held
-        return held.lost if held is not None else threading.Event()
+        return held.lost if held is not None else Signal()
 
     def remaining_s(self) -> float:
         """Seconds the lock is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
@@ -275,7 +275,7 @@ class PersistentLock(GuardsWork):
                 self._acquiring.discard(claimer)
                 surplus = self._closed
                 if found and not surplus:
-                    self._holder_thread = threading.get_ident()
+                    self._holder = identity()
                     self._held = found[0]
             if not found or surplus:
                 self._listen_no_more()
@@ -301,7 +301,7 @@ class PersistentLock(GuardsWork):
         self._let_go(found[0] if found else None)
 
     def _forget_entered(self, held: HeldLock | None) -> None:
-        self._entered.stack = [each for each in self._entered_here() if each is not held]
+        self._entered.own["stack"] = [each for each in self._entered_here() if each is not held]
         self._let_go(held)
 
     def _let_go(self, held: HeldLock | None) -> None:
@@ -314,14 +314,14 @@ class PersistentLock(GuardsWork):
 
     def _entered_here(self) -> list[HeldLock]:
         """The holds of this thread's ``with`` blocks, each of which releases its own and none other."""
-        entered: list[HeldLock] = self._entered.__dict__.setdefault("stack", [])
+        entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
         return entered
 
     def _keeper_for_use(self, claimer: object) -> LockKeeper:
         """The keeper; we listen to it until the acquisition has failed, or its hold ended."""
         with self._lock:
             self._refuse_closed()
-            is_mine = self._holder_thread == threading.get_ident()
+            is_mine = self._holder == identity()
             if is_mine and self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")
             keeper = self._given

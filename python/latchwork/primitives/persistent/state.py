@@ -13,7 +13,8 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.protocol import Doubt
-from latchwork.store.steps import Bell, Step
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Step
 from latchwork.types import Entry
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -29,10 +28,11 @@ from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.persistent.waits import LockWaits
 from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
-from latchwork.store.steps import Background, OnInterrupt, Pause, Signal, ending, run, steps_of
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ending, run, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Change, Entry
 
@@ -128,12 +128,12 @@ class KeeperThread(Starts):
         return owner.remaining_s() if owner is not None and owner.held else 0.0
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when the locks held at this moment run out; ask again after that, for the next ones."""
         if self._home.is_foreign:
             return lost_by_fork()
         owner = self._state.current
-        return owner.lost if owner is not None else threading.Event()
+        return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
         """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.

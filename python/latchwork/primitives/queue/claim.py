@@ -7,7 +7,6 @@ session alive, so of all that ever took an item at most one can end it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -17,10 +16,11 @@ from latchwork.primitives.queue.items import Item, Names
 from latchwork.primitives.waiting.common import Patience, check_text
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, ask, driven, ending, steps_of
+from latchwork.store.steps import OnInterrupt, Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Entry, Fence, Op, Put
 
@@ -104,7 +104,7 @@ class Claim(GuardsWork):
         return self.remaining_s() > 0.0
 
     @property
-    def lost(self) -> threading.Event:
+    def lost(self) -> Signal:
         """Set when it is lost with the session by which we hold it, also when that is closed."""
         return lost_by_fork() if self._home.is_foreign else self._ownership.lost
 

@@ -22,8 +22,9 @@ from latchwork.primitives.queue.items import Item, Names, item_id
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
+from latchwork.store.steps import OnInterrupt, Pause, Settled, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put

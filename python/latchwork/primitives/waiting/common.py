@@ -9,19 +9,20 @@ import logging
 import operator
 import os
 import socket
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from latchwork.callers import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
+from latchwork.store.driving.bell import Bell
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
-from latchwork.store.steps import Bell, OnInterrupt, called_as_steps, driven, ending
+from latchwork.store.steps import OnInterrupt, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -174,7 +175,7 @@ class Announcer:
         self._label = label
         self._changed = Bell()
         self._posts: deque[Callable[[], None]] = deque()
-        self._runner: int | None = None
+        self._runner: object = None
         self._lane = dispatcher.lane(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
@@ -188,7 +189,7 @@ class Announcer:
     @property
     def is_mine(self) -> bool:
         """True in a call that this announcer is making."""
-        return self._runner == threading.get_ident()
+        return self._runner == identity()
 
     async def settle(self, clock: Clock, timeout_s: float) -> bool:
         """Wait until everything posted was called; False when the time is over, or in a call that was posted."""
@@ -207,7 +208,7 @@ class Announcer:
     def _drain(self) -> None:
         while True:
             with self._changed.mutex:
-                self._runner = threading.get_ident() if self._posts else None
+                self._runner = identity() if self._posts else None
                 if self._runner is None:
                     self._changed.ring()
                     return

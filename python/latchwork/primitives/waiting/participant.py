@@ -10,14 +10,17 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from latchwork.callers import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.primitives.waiting.common import Announcer, Patience, Starts, refuse_in_callback
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Bell, Pause, Signal, ask
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class Participant(Starts):
         self._changed = Bell()
         self._wake = Signal()
         self._background: Background | None = None
+        self._made_by = current()
         self._waiter: Waiter | None = None
         self._error: LatchworkError | None = None
         self._leaving = False
@@ -70,7 +74,7 @@ class Participant(Starts):
 
     def _begin(self) -> None:
         """Start the background thread. The caller holds the mutex."""
-        self._background = Background(self._take_part, f"latchwork-{self._name}")
+        self._background = Background(self._take_part, f"latchwork-{self._name}", self._made_by)
 
     async def _take_part(self) -> None:
         backoff = Backoff()

@@ -16,9 +16,10 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import check_least
+from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, Pause, Signal, called, driven, run
+from latchwork.store.steps import Pause, Signal, called, driven, ending
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ class Work:
         self.begin()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        run(self.finish())
+    @ending
+    async def __exit__(self, *_: object) -> None:
+        await self.finish()
 
     def begin(self) -> None:
         """Begin to watch the ownership. Twice is fine."""

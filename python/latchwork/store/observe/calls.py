@@ -64,6 +64,11 @@ class ObservedBackend:
         """The same for those who wait at once."""
         return observed(self._backend.waiting, self._observers)
 
+    @property
+    def apart(self) -> Backend:
+        """The same for those who must not block."""
+        return observed(self._backend.apart, self._observers)
+
     def within(self, limit_s: float) -> Backend:
         """The same with a shorter timeout."""
         return observed(self._backend.within(limit_s), self._observers)

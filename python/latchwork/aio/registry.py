@@ -1,0 +1,65 @@
+"""Which object has which twin. Nothing here waits, or knows how a twin is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from latchwork.types import Create, Put
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: The twin of each class that has one.
+twins: dict[type, type[Twin]] = {}
+#: That of a class, or of one it is derived from; None for those that have none.
+_found: dict[type, Any] = {}
+
+
+class Twin:
+    """An object of latchwork's for tasks of an event loop."""
+
+    _of: Any
+
+    def __repr__(self) -> str:
+        return f"<aio {self._of!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Twin) and self._of is other._of
+
+    def __hash__(self) -> int:
+        return hash(id(self._of))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return twin_of(getattr(self._of, name))
+
+    @classmethod
+    def around(cls, of: object) -> Self:
+        """The twin of an object that there is."""
+        made = cls.__new__(cls)
+        made._of = of  # noqa: SLF001 - a new one of this class
+        return made
+
+
+def twin_of(value: Any) -> Any:
+    """What a task is given for a value: its twin, if it has one."""
+    if isinstance(value, dict):
+        return {key: twin_of(each) for key, each in value.items()}
+    kind = type(value)
+    twin = _found.get(kind, twins)
+    if twin is twins:
+        twin = _found[kind] = next((twins[each] for each in kind.__mro__ if each in twins), None)
+    return value if twin is None else twin.around(value)
+
+
+def inside(value: Any) -> Any:
+    """The object in a twin; of operations, and lists of them, those with the sessions in their twins."""
+    if isinstance(value, Twin):
+        return value._of  # noqa: SLF001 - its own
+    if isinstance(value, (list, tuple)):
+        return [inside(each) for each in value]
+    if isinstance(value, (Put, Create)) and isinstance(value.session, Twin):
+        return replace(value, session=inside(value.session))
+    return value

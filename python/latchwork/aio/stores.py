@@ -1,0 +1,170 @@
+"""The twins of a store and of what it gives: written by hand where a call of the store is a future already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+from latchwork.aio.pipelines import Pipeline
+from latchwork.aio.registry import Twin, inside, twin_of
+from latchwork.aio.threads import InThread, one
+from latchwork.aio.twinning import acting_here, answer
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.store import Session, Store, connect
+from latchwork.store.calls import Calls
+from latchwork.store.driving.helper import drive
+from latchwork.store.driving.loop import Arrivals, noted
+from latchwork.store.observe.calls import StoreObserver
+from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
+from latchwork.store.steps import Ask, Pause, Signal, unknown
+
+T = TypeVar("T")
+
+
+def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
+    """Make a call that blocks; see ``InThread``."""
+    return answer(lambda: one(InThread(call, undo)))
+
+
+def _asks(name: str) -> Callable[..., Awaitable[Any]]:
+    async def asked(self: Twin, *args: Any, **options: Any) -> Any:
+        store: Store = self._of
+        if name == "commit":
+            args = tuple(map(inside, args))
+        if options:
+            options = {name: inside(value) for name, value in options.items()}
+        if store.time_left_s() is not None:  # it ends with an ownership, at that moment
+            return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
+        future = store.begin(name, *args, **options)
+        try:
+            if not await Arrivals.here().ended(future, store.answer_s()):
+                raise store.late(name, args)
+        except asyncio.CancelledError as error:
+            future.cancel()
+            noted(error, unknown(name, args))
+            raise
+        return future.result()
+
+    asked.__name__ = name
+    asked.__doc__ = getattr(Store, name).__doc__
+    return asked
+
+
+class StoreTwin(Twin):
+    """What of a store is not made from its methods."""
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End its sessions at once, then its watches and the connection. Twice is fine."""
+        await in_thread(self._of.close)
+
+    @property
+    def session(self) -> Awaitable[Any]:
+        """The primary session: ``await store.session``; opened on first use, and anew after it was lost."""
+        return self.primary_session()
+
+    async def primary_session(self) -> Any:
+        """The same as ``session``."""
+        return twin_of(await drive(lambda: one(Ask(self._of.primary_session))))
+
+    async def open_session(self, ttl_s: float) -> Any:
+        """A session of its own; see ``Store.open_session``."""
+        return await in_thread(lambda: self._of.open_session(ttl_s), Session.close)
+
+    async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
+        """A local read-only mapping of all keys at and below a prefix; see ``Store.mirror``."""
+        with acting_here():
+            mirror = self._of.mirror(prefix, wait=False, values=values)
+        return await answer(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
+
+    def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
+        """The same calls, many in flight: each returns an awaitable at once."""
+        return Pipeline(self, max_in_flight)
+
+
+for _name in vars(Calls):
+    if not _name.startswith("_"):
+        setattr(StoreTwin, _name, _asks(_name))
+
+
+class SessionTwin(Twin):
+    """What of a session is not made from its methods."""
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
+        await in_thread(self._of.close)
+
+
+class MirrorTwin(Twin):
+    """What of a mapping is not made from its methods."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self._of[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._of
+
+
+class SignalTwin(Twin):
+    """Something that is set once, for good."""
+
+    def is_set(self) -> bool:
+        """True once it is set."""
+        return bool(self._of.is_set())
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set; False when the time is over first."""
+        signal: Signal = self._of
+        return await drive(lambda: one(Pause(SYSTEM_CLOCK, signal, timeout_s)))
+
+
+class Connecting:
+    """``async with connect(url) as store``, or ``store = await connect(url)`` and ``await store.close()``."""
+
+    def __init__(self, url: str | None, **options: Any) -> None:
+        self._url = url
+        self._options = options
+        self._store: Any = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Any:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._store.close()
+
+    async def _open(self) -> Any:
+        return await in_thread(partial(connect, self._url, **self._options), Store.close)
+
+
+def connect_later(
+    url: str | None = None,
+    *,
+    clock: Clock | None = None,
+    observers: Iterable[StoreObserver] = (),
+    **overrides: object,
+) -> Connecting:
+    """Open a store for tasks of an event loop; see ``latchwork.connect`` for the arguments and errors."""
+    return Connecting(url, clock=clock, observers=observers, **overrides)

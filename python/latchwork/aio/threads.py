@@ -1,0 +1,48 @@
+"""Calls that block, for a loop: each in a thread of its own, which ends with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.store.steps import Step
+
+T = TypeVar("T")
+
+
+class InThread(Step[T]):
+    """A call that blocks, made in a thread of its own. A cancellation does not end it: ``undo`` gets its result."""
+
+    __slots__ = ("_call", "_undo")
+
+    def __init__(self, call: Callable[[], T], undo: Callable[[T], object] | None = None) -> None:
+        super().__init__()
+        self._call = call
+        self._undo = undo
+
+    def block(self) -> T:
+        """Make the call."""
+        return self._call()
+
+    def begin(self) -> Future[T]:
+        """Make the call in the thread."""
+        future: Future[T] = Outcome()
+        threading.Thread(target=self._make, args=(future,), name="latchwork-call", daemon=True).start()
+        return future
+
+    def _make(self, future: Future[T]) -> None:
+        try:
+            result = self._call()
+        except BaseException as error:
+            reject(future, error)
+        else:
+            if not resolve(future, result) and self._undo is not None:
+                self._undo(result)
+
+
+async def one(step: Step[T]) -> T:
+    """The protocol of one step."""
+    return await step

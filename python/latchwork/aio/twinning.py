@@ -1,0 +1,188 @@
+"""How the twin of a class is made: it has the same object inside, and drives its protocols in the event loop.
+
+A twin has no protocol, no state and no decision of its own. A method that waits becomes one to await; one that does not
+is called as it is, in the name of the task. Whatever has a twin is given as that, and taken as that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+from latchwork.aio.registry import Twin, inside, twin_of, twins
+from latchwork.aio.threads import InThread, one
+from latchwork.aio.users import as_listener, as_look, as_work
+from latchwork.callers import acting
+from latchwork.errors import Closed
+from latchwork.interrupts import Driven
+from latchwork.store.driving.helper import drive, spawn
+from latchwork.store.driving.loop import caller_here
+from latchwork.store.steps import Steps
+
+T = TypeVar("T")
+
+#: Arguments that are functions of the user's, by method and name: what is made of them.
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("run", "fn"): as_work,
+    ("transact", "fn"): as_work,
+    ("wait_until", "predicate"): as_look,
+    **{
+        (method, "fn"): as_listener
+        for method in (
+            "on_change", "on_elected", "on_end", "on_lost", "on_prolong_failed", "on_revoked", "on_state", "on_view",
+            "subscribe", "when_free",
+        )
+    },
+    ("subscribe", "on_error"): as_listener,
+}  # fmt: skip
+
+
+def acting_here() -> acting:
+    """Go on in the name of the current task; as a thread where no loop runs."""
+    try:
+        return acting(caller_here(spawn))
+    except RuntimeError:
+        return acting(None)
+
+
+async def answer(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
+    """Drive a protocol, and give what it returns as a task is given it."""
+    return cast("T", twin_of(await drive(begin, ends=ends)))
+
+
+def twin(kind: type, by_hand: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
+    """The twin of a class: with what is written by hand, and all else that is public there and not hidden."""
+    body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": "latchwork.aio", "__init__": _init(kind)}
+    for name in dir(kind):
+        target = _SPECIAL.get(name, name)
+        if (name.startswith("_") and target == name) or name in hidden or hasattr(by_hand, target):
+            continue
+        member = _member(name, inspect.getattr_static(kind, name))
+        if member is not None:
+            body[target] = member
+    made = twins[kind] = cast("type[Twin]", type(kind.__name__, (by_hand,), body))
+    return made
+
+
+def function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """The twin of a function whose first argument is a store."""
+    begun: Callable[..., Steps[Any]] = getattr(function, "begun", None) or _in_thread(function)
+
+    @wraps(function)
+    async def awaited(*args: Any, **options: Any) -> Any:
+        given = {name: inside(value) for name, value in options.items()}
+        return await answer(partial(begun, *map(inside, args), **given))
+
+    return awaited
+
+
+def _in_thread(function: Callable[..., Any]) -> Callable[..., Steps[Any]]:
+    return lambda *args, **options: one(InThread(partial(function, *args, **options)))
+
+
+_SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
+
+
+def _member(name: str, found: object) -> object | None:
+    if isinstance(found, Driven):
+        return _awaited(found)
+    if isinstance(found, property):
+        return property(_read(cast("Callable[[Any], Any]", found.fget)), doc=found.__doc__)
+    if name in {"__enter__", "__iter__"}:
+        return _itself if name == "__iter__" else _itself_awaited
+    if name == "__next__":
+        return _next
+    if name == "__exit__":
+        return _close_awaited
+    return _called(found) if inspect.isfunction(found) else None
+
+
+def _init(kind: type) -> Callable[..., None]:
+    @wraps(kind.__init__)  # type: ignore[misc]
+    def init(self: Twin, *args: Any, **options: Any) -> None:
+        with acting_here():
+            self._of = kind(*map(inside, args), **{name: inside(value) for name, value in options.items()})
+
+    return init
+
+
+def _awaited(found: Driven) -> Callable[..., Awaitable[Any]]:
+    protocol: Callable[..., Steps[Any]] = found.__wrapped__  # type: ignore[attr-defined]
+    begun: Callable[..., Steps[Any]] = found.begun  # type: ignore[attr-defined]
+    ends: bool = found.ends  # type: ignore[attr-defined]
+    adapt = _adapter(protocol)
+
+    @wraps(protocol)
+    async def awaited(self: Twin, *args: Any, **options: Any) -> Any:
+        args, options = adapt(self, args, options)
+        result = await drive(partial(begun, self._of, *args, **options), ends=ends)
+        return self if result is self._of else twin_of(result)
+
+    return awaited
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    adapt = _adapter(function)
+
+    @wraps(function)
+    def called(self: Twin, *args: Any, **options: Any) -> Any:
+        args, options = adapt(self, args, options)
+        with acting_here():
+            result = getattr(self._of, function.__name__)(*args, **options)
+        return self if result is self._of else twin_of(result)
+
+    return called
+
+
+def _read(get: Callable[[Any], Any]) -> Callable[[Twin], Any]:
+    def read(self: Twin) -> Any:
+        with acting_here():
+            return twin_of(get(self._of))
+
+    return read
+
+
+_Adapted = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+def _adapter(function: Callable[..., object]) -> Callable[[Twin, tuple[Any, ...], dict[str, Any]], Any]:
+    """Makes arguments of a twin's method those of the method itself."""
+    names = list(inspect.signature(function).parameters)[1:]
+    made = {name: _FUNCTIONS[function.__name__, name] for name in names if (function.__name__, name) in _FUNCTIONS}
+
+    def plain(_self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
+        return tuple(map(inside, args)), {name: inside(value) for name, value in options.items()}
+
+    def with_functions(self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
+        what = f"{type(self).__name__}.{function.__name__}"
+
+        def one(name: str, value: Any) -> Any:
+            return made[name](value, what) if name in made and value is not None else value
+
+        positional = tuple(one(name, value) for name, value in zip(names, args, strict=False))
+        return plain(self, positional + args[len(names) :], {name: one(name, options[name]) for name in options})
+
+    return with_functions if made else plain
+
+
+def _itself(self: Twin) -> Twin:
+    return self
+
+
+async def _itself_awaited(self: Twin) -> Twin:
+    return self
+
+
+async def _close_awaited(self: Any, *_: object) -> None:
+    closing = self.close()
+    if inspect.isawaitable(closing):
+        await closing
+
+
+async def _next(self: Any) -> Any:
+    try:
+        return await self.next()
+    except Closed:
+        raise StopAsyncIteration from None

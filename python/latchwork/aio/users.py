@@ -1,0 +1,174 @@
+"""Functions of a user's event loop, as the functions that latchwork calls: work, listeners, looks.
+
+Work is an ``async def``: a task, which is cancelled when it has to stop. A listener is called in the loop's thread; one
+that is an ``async def`` is awaited there. Listeners of one object are called one at a time, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from latchwork.aio.registry import twin_of
+from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.callers import Caller, acting, current
+from latchwork.interrupts import Attempt
+from latchwork.primitives import Work
+from latchwork.store.driving.helper import spawn
+from latchwork.store.driving.loop import Arrivals, be_caller
+from latchwork.store.steps import Signal, Step
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which a thread that waits for a listener looks whether the loop is running still.
+_LOOK_S = 0.5
+
+
+def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
+    """Work of the user's: ``await fn(...)`` as a task of this loop, cancelled once its ``Work`` is to stop."""
+    if not callable(fn):
+        raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
+    if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
+        raise TypeError(f"{what} was given {fn!r}, which is no async def function; give one, or use the sync twin")
+    return _as_asked(fn)
+
+
+def _as_asked(fn: Callable[..., Any]) -> Callable[..., Step[Any]]:
+    def call(*args: Any) -> Step[Any]:
+        return AsTask(fn, args)
+
+    with contextlib.suppress(ValueError, TypeError):
+        call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined] # by which arguments are checked
+    return call
+
+
+class AsTask(Step[Any]):
+    """A task of the loop in which it is begun, awaited to its end. A cancellation ends the task, and waits for that."""
+
+    __slots__ = ("_args", "_fn", "_is_stopped", "_task")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._fn = fn
+        self._args = args
+        self._task: asyncio.Task[Any] | None = None
+        self._is_stopped = False
+
+    def block(self) -> Any:
+        """There is no loop in a thread."""
+        raise AssertionError
+
+    def begin_in(self, _attempt: Attempt) -> Future[Any]:
+        """Begin the task, in the name of who waits for it."""
+        arrivals = Arrivals.here()
+        self._task = task = arrivals.loop.create_task(self._fn(*map(twin_of, self._args)))
+        caller = current()
+        if caller is not None:
+            be_caller(task, caller)
+        future: Future[Any] = Outcome()
+        task.add_done_callback(lambda _: self._ended(future))
+        for work in self._args:
+            if isinstance(work, Work):
+                take_back = work.stopped.call_when_set(lambda: arrivals.post(self._stop, None))
+                task.add_done_callback(lambda _, take_back=take_back: take_back())  # type: ignore[misc]
+        return future
+
+    def begin(self) -> Future[Any]:
+        """As a part of no call."""
+        return self.begin_in(Attempt())
+
+    def interrupt(self, future: Future[Any]) -> bool:
+        """Cancel the task; whoever waits for it goes on when it has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        return future.done()
+
+    def _stop(self, _: None) -> None:
+        if self._task is not None and not self._task.done():
+            self._is_stopped = True
+            self._task.cancel()
+
+    def _ended(self, future: Future[Any]) -> None:
+        task = self._task
+        assert task is not None
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                resolve(future, task.result())
+            else:
+                reject(future, error)
+        elif self._is_stopped:
+            resolve(future, None)  # it was told to stop, and has
+        else:
+            reject(future, asyncio.CancelledError())
+
+
+def as_look(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A condition of the user's, asked in the loop's thread."""
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{what} asks a plain function, not {fn!r}")
+
+    def call(*args: Any) -> Any:
+        return fn(*map(twin_of, args))
+
+    return call
+
+
+def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
+    """A listener of the user's, called in this loop; its thread waits for it, so that the next one comes after it."""
+    if not callable(fn):
+        raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
+    arrivals = Arrivals.here()
+
+    def call(*args: Any) -> None:
+        _Listening(fn, args, arrivals).wait()
+
+    return call
+
+
+class _Listening:
+    """One call of a listener in its loop."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], arrivals: Arrivals) -> None:
+        self._fn = fn
+        self._args = args
+        self._arrivals = arrivals
+        self._caller = Caller(spawn, acts_for=threading.get_ident())
+        self._ended = Signal()
+        self._error: BaseException | None = None
+
+    def wait(self) -> None:
+        loop = self._arrivals.loop
+        if not self._arrivals.post(self._call, None):
+            _log.info("a listener is not called: its event loop has ended")
+            return
+        while not self._ended.wait(_LOOK_S):
+            if not loop.is_running():
+                return
+        if self._error is not None:
+            raise self._error
+
+    def _call(self, _: None) -> None:
+        try:
+            with acting(self._caller):
+                result = self._fn(*map(twin_of, self._args))
+        except (Exception, SystemExit) as error:
+            self._error = error
+            self._ended.set()
+            return
+        if not inspect.iscoroutine(result):
+            self._ended.set()
+            return
+        task = self._arrivals.loop.create_task(result)
+        be_caller(task, self._caller)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._error = None if task.cancelled() else task.exception()
+        self._ended.set()

@@ -1,0 +1,123 @@
+"""Who calls: a thread, or one of the many tasks that an event loop runs in one thread. Nothing here waits.
+
+What belongs to whoever calls (re-entrant holds, "is it I who runs this?") is kept by ``PerCaller`` and compared by
+``identity``. A driver of protocols says with ``acting`` on behalf of which task it goes on; everybody else is a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+#: "0" in this variable of the environment: no warning about calls that stop an event loop.
+WARN_VARIABLE = "LATCHWORK_ASYNC_WARN"
+#: Drives a protocol in the background, without a thread of its own; returns in whose name.
+Spawn = Callable[[Callable[[], Coroutine[Any, Any, object]], str], "Caller"]
+
+_here = threading.local()
+_warned: set[str] = set()
+
+
+class Caller:
+    """A task of an event loop. Hashed and compared as itself.
+
+    Attributes:
+        spawn: drives what goes on in the background, for objects that this caller uses.
+        acts_for: the thread that waits while this task runs a listener for it; None for all other tasks.
+    """
+
+    __slots__ = ("__weakref__", "_own", "acts_for", "spawn")
+
+    def __init__(self, spawn: Spawn, *, acts_for: int | None = None) -> None:
+        self.spawn = spawn
+        self.acts_for = acts_for
+        self._own: WeakKeyDictionary[PerCaller, dict[str, Any]] | None = None
+
+    def own(self, of: PerCaller) -> dict[str, Any]:
+        """What this caller keeps there."""
+        if self._own is None:
+            self._own = WeakKeyDictionary()
+        return self._own.setdefault(of, {})
+
+
+class PerCaller:
+    """Values by name that each caller has for itself, and that vanish with it. Safe to share."""
+
+    def __init__(self) -> None:
+        self._of_threads = threading.local()
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The caller's own values."""
+        caller = current()
+        return self._of_threads.__dict__ if caller is None else caller.own(self)
+
+
+def current() -> Caller | None:
+    """The task in whose name this thread goes on now; None for the thread's own."""
+    return getattr(_here, "caller", None)
+
+
+def identity() -> object:
+    """The caller, for comparisons with ``==``: the task, the thread that it acts for, or the thread."""
+    caller = current()
+    if caller is None:
+        return threading.get_ident()
+    return caller if caller.acts_for is None else caller.acts_for
+
+
+class acting:  # noqa: N801 - used like a function
+    """``with acting(caller):`` goes on in its name; a thread again with None."""
+
+    __slots__ = ("_before", "_caller")
+
+    def __init__(self, caller: Caller | None) -> None:
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._before = current()
+        _here.caller = self._caller
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        _here.caller = self._before
+
+
+def in_loop() -> bool:
+    """True in a thread whose event loop is running: whatever waits here stops all its tasks."""
+    events = sys.modules.get("asyncio.events")
+    return events is not None and events._get_running_loop() is not None  # noqa: SLF001 - documented for this purpose
+
+
+def warn_in_loop(call: str) -> None:
+    """Warn, once for each call, if it is made in the thread of a running event loop.
+
+    Args:
+        call: its name below ``latchwork.aio``: ``Lock.acquire``.
+    """
+    if not in_loop() or call in _warned or os.environ.get(WARN_VARIABLE) == "0":
+        return
+    _warned.add(call)
+    noun, _, method = call.partition(".")
+    twin = f"async with latchwork.aio.{noun}" if method in {"__enter__", "__exit__"} else f"await latchwork.aio.{call}"
+    warnings.warn(
+        f"{call} waits in the thread of a running event loop, and all its tasks with it: {twin} instead, or do it in "
+        f"a thread ({WARN_VARIABLE}=0 turns this warning off)",
+        RuntimeWarning,
+        stacklevel=_frames_of_ours(),
+    )
+
+
+def _frames_of_ours() -> int:
+    """How many frames up the first is that is not latchwork's."""
+    level, frame = 2, sys._getframe(2)  # noqa: SLF001 - as ``warnings`` does
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("latchwork."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,61 @@
+"""Protocols that go on in the background: in a thread of their own, or with many others in one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from latchwork.callers import Caller, current
+from latchwork.store.steps import Signal, Steps, Until, run
+
+
+class Background(Until):
+    """A protocol that is called and driven in the background; awaited, it is waited for.
+
+    It has a thread of its own, unless a task of an event loop made the object: then its driver sees to that.
+
+    Args:
+        protocol: is called with no arguments, in the background.
+        name: of the thread.
+        made_by: the task that made the object; None asks now.
+    """
+
+    __slots__ = ("_driver", "_ended")
+
+    def __init__(self, protocol: Callable[[], Steps[object]], name: str, made_by: Caller | None = None) -> None:
+        self._ended = Signal()
+        super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
+        caller = made_by or current()
+        self._driver: Caller | threading.Thread
+        if caller is not None:
+            self._driver = caller.spawn(partial(self._steps, protocol), name)
+        else:
+            self._driver = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
+            self._driver.start()
+
+    @property
+    def is_mine(self) -> bool:
+        """True inside of it: it must not wait for itself."""
+        return self._driver in {current(), threading.current_thread()}
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it has ended."""
+        return self._driver.is_alive() if isinstance(self._driver, threading.Thread) else not self._ended.is_set()
+
+    def block(self) -> bool:
+        """Wait in this thread until it has really ended."""
+        if isinstance(self._driver, threading.Thread):
+            self._driver.join()
+            return True
+        return self._ended.wait()
+
+    def _run(self, protocol: Callable[[], Steps[object]]) -> None:
+        run(self._steps(protocol))
+
+    async def _steps(self, protocol: Callable[[], Steps[object]]) -> None:
+        try:
+            await protocol()
+        finally:
+            self._ended.set()

@@ -1,0 +1,311 @@
+"""Drives protocols in an event loop: asyncio's, uvloop's, and whatever runs on one of these.
+
+A task awaits ``drive(protocol, ...)``: it goes on in that task until a step has to wait, and then the loop has its
+thread back. What ends a wait in another thread wakes the loop once for all that end at the same time.
+
+Cancellation is raised in the protocol at its await, like an interrupt in a thread. What the protocol gives back then
+is waited for, but not for long, and not through a second cancellation: the rest goes on in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from inspect import CORO_CLOSED, getcoroutinestate
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from latchwork.backends.futures import call_at_once
+from latchwork.callers import Caller, acting
+from latchwork.interrupts import Attempt
+from latchwork.store.steps import Step, Steps
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds that a cancelled call waits for what it gives back; then that goes on in the background.
+CLEAN_UP_S = 1.0
+#: Wake-ups in one turn of the loop: each takes some microseconds.
+_BATCH = 200
+#: Seconds after which a protocol whose steps all end at once lets others have the loop.
+_TURN_S = 0.002
+
+#: Seconds between two looks for calls whose time is over.
+_LOOK_S = 1.0
+
+_here = threading.local()
+_callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
+
+
+class Arrivals:
+    """Calls for one loop, from any thread: many with one wake-up. Safe to share."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._is_due = False
+        self._waiters: dict[asyncio.Future[None], float] = {}
+        self._looks = False
+
+    @classmethod
+    def here(cls) -> Arrivals:
+        """Those of the loop that runs in this thread."""
+        loop = asyncio.get_running_loop()
+        known: Arrivals | None = getattr(_here, "arrivals", None)
+        if known is None or known.loop is not loop:
+            known = _here.arrivals = cls(loop)
+        return known
+
+    def post(self, call: Callable[[Any], object], value: Any) -> bool:
+        """Have ``call(value)`` made in the loop's thread, after what was posted before; False if the loop has ended."""
+        self._calls.append((call, value))
+        if not self._is_due:  # who sees it set has added the call before it is cleared, and so before they are made
+            self._is_due = True
+            try:
+                self.loop.call_soon_threadsafe(self._make)
+            except RuntimeError:
+                return False
+        return True
+
+    async def ended(self, future: Future[Any], within_s: float) -> bool:
+        """Wait until a future has ended; False if that took longer than so many seconds, or up to one more.
+
+        All who wait here share one timer: what is waited for keeps its own time, and this is for when it does not.
+        """
+        if future.done():
+            return True
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiters[waiter] = self.loop.time() + within_s
+        if not self._looks:
+            self._looks = True
+            self.loop.call_later(_LOOK_S, self._look)
+        call_at_once(future, lambda _: self.post(_wake, waiter))
+        try:
+            await waiter
+        finally:
+            del self._waiters[waiter]
+        return future.done()
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        for waiter in [waiter for waiter, until in self._waiters.items() if until <= now]:
+            _wake(waiter)
+        self._looks = bool(self._waiters)
+        if self._looks:
+            self.loop.call_later(_LOOK_S, self._look)
+
+    def _make(self) -> None:
+        self._is_due = False
+        for _ in range(min(len(self._calls), _BATCH)):
+            call, value = self._calls.popleft()
+            call(value)
+        if self._calls and not self._is_due:
+            self._is_due = True
+            self.loop.call_soon(self._make)
+
+
+def caller_here(spawn: Callable[..., Caller]) -> Caller:
+    """The caller that the current task is, made at its first use; ``spawn`` is for what it has in the background."""
+    task = asyncio.current_task()
+    if task is None:
+        return Caller(spawn)
+    caller = _callers.get(task)
+    if caller is None:
+        caller = _callers[task] = Caller(spawn)
+    return caller
+
+
+def be_caller(task: asyncio.Task[Any], caller: Caller) -> None:
+    """Make another task the same caller: it runs what that one waits for."""
+    _callers[task] = caller
+
+
+class Drive(Generic[T]):
+    """One protocol on its way: begun in one loop, and perhaps ended in another."""
+
+    __slots__ = (
+        "_answer",
+        "_attempt",
+        "_caller",
+        "_cancelled",
+        "_cleaning_until",
+        "_error",
+        "_future",
+        "_note",
+        "_step",
+        "_steps",
+    )
+
+    def __init__(self, steps: Steps[T], attempt: Attempt, caller: Caller, *, clean_up_s: float | None = None) -> None:
+        self._steps = steps
+        self._attempt = attempt
+        self._caller = caller
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._step: Step[Any] | None = None
+        self._future: Future[Any] | None = None
+        self._cleaning_until = None if clean_up_s is None else time.monotonic() + clean_up_s
+        self._cancelled: BaseException | None = None
+        self._note: str | None = None  # what the cancelled step leaves unknown
+
+    async def go(self) -> T:
+        """Drive it to its end in the running loop."""
+        arrivals = Arrivals.here()
+        turn_ends = time.perf_counter() + _TURN_S
+        try:
+            while True:
+                if self._future is None:
+                    ended, value = self._send()
+                    if ended:
+                        return cast("T", value)
+                future, step = self._future, self._step
+                assert future is not None
+                assert step is not None
+                if not future.done():
+                    await self._until(arrivals, future, step)
+                    turn_ends = time.perf_counter() + _TURN_S
+                elif time.perf_counter() > turn_ends:
+                    await self._interruptible(asyncio.sleep(0))
+                    turn_ends = time.perf_counter() + _TURN_S
+                self._take(future, step)
+        finally:
+            self._error = None  # its traceback holds this frame
+
+    async def go_on(self) -> None:
+        """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""
+        self._cleaning_until = None
+        try:
+            await self.go()
+        except asyncio.CancelledError:
+            pass  # the one that ended it
+        except Exception:
+            _log.exception("what a cancelled call gives back failed in the background")
+        finally:
+            self._attempt.undo()
+
+    def abandon(self, error: BaseException) -> None:
+        """Have the protocol ended by this error as soon as somebody drives it on."""
+        if self._future is not None:
+            self._future.cancel()
+        self._future = self._step = None
+        self._error = error
+
+    def cancelled(self, left: BaseException) -> BaseException:
+        """The cancellation to raise when the protocol was left to the background."""
+        again = left.__cause__
+        return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
+
+    def noted(self, error: BaseException) -> BaseException:
+        """The error, with a note about what it leaves unknown."""
+        return noted(error, self._note)
+
+    @property
+    def is_over(self) -> bool:
+        """True once it needs no more driving."""
+        return getcoroutinestate(self._steps) == CORO_CLOSED
+
+    def _send(self) -> tuple[bool, Any]:
+        """Go on to the next step, and begin it; or the end of it, and what it returned."""
+        answer, error = self._answer, self._error
+        self._answer = self._error = None
+        with acting(self._caller):
+            try:
+                step = self._steps.send(answer) if error is None else self._steps.throw(error)
+            except StopIteration as stop:
+                return True, stop.value
+            self._step = step
+            try:
+                self._future = step.begin_in(self._attempt)
+            except BaseException as raised:
+                failed: Future[Any] = Future()
+                failed.set_exception(raised)
+                self._future = failed
+        return False, None
+
+    def _take(self, future: Future[Any], step: Step[Any]) -> None:
+        self._future = self._step = None
+        if self._error is not None:
+            return
+        try:
+            if future.done():
+                self._answer = future.result()
+            else:
+                future.cancel()
+                self._answer = step.late()
+        except BaseException as raised:
+            self._error = raised
+
+    async def _until(self, arrivals: Arrivals, future: Future[Any], step: Step[Any]) -> None:
+        """Wait until the future has ended or the step's time is over."""
+        timeout_s = step.timeout_s
+        while True:
+            waiter: asyncio.Future[None] = arrivals.loop.create_future()
+            call_at_once(future, lambda _, waiter=waiter: arrivals.post(_wake, waiter))  # type: ignore[misc]
+            timer = None if timeout_s is None else arrivals.loop.call_later(timeout_s, _wake, waiter)
+            try:
+                if not await self._interruptible(waiter):
+                    return
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if future.done() or (timeout_s := step.more_s()) <= 0.0:
+                return
+
+    async def _interruptible(self, waiter: Any) -> bool:
+        """Wait; False if a cancellation came, which the protocol is told. While it cleans up, only for so long.
+
+        Raises:
+            _Leave: go on in the background.
+        """
+        until = self._cleaning_until
+        try:
+            if until is None:
+                await waiter
+            else:
+                await asyncio.wait_for(waiter, max(0.0, until - time.monotonic()))
+        except (asyncio.CancelledError, asyncio.TimeoutError) as error:
+            if until is not None:
+                raise Leave from error
+            future, step = self._future, self._step
+            if future is not None and step is not None and not future.done():
+                self._note = step.unknown()
+                if not step.interrupt(future):
+                    await _end(future, step)
+            self._cleaning_until = time.monotonic() + CLEAN_UP_S
+            self._error = self._cancelled = error
+            return False
+        return True
+
+
+async def _end(future: Future[Any], step: Step[Any]) -> None:
+    """Wait for the end of what was interrupted, however often we are cancelled."""
+    arrivals = Arrivals.here()
+    while not future.done():
+        waiter = arrivals.loop.create_future()
+        call_at_once(future, lambda _, waiter=waiter: arrivals.post(_wake, waiter))  # type: ignore[misc]
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            step.interrupt(future)
+
+
+def noted(error: BaseException, note: str | None) -> BaseException:
+    """The error with a note; Python 3.10 has none."""
+    if note is not None and hasattr(error, "add_note"):
+        error.add_note(note)
+    return error
+
+
+class Leave(Exception):
+    """The protocol is left to the background."""
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

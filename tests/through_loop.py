@@ -1,0 +1,254 @@
+"""The tests of the sync SDK through the other driver: each call is made by a task of one event loop, to the twin.
+
+``DRIVER=loop`` has tests of `conformance/` and `primitives/` run so. What looks like a store or a lock to a test is
+a face of its twin, whose methods wait for the task in the test's thread. All calls of one thread are of one caller, as
+the tests expect. A function of the test that blocks runs in a thread that counts as its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import inspect
+import threading
+from concurrent.futures import Future
+
+import latchwork
+from latchwork import aio
+from latchwork.aio.registry import Twin, twin_of, twins
+from latchwork.aio.table import FUNCTIONS
+from latchwork.callers import Caller, current
+from latchwork.store.calls import Calls
+from latchwork.store.driving.helper import spawn
+from latchwork.store.driving.loop import be_caller, caller_here
+
+_thread = threading.local()
+#: Functions of users that block, by the name of the argument: work and listeners.
+_BLOCKING = ("fn", "on_error")
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="loop-of-test", daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def call(self, fn):
+        """Have it called in the loop, in the name of this thread; what it returns, awaited."""
+        if threading.current_thread() is self.thread:
+            return self.face(fn())
+        if not hasattr(_thread, "caller"):
+            _thread.caller = Caller(spawn)
+        return self.face(asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller), self.loop).result())
+
+    async def _go(self, fn, caller):
+        be_caller(asyncio.current_task(), caller)
+        result = fn()
+        return await result if inspect.isawaitable(result) else result
+
+    def face(self, value):
+        value = twin_of(value)
+        if isinstance(value, dict):
+            return {key: self.face(each) for key, each in value.items()}
+        return Face(value, self) if isinstance(value, Twin) else value
+
+    def inside(self, value):
+        if isinstance(value, (list, tuple)):
+            return [self.inside(each) for each in value]
+        if isinstance(value, (latchwork.Put, latchwork.Create)) and isinstance(value.session, Face):
+            return dataclasses.replace(value, session=value.session.__dict__["twin"])
+        return value.__dict__["twin"] if isinstance(value, Face) else value
+
+    def blocking(self, fn):
+        """A function of the test as an async one of the loop."""
+        if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isclass(fn):
+            return fn
+
+        @functools.wraps(fn, updated=())
+        async def call(*args):
+            ended = Future()
+            caller = current_caller()
+
+            def run():
+                _thread.caller = caller
+                try:
+                    ended.set_result(fn(*map(self.face, args)))
+                except BaseException as error:
+                    ended.set_exception(error)
+
+            threading.Thread(target=run, daemon=True, name="work-of-test").start()
+            while not ended.done():
+                try:
+                    await asyncio.shield(asyncio.wrap_future(ended))
+                except asyncio.CancelledError:
+                    continue  # a thread cannot be cancelled
+                except BaseException:
+                    break
+            return ended.result()
+
+        return call
+
+
+def current_caller():
+    return current() or caller_here(spawn)
+
+
+class Face:
+    """What a test sees of a twin."""
+
+    def __init__(self, twin, loop):
+        self.__dict__.update(twin=twin, loop=loop)
+
+    def __getattr__(self, name):
+        twin, loop = self.__dict__["twin"], self.__dict__["loop"]
+        found = inspect.getattr_static(type(twin), name, None)
+        if name == "pipeline":  # its futures are of the loop: it has tests of its own
+            return twin._of.pipeline
+        if name.startswith("_") or found is None:
+            return loop.face(getattr(twin._of, name))
+        if isinstance(found, property):
+            return loop.call(lambda: getattr(twin, name))
+        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options))
+        method.is_own = True
+        return method
+
+    def _call(self, name, args, options):
+        twin, loop = self.__dict__["twin"], self.__dict__["loop"]
+        method = getattr(twin, name)
+        try:
+            names = list(inspect.signature(method).parameters)
+        except (TypeError, ValueError):
+            names = []
+
+        def one(parameter, value):
+            return loop.blocking(value) if parameter in _BLOCKING else loop.inside(value)
+
+        args = [one(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
+        options = {key: one(key, value) for key, value in options.items()}
+        result = loop.call(lambda: method(*args, **options))
+        return self if isinstance(result, Face) and result.__dict__["twin"] is twin else result
+
+    def __setattr__(self, name, value):
+        of = self.__dict__["twin"]._of
+        is_own = getattr(value, "is_own", False)
+        if not isinstance(of, latchwork.Store) or not callable(value):
+            setattr(of, name, value)
+        elif is_own:  # monkeypatch takes its patch back
+            of.__dict__.get("patches", {}).pop(name, None)
+            of.__dict__.pop(name, None)
+        else:
+            patch(of, name, value)
+
+    def __delattr__(self, name):
+        of = self.__dict__["twin"]._of
+        of.__dict__.get("patches", {}).pop(name, None)
+        of.__dict__.pop(name, None)
+
+    def __bool__(self):
+        return not hasattr(type(self.__dict__["twin"]), "__len__") or len(self) > 0
+
+    def __enter__(self):
+        return self._call("__aenter__", (), {})
+
+    def __exit__(self, *error):
+        return self._call("__aexit__", error, {})
+
+    def __iter__(self):
+        twin = self.__dict__["twin"]
+        return iter(list(twin)) if hasattr(type(twin), "__len__") else self
+
+    def __next__(self):
+        try:
+            return self._call("__anext__", (), {})
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __len__(self):
+        return len(self.__dict__["twin"])
+
+    def __getitem__(self, key):
+        return self.__dict__["twin"][key]
+
+    def __contains__(self, key):
+        return key in self.__dict__["twin"]
+
+    def __eq__(self, other):
+        return isinstance(other, Face) and self.__dict__["twin"] == other.__dict__["twin"]
+
+    def __hash__(self):
+        return hash(self.__dict__["twin"])
+
+    def __repr__(self):
+        return repr(self.__dict__["twin"]._of)
+
+
+def raw(value):
+    """The object in a face."""
+    return value.__dict__["twin"]._of if isinstance(value, Face) else value
+
+
+def patch(store, name, fn):
+    """Have a call of a store made by a function of the test, in a thread; what is no call of the server, in its own."""
+    if "patches" not in store.__dict__:
+        store.__dict__["patches"] = {}
+        begin = store.begin
+
+        def begun(method, *args, **options):
+            patched = store.patches.get(method)
+            if patched is None:
+                return begin(method, *args, **options)
+            future, caller = Future(), current_caller()
+
+            def run():
+                _thread.caller = caller
+                try:
+                    future.set_result(patched(*args, **options))
+                except BaseException as error:
+                    future.set_exception(error)
+
+            threading.Thread(target=run, daemon=True, name="patch-of-test").start()
+            return future
+
+        store.begin = begun
+    store.patches[name] = fn
+    if not hasattr(Calls, name):
+        setattr(store, name, lambda *args, **options: raw(fn(*args, **options)))
+
+
+def install(module, monkeypatch):
+    """Give a module of tests faces instead of what it has imported; returns the loop, to be closed."""
+    loop = Loop()
+
+    def connect(*args, **options):
+        async def opened():
+            return await aio.connect(*args, **options)
+
+        return loop.call(opened)
+
+    def maker(twin):
+        def make(*args, **options):
+            args = [loop.inside(value) for value in args]
+            options = {name: loop.inside(value) for name, value in options.items()}
+            return loop.call(lambda: twin(*args, **options))
+
+        return functools.wraps(twin, updated=())(make)
+
+    def function(name):
+        twin = getattr(aio, name)
+        return lambda *args, **options: loop.call(lambda: twin(*map(loop.inside, args), **options))
+
+    monkeypatch.setattr(latchwork, "connect", connect)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, type) and value in twins and value is not latchwork.Session:
+            monkeypatch.setattr(module, name, maker(twins[value]))
+        elif any(value is each for each in FUNCTIONS):
+            monkeypatch.setattr(module, name, function(value.__name__))
+    return loop
