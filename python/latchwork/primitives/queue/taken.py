@@ -149,6 +149,12 @@ class Taken(GuardsWork):
             self._is_over = True
         finally:
             self._is_ending = False
+        self._finish()
+
+    def _finish(self) -> None:
+        """It has come to its end, by our own doing."""
+        self._is_over = True
+        self._is_ending = False
         self._ownership.end()
 
     def _be_unsure(self) -> None:
@@ -164,15 +170,26 @@ class Taken(GuardsWork):
             standing = await self._look()
             if standing is Standing.OURS:
                 raise
-            await self._settle(standing, error)
+            self._settle(standing, error)
         except OutcomeUnknown as error:
             self._is_doubtful = True
             standing = await self._look()
             if standing is Standing.OURS or self._session.remaining_s() <= 0.0:
                 raise
-            await self._settle(standing, error)
+            self._settle(standing, error)
 
-    async def _settle(self, standing: Standing, error: LatchworkError) -> None:
+    async def _has_landed(self, error: LatchworkError) -> bool:
+        """Whether a commit that raised this has ended it; raises if it was lost."""
+        self._home.check()
+        self._is_doubtful = self._is_doubtful or isinstance(error, OutcomeUnknown)
+        standing = await self._look()
+        if standing is Standing.OURS:
+            return False
+        self._settle(standing, error)
+        self._finish()
+        return True
+
+    def _settle(self, standing: Standing, error: LatchworkError) -> None:
         """Return if an earlier try got through and its answer did not; raise if the item was lost."""
         if standing is Standing.GONE and self._is_doubtful and self._session.remaining_s() > 0.0:
             return
