@@ -1,7 +1,7 @@
 """A backlog: a queue of named items, in lanes and shelves, of which every step can be a part of a caller's transaction.
 
 Keys:   see ``backlog_items``
-Order:  lanes as the taker lists them; in a lane by ``<shelf>/<id>``, as text. Puts share no key, none waits for another.
+Order:  lanes as the taker lists them; in a lane by ``<shelf>/<id>``, as text. Puts share no key: none waits.
 Claim:  a session-bound key for the item. When its taker dies the claim vanishes, and the item is where it was.
 
 docs/design/0019 has the steps, the races, and why a lane is never read as a whole.

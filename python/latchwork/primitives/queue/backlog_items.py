@@ -19,7 +19,7 @@ from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
 from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, split
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.records import Record, short
+from latchwork.records import short
 from latchwork.types import At, Create, Entry
 
 #: Of a letter's name that another letter has already, so many characters are kept.
@@ -120,7 +120,7 @@ class BacklogItem(Stored):
             BadRecord: it is no item.
         """
         lane, _, shelf, item_id = entry.key.split("/")[-4:]
-        return replace(_read(entry), id=item_id, lane=lane, shelf=shelf)
+        return _read(entry, item_id, lane, shelf)
 
     @classmethod
     def letter_of(cls, entry: Entry) -> BacklogItem:
@@ -129,13 +129,13 @@ class BacklogItem(Stored):
         Raises:
             BadRecord: it is none.
         """
-        item, letter = _read(entry), entry.key.rpartition("/")[2]
+        letter = entry.key.rpartition("/")[2]
         try:
             body, _ = split(entry.value)
             lane, shelf, item_id = (_check_segment(body.text(name)) for name in ("lane", "shelf", "id"))
         except BadRecord as error:
             raise _no_item(entry, error) from None
-        return replace(item, id=item_id, lane=lane, shelf=shelf, letter=letter)
+        return _read(entry, item_id, lane, shelf, letter)
 
     def to_letter(self) -> bytes:
         """What to store of it among the dead letters."""
@@ -213,29 +213,22 @@ def letter_op(names: Names, item: BacklogItem, letter: str) -> Create:
     return Create(names.letter(letter), item.to_letter())
 
 
-def _read(entry: Entry) -> BacklogItem:
+def _read(entry: Entry, item_id: str, lane: str, shelf: str, letter: str = "") -> BacklogItem:
     try:
         body, value = split(entry.value)
-        number = body.text("data")
-        if number and not _NUMBER.match(number):
-            raise BadRecord(f"{short(number)} is no name of a value")  # noqa: TRY301 - told like the others
-        return BacklogItem(
-            "",
-            body.whole("attempts", least=0),
-            body.text("why"),
-            body.whole("size"),
-            number,
-            value,
-            key=entry.key,
-            version=entry.version,
-            nonce=_nonce(body),
-        )
+        attempts, why = body.whole("attempts", least=0), body.text("why")
+        size, number, nonce = body.whole("size"), _number(body.text("data")), body.text("nonce", "")
     except BadRecord as error:
         raise _no_item(entry, error) from None
+    return BacklogItem(
+        item_id, attempts, why, size, number, value, lane, shelf, letter, entry.key, entry.version, nonce
+    )
 
 
-def _nonce(body: Record) -> str:
-    return body.text("nonce", "")
+def _number(text: str) -> str:
+    if text and not _NUMBER.match(text):
+        raise BadRecord(f"{short(text)} is no name of a value")
+    return text
 
 
 def _check_segment(text: str) -> str:

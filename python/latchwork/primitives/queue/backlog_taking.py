@@ -34,10 +34,12 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: Items of the first page, and of the largest: each is twice as long as the one before.
-FIRST_PAGE, LONGEST_PAGE = 40, 640
+#: Items that the first page has beyond those that are wanted, and items of the largest: each is twice as long as the
+#: one before.
+SPARE, LONGEST_PAGE = 16, 640
 #: What one transaction takes of checks or writes, and of bytes.
 MOST_WRITES, MOST_BYTES = 90, 500_000
+MOST_TOGETHER = MOST_WRITES // 2
 
 #: Checks and writes of the caller's.
 Parts = tuple[Sequence[Check], Sequence[Op]]
@@ -131,6 +133,12 @@ def _is_refused(each: Try, failed: Sequence[object], keys: set[str | None]) -> b
     return any(check in failed for check in each.checks) or any(op.key in keys for op in each.ops)
 
 
+def _from_anywhere(free: list[Entry]) -> list[Entry]:
+    """The same, from any of them on, those before it at the end."""
+    at = random.randrange(len(free)) if free else 0
+    return free[at:] + free[:at]
+
+
 class Taking:
     """The heads of the lanes of one backlog. Safe to share between threads."""
 
@@ -148,7 +156,7 @@ class Taking:
         try:
             await self._settle_doubts(wish, session, claims)
             for lane in wish.lanes:
-                pages = Pages(self._held, lane)
+                pages = Pages(self._held, lane, wish.limit - len(claims))
                 while len(claims) < wish.limit and (free := await pages.next()) is not None:
                     await self._take_of(free, wish, session, claims)
         except LatchworkError as error:
@@ -168,21 +176,26 @@ class Taking:
 
     async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
         """Take from a page. After others were faster, from anywhere in the page, so that takers spread out."""
-        tries = [each for entry in free if (each := await self._try_of(entry, wish)) is not None]
-        at = 0
-        while tries and len(claims) < wish.limit:
-            batch = batch_of(tries[at:], wish.limit - len(claims))
+        tries: list[Try] = []
+        while len(claims) < wish.limit:
+            left = wish.limit - len(claims)
+            while free and len(tries) < min(left, MOST_TOGETHER):
+                more = await self._try_of(free.pop(0), wish)
+                tries += [] if more is None else [more]
+            if not tries:
+                return
+            batch = batch_of(tries, left)
             try:
                 claims += await self._claim(batch, session)
-                gone = batch
+                tries = [each for each in tries if each not in batch]
             except Conflict as error:
                 lost, refused = blamed(batch, error.failed)
-                gone = [*lost, *refused]
-                if not gone:
+                if not (lost or refused):
                     raise
                 await self._tell_refused(refused, wish)
-            tries = [each for each in tries if each not in gone]
-            at = random.randrange(len(tries)) if tries and gone is not batch and lost else 0
+                tries = [each for each in tries if each not in lost and each not in refused]
+                if lost:
+                    free, tries = _from_anywhere([*(each.entry for each in tries), *free]), []
 
     async def _tell_refused(self, refused: Iterable[Try], wish: Wish) -> None:
         for each in refused:
@@ -301,12 +314,12 @@ class Taking:
 class Pages:
     """Reads a lane from its head, page by page: the items of a page that nobody has claimed. One thread only."""
 
-    def __init__(self, held: Holding, lane: str) -> None:
+    def __init__(self, held: Holding, lane: str, wanted: int) -> None:
         self._store = held.store
         self._items = held.names.items(lane)
         self._claims = held.names.claims(lane)
         self._after: str | None = None
-        self._limit = FIRST_PAGE
+        self._limit = min(wanted + SPARE, LONGEST_PAGE)
         self._is_last = False
 
     async def next(self) -> list[Entry] | None:

@@ -60,7 +60,7 @@ class Waiting:
 
     async def _is_free(self, lane: str, accept: Accept) -> bool:
         """Whether the first page has something: then there is nothing to wait for."""
-        free = await Pages(self._held, lane).next()
+        free = await Pages(self._held, lane, 1).next()
         return any(_suits(entry, accept) for entry in free or ())
 
     async def _let_pass(self, place: Place) -> None:
