@@ -36,7 +36,7 @@ def url_of(name, stack):
         return f"memory://{uuid.uuid4().hex}"
     if name == "sqlite":
         return f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/bench.db"
-    return stack.enter_context(SERVERS[name]()).url
+    return stack.enter_context(SERVERS[name]()).url()
 
 
 def per_second(use, seconds):
