@@ -1,4 +1,4 @@
-"""Backlogs on every backend: order, taking, ending, removing, waiting, dead letters."""
+"""Backlogs on every backend: order, taking, ending, removing."""
 
 from __future__ import annotations
 
@@ -8,35 +8,15 @@ import time
 import pytest
 
 from latchwork.errors import (
-    Closed,
     Conflict,
-    InvalidKey,
     KeyExists,
     LockLost,
-    SessionLost,
-    ValueTooLarge,
 )
-from latchwork.primitives import Backlog
 from latchwork.primitives.queue.stored import INLINE_BYTES
 from latchwork.types import Absent, Create, Delete, Exists, Put
 
 TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
-
-
-@pytest.fixture
-def backlog(connect):
-    """Make a backlog with a client, and so a session, of its own; closed after the test."""
-    made = []
-
-    def make(name="work", *, store=None, **options):
-        one = Backlog(store or connect(session_ttl_s=TTL_S), name, **options)
-        made.append(one)
-        return one
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def fill(backlog, *places, lane="any"):
@@ -67,23 +47,24 @@ def test_items_are_taken_lane_by_lane_and_in_a_lane_by_shelf_and_id(backlog):
     assert mine.size() == 4
     for claim in claims:
         claim.ack()
-    assert (mine.size(), mine.lanes(), take(mine)) == (0, [], [])
+    assert (mine.size(), take(mine, 9, ("any", "other")), mine.lanes()) == (0, [], [])
 
 
-def test_nothing_is_left_of_items_that_are_done(backlog, store):
+def test_nothing_is_left_of_items_that_are_done_once_a_taker_has_looked(backlog, store):
     mine = backlog()
     fill(mine, "s/small")
     mine.put("any", "s", "large", LARGE)
     for claim in take(mine, 2):
         with claim:
             assert claim.value in {b"s/small", LARGE}
+    assert take(mine) == []
     assert store.list("work", recursive=True) == []
 
 
 def test_many_are_taken_in_one_transaction_and_ended_in_one_of_the_callers(backlog, connect, monkeypatch):
     store = connect(session_ttl_s=TTL_S)
     mine, commits, commit = backlog(store=store), [], store.commit
-    store.commit([], [mine.put_op("any", "s", f"{n:02d}", b"%d" % n) for n in range(50)])
+    store.commit([], mine.put_ops("any", "s", {f"{n:02d}": b"%d" % n for n in range(50)}))
     monkeypatch.setattr(store, "commit", lambda checks, ops: commits.append(ops) or commit(checks, ops))
     claims = take(mine, 45)
     assert (len(commits), values(claims)) == (1, [b"%d" % n for n in range(45)])
@@ -331,133 +312,3 @@ def test_an_item_that_is_put_twice_is_refused_and_one_that_is_done_may_be_put_ag
     mine.put("any", "s", "1", b"")
     store.commit([], [Delete(mine.key("any", "s", "1"))])
     assert mine.size() == 0
-
-
-# Dead letters
-
-
-def test_an_item_that_fails_too_often_becomes_a_dead_letter_and_can_be_revived(backlog):
-    mine = backlog(max_attempts=2)
-    mine.put("any", "s", "1", LARGE)
-    for why in ("once", "twice"):
-        take(mine)[0].release(why)
-    (letter,) = mine.dead_letters()
-    assert (letter.path, letter.letter, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
-    assert letter.size == len(LARGE)
-    assert mine.revive("1", lane="other").path == "other/s/1"
-    (claim,) = take(mine, lanes=["other"])
-    assert (claim.value, claim.attempts, mine.dead_letters()) == (LARGE, 1, [])
-
-
-def test_an_item_that_kills_its_takers_becomes_a_dead_letter_with_the_callers_writes(backlog, connect, store):
-    mine = backlog(max_attempts=2)
-    fill(mine, "s/poison", "s/good")
-    for _ in range(2):
-        dying = connect()
-        take(backlog(store=dying), accept=lambda item: item.id == "poison")
-        dying.close()
-    claims = take(mine, 9, extra_dead=lambda item: ((), [Put(f"died/{item.id}", b"%d" % item.attempts)]))
-    assert values(claims) == [b"s/good"]
-    assert mine.dead_letters()[0].why == "taken 2 times, and never acknowledged"
-    assert store.get("died/poison").value == b"2"
-
-
-def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
-    mine = backlog(max_attempts=1)
-    fill(mine, "a/1", "b/1", "c/1")
-    first, second = take(mine, 2)
-    first.bury("first", [Put("mark", b"")])
-    second.release("second")
-    dying = backlog()
-    take(dying)
-    store.delete("work/lanes/any/claims/c/1")
-    assert take(mine) == []
-    letters = {letter.path: letter for letter in mine.dead_letters()}
-    assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
-    assert (letters["any/a/1"].letter, store.get("mark") is not None) == ("1", True)
-    assert mine.revive(letters["any/b/1"].letter).path == "any/b/1"
-    mine.drop(letters["any/c/1"].letter)
-    fill(mine, "a/1")
-    with pytest.raises(KeyExists):
-        mine.revive("1")
-    mine.drop("1")
-    with pytest.raises(Conflict, match="has no dead letter '1'"):
-        mine.drop("1")
-    assert mine.dead_letters() == []
-
-
-def test_the_large_value_of_a_dropped_letter_is_gone_and_an_item_without_its_value_is_a_letter(backlog, store):
-    mine = backlog()
-    mine.put("any", "s", "1", LARGE)
-    mine.put("any", "s", "2", LARGE)
-    take(mine)[0].bury()
-    mine.drop("1")
-    (left,) = store.list("work/data")
-    store.delete(left.key)
-    assert take(mine) == []
-    assert mine.dead_letters()[0].why == "its value is gone, somebody deleted it"
-
-
-# What is no item, and bad input
-
-
-def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_letter(backlog, store):
-    mine = backlog()
-    fill(mine, "s/2")
-    store.put("work/lanes/any/items/stray", b"")
-    store.put("work/lanes/any/items/a/b/c", b"")
-    store.put("work/lanes/any/claims/x", b"")
-    store.put("work/lanes/any/items/s/1", b"\xff\nwhat")
-    assert [item.path for item in mine.items()] == ["any/s/1", "any/s/2"]
-    assert values(take(mine, 9)) == [b"s/2"]
-    (letter,) = mine.dead_letters()
-    assert letter.id == "1"
-    assert "holds no item of a backlog" in letter.why
-    store.put("work/dead/x", b"[]")
-    assert "holds no item" in mine.dead_letters()[1].why
-    mine.drop("x")
-
-
-@pytest.mark.parametrize("bad", ["", "a/b", "a b", ".", "@x/y", "x" * 121, "\x1b[31m", None, b"a"])
-def test_names_that_are_no_segment_are_refused_before_any_io(bad):
-    mine = Backlog(None, "work")
-    for place in ((bad, "s", "i"), ("l", bad, "i"), ("l", "s", bad)):
-        for call in (lambda place=place: mine.put_op(*place, b""), lambda place=place: mine.put(*place, b"")):
-            with pytest.raises(InvalidKey, match="name .* cannot be used"):
-                call()
-    for call in (lambda: mine.try_take([bad]), lambda: mine.wait_free(bad), lambda: mine.takers(bad)):
-        with pytest.raises(InvalidKey):
-            call()
-
-
-def test_values_and_numbers_that_cannot_be_are_refused_before_any_io():
-    mine = Backlog(None, "work")
-    with pytest.raises(ValueTooLarge, match=r"an item of your own transaction holds 4,096; put it with put\(\)"):
-        mine.put_op("l", "s", "i", LARGE)
-    with pytest.raises(ValueTooLarge, match="the limit is 990,000"):
-        mine.put("l", "s", "i", b"x" * 990_001)
-    for call in (mine.put, mine.put_op):
-        with pytest.raises(TypeError, match="must be bytes, not str"):
-            call("l", "s", "i", "text")
-    with pytest.raises(ValueError, match="limit must be at least 1"):
-        mine.try_take(["any"], limit=0)
-    with pytest.raises(TypeError, match=r"lanes must be a list of names, not 'any'; give \['any'\]"):
-        mine.try_take("any")
-    with pytest.raises(ValueError, match="max_attempts must be at least 1"):
-        Backlog(None, "work", max_attempts=0)
-
-
-def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, eventually):
-    store = connect(session_ttl_s=TTL_S)
-    losing, closing, watcher = backlog(store=store), backlog(), backlog()
-    waiting = [in_thread(lambda: losing.wait_free("any")), in_thread(lambda: closing.wait_free("any"))]
-    eventually(lambda: len(watcher.takers("any")) == 2)
-    store.session.notice_gone()
-    closing.close()
-    with pytest.raises(SessionLost):
-        waiting[0].outcome()
-    with pytest.raises(Closed, match="backlog 'work' was closed"):
-        waiting[1].outcome()
-    for use in (lambda: take(closing), closing.items, lambda: closing.put("any", "s", "1", b"")):
-        with pytest.raises(Closed):
-            use()

@@ -1,7 +1,8 @@
 """A backlog: a queue of named items, in lanes and shelves, of which every step can be a part of a caller's transaction.
 
 Keys:   see ``backlog_items``
-Order:  lanes as the taker lists them; in a lane by ``<shelf>/<id>``, as text. Puts share no key: none waits.
+Order:  lanes as the taker lists them; in a lane by shelf, in a shelf by id, as text. Puts wait for nobody: the key that
+        those into one shelf share is written without a condition.
 Claim:  a session-bound key for the item. When its taker dies the claim vanishes, and the item is where it was.
 
 docs/design/0019 has the steps, the races, and why a lane is never read as a whole.
@@ -9,11 +10,11 @@ docs/design/0019 has the steps, the races, and why a lane is never read as a who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number
+from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
 from latchwork.primitives.queue.backlog_records import Records
 from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, nothing_more
 from latchwork.primitives.queue.backlog_waiting import Waiting
@@ -33,8 +34,10 @@ class Backlog(Records):
     Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
     end nothing. Construction does no I/O. Safe to share between threads and processes.
 
-    A lane is what somebody takes from; a shelf is a part of it, up to about 500 items, so that no request is as long as
-    the lane. Both come into being with their first item, and are gone with their last. A name is one segment of a key.
+    A lane is what somebody takes from; a shelf is a part of it, so that no request is as long as the lane. Put some
+    hundred items into one, and begin another then, or after some seconds: items in shelves of their own cost a take one
+    look each. Both come into being with their first item, and go when a taker finds them empty. A name is one segment
+    of a key.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -62,21 +65,29 @@ class Backlog(Records):
 
     # Putting and removing
 
-    def put_op(self, lane: str, shelf: str, item_id: str, value: bytes) -> Create:
-        """The write that puts an item, for a transaction of yours. Does no I/O.
+    def put_ops(self, lane: str, shelf: str, items: Mapping[str, bytes]) -> list[Op]:
+        """The writes that put items into a shelf, for a transaction of yours. Does no I/O.
+
+        One for each item, and one for the shelf, which is the same each time: write it once in a transaction
+        (``list(dict.fromkeys(ops))``).
 
         Args:
-            lane: where to put it: takers name the lanes they take from.
+            lane: where to put them: takers name the lanes they take from.
             shelf: where in the lane; items are taken by ``<shelf>/<id>``, in order of text.
-            item_id: its name, unique in the shelf.
-            value: up to 4,096 bytes; ``put`` takes larger ones.
+            items: values by id, which is unique in the shelf; up to 4,096 bytes each, ``put`` takes larger ones.
         Raises:
             InvalidKey: a name is no segment of a key.
-            ValueTooLarge, TypeError: of the value.
+            ValueTooLarge, TypeError: of a value.
         """
-        check_place(lane, shelf, item_id)
-        check_inline(value, self._what)
-        return Create(self._names.item(lane, shelf, item_id), BacklogItem.made(item_id, value).to_bytes())
+        creates = []
+        for item_id, value in items.items():
+            check_place(lane, shelf, item_id)
+            check_inline(value, self._what)
+            creates.append(self._create(lane, shelf, BacklogItem.made(item_id, value)))
+        return [shelf_op(self._names, lane, shelf), *creates] if creates else []
+
+    def _create(self, lane: str, shelf: str, item: BacklogItem) -> Create:
+        return Create(self._names.item(lane, shelf, item.id), item.to_bytes())
 
     @driven
     async def put(
@@ -92,7 +103,7 @@ class Backlog(Records):
         """Put an item, in one transaction with writes of yours if you like. Waits for nobody.
 
         Args:
-            lane: as for ``put_op``.
+            lane: as for ``put_ops``.
             shelf: likewise.
             item_id: likewise.
             value: up to 990,000 bytes; up to 4,096 are cheapest.
@@ -111,10 +122,10 @@ class Backlog(Records):
         self._waits.check()
         number = new_number() if len(value) > INLINE_BYTES else ""
         item = BacklogItem.made(item_id, value, number=number, nonce=new_number())
-        create = Create(self._names.item(lane, shelf, item_id), item.to_bytes())
+        create, mark = self._create(lane, shelf, item), shelf_op(self._names, lane, shelf)
         data = [Create(self._names.data(number), value)] if number else []
         try:
-            await ask(self._store.commit, checks, [create, *data, *ops])
+            await ask(self._store.commit, checks, list(dict.fromkeys([mark, create, *data, *ops])))
         except Conflict as error:
             if any(getattr(each, "key", None) == create.key for each in error.failed):
                 raise KeyExists(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, letter_op, other_letter
+from latchwork.primitives.queue.backlog_items import BacklogItem, Names, letter_op, other_letter, shelf_op
 from latchwork.primitives.queue.doubts import delete_claim
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
@@ -146,7 +146,8 @@ class BacklogClaim(Taken):
             return [Put(item.key, stored), Delete(self._claim.key)]
         check_member(lane, "lane")
         moved = self._names.item(lane, item.shelf, item.id)
-        return [Delete(item.key), Create(moved, stored), Delete(self._claim.key)]
+        shelf = shelf_op(self._names, lane, item.shelf)
+        return [Delete(item.key), shelf, Create(moved, stored), Delete(self._claim.key)]
 
     def _delete(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []

@@ -1,6 +1,7 @@
 """The keys and values of a backlog. Nothing here does I/O.
 
-Keys:  <name>/lanes/<lane>/items/<shelf>/<id>    an item: a line of JSON, then the value if it is small
+Keys:  <name>/lanes/<lane>/shelves/<shelf>       empty; written by every put into that shelf
+       <name>/lanes/<lane>/items/<shelf>/<id>    an item: a line of JSON, then the value if it is small
        <name>/lanes/<lane>/claims/<shelf>/<id>   who has taken that item, dies with the taker's session; as JSON
        <name>/data/<number>                      the value of an item, if it is large
        <name>/dead/<letter>                      an item that was given up: like an item, with its lane, shelf and id
@@ -20,7 +21,7 @@ from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Sto
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.records import short
-from latchwork.types import At, Create, Entry
+from latchwork.types import At, Create, Entry, Put
 
 #: Of a letter's name that another letter has already, so many characters are kept.
 _KEPT_CHARS = 100
@@ -38,6 +39,10 @@ class Names:
     def lane(self, lane: str) -> str:
         """The prefix of what a lane has: items and claims."""
         return f"{self.lanes}/{lane}"
+
+    def shelves(self, lane: str) -> str:
+        """The prefix of the index of a lane's shelves."""
+        return f"{self.lanes}/{lane}/shelves"
 
     def items(self, lane: str) -> str:
         """The prefix of the items of a lane."""
@@ -206,6 +211,11 @@ def new_number() -> str:
 def other_letter(item_id: str) -> str:
     """A name for a dead letter whose item has the id of another letter."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
+
+
+def shelf_op(names: Names, lane: str, shelf: str) -> Put:
+    """The write that goes with every write of a new item: it keeps the shelf in the index, or brings it there."""
+    return Put(f"{names.shelves(lane)}/{shelf}", b"")
 
 
 def letter_op(names: Names, item: BacklogItem, letter: str) -> Create:

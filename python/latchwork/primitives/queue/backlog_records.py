@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from latchwork.errors import Conflict, KeyExists
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_place, place_of, shown
+from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_place, place_of, shelf_op, shown
 from latchwork.primitives.queue.backlog_waiting import Waiting
 from latchwork.primitives.waiting.common import Closes
 from latchwork.primitives.waiting.waits import Waits, check_member
@@ -32,7 +32,7 @@ class Records(Closes):
 
     @driven
     async def lanes(self) -> list[str]:
-        """The lanes that have items, or had some that somebody has still; sorted."""
+        """The lanes that have items, or had some and were not looked at since then; sorted."""
         self._waits.check()
         return list(await ask(self._store.children, self._names.lanes))
 
@@ -52,8 +52,11 @@ class Records(Closes):
         """The first items of a lane, or of all lanes in order of their names; taken ones too, without large values."""
         found: list[BacklogItem] = []
         for each in await self._lanes(lane):
-            prefix = self._names.items(each)
-            found += [shown(entry) for entry in await self._list(prefix, limit - len(found))]
+            for mark in await ask(self._store.list, self._names.shelves(each)):
+                if len(found) >= limit:
+                    return found
+                shelf = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                found += [shown(entry) for entry in await ask(self._store.list, shelf, limit=limit - len(found))]
         return found
 
     @driven
@@ -78,9 +81,9 @@ class Records(Closes):
         """How many items a lane has, or all; taken ones too. Reads all their names, shelf by shelf."""
         count = 0
         for each in await self._lanes(lane):
-            prefix = self._names.items(each)
-            for shelf in await ask(self._store.children, prefix):
-                count += len(await ask(self._store.children, f"{prefix}/{shelf}"))
+            for mark in await ask(self._store.list, self._names.shelves(each)):
+                shelf = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                count += len(await ask(self._store.children, shelf))
         return count
 
     @driven
@@ -136,9 +139,13 @@ class Records(Closes):
         dead = BacklogItem.letter_of(entry)
         where = dead.lane if lane is None else check_member(lane, "lane")
         key = self._names.item(where, dead.shelf, dead.id)
-        create = Create(key, dead.revived().to_bytes())
+        writes: list[Op] = [
+            Create(key, dead.revived().to_bytes()),
+            shelf_op(self._names, where, dead.shelf),
+            Delete(entry.key),
+        ]
         try:
-            done = await ask(self._store.commit, [At(entry), *checks], [create, Delete(entry.key), *ops])
+            done = await ask(self._store.commit, [At(entry), *checks], list(dict.fromkeys([*writes, *ops])))
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):
                 raise KeyExists(

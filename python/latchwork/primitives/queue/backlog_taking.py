@@ -3,8 +3,7 @@
 Keys:  see ``backlog_items``
 Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
 
-Items and claims of a lane are in the same order, so a page of items and the claims of the same stretch are enough to
-know what is free: nothing here reads a lane as a whole.
+What is free is read page by page; see ``backlog_pages``.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from latchwork.primitives.queue.backlog_items import (
     letter_op,
     new_number,
     other_letter,
-    place_of,
     shown,
 )
+from latchwork.primitives.queue.backlog_pages import Pages
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
@@ -34,9 +33,6 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: Items that the first page has beyond those that are wanted, and items of the largest: each is twice as long as the
-#: one before.
-SPARE, LONGEST_PAGE = 16, 640
 #: What one transaction takes of checks or writes, and of bytes.
 MOST_WRITES, MOST_BYTES = 90, 500_000
 MOST_TOGETHER = MOST_WRITES // 2
@@ -96,12 +92,6 @@ class Try:
         return len(self.entry.value) + 4 * len(self.entry.key) + values + 400
 
 
-def free_of(page: Iterable[Entry], prefix: str, claimed: frozenset[tuple[str, str]]) -> list[Entry]:
-    """The items of a page that nobody has claimed; without keys that cannot be items."""
-    placed = ((entry, place_of(entry.key, prefix)) for entry in page)
-    return [entry for entry, place in placed if place is not None and place not in claimed]
-
-
 def batch_of(tries: Sequence[Try], most: int) -> list[Try]:
     """The first of these that fit into one transaction, at most so many; at least one."""
     batch: list[Try] = []
@@ -156,7 +146,7 @@ class Taking:
         try:
             await self._settle_doubts(wish, session, claims)
             for lane in wish.lanes:
-                pages = Pages(self._held, lane, wish.limit - len(claims))
+                pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True)
                 while len(claims) < wish.limit and (free := await pages.next()) is not None:
                     await self._take_of(free, wish, session, claims)
         except LatchworkError as error:
@@ -309,45 +299,3 @@ class Taking:
                     self._doubts.note(self._doubt(claim, entry.key, session))
             if suits:
                 claims += await self._claimed([(item, claim)], session)
-
-
-class Pages:
-    """Reads a lane from its head, page by page: the items of a page that nobody has claimed. One thread only."""
-
-    def __init__(self, held: Holding, lane: str, wanted: int) -> None:
-        self._store = held.store
-        self._items = held.names.items(lane)
-        self._claims = held.names.claims(lane)
-        self._after: str | None = None
-        self._limit = min(wanted + SPARE, LONGEST_PAGE)
-        self._is_last = False
-
-    async def next(self) -> list[Entry] | None:
-        """The free items of the next page; None behind the last one."""
-        if self._is_last:
-            return None
-        page = await ask(
-            self._store.list, self._items, recursive=True, limit=self._limit, start_after=self._key(self._items)
-        )
-        self._is_last = len(page) < self._limit
-        if not page:
-            return None
-        claimed = await self._claimed(page[-1].key[len(self._items) :])
-        self._after = page[-1].key[len(self._items) :]
-        self._limit = min(LONGEST_PAGE, 2 * self._limit)
-        return free_of(page, self._items, claimed)
-
-    async def _claimed(self, last: str) -> frozenset[tuple[str, str]]:
-        """What is claimed between the page before and the last item of this one."""
-        found: set[tuple[str, str]] = set()
-        after, limit = self._key(self._claims), self._limit + 1
-        while True:
-            claims = await ask(self._store.list, self._claims, recursive=True, limit=limit, start_after=after)
-            places = (place_of(entry.key, self._claims) for entry in claims)
-            found.update(place for place in places if place is not None)
-            if len(claims) < limit or claims[-1].key[len(self._claims) :] >= last:
-                return frozenset(found)
-            after = claims[-1].key
-
-    def _key(self, prefix: str) -> str | None:
-        return None if self._after is None else prefix + self._after

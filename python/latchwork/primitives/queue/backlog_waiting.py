@@ -11,7 +11,8 @@ from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_b
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.backlog_claim import Holding
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, place_of
-from latchwork.primitives.queue.backlog_taking import Accept, Pages
+from latchwork.primitives.queue.backlog_pages import Pages
+from latchwork.primitives.queue.backlog_taking import Accept
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.steps import ask
@@ -19,6 +20,8 @@ from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
 _PASSES = "passes"
+#: Pages that are looked at before a wait.
+_PAGES = 3
 
 
 class Waiting:
@@ -59,9 +62,13 @@ class Waiting:
             await line.leave(place)
 
     async def _is_free(self, lane: str, accept: Accept) -> bool:
-        """Whether the first page has something: then there is nothing to wait for."""
-        free = await Pages(self._held, lane, 1).next()
-        return any(_suits(entry, accept) for entry in free or ())
+        """Whether the first pages have something: then there is nothing to wait for."""
+        pages = Pages(self._held, lane, 1)
+        for _ in range(_PAGES):
+            free = await pages.next()
+            if free is None or any(_suits(entry, accept) for entry in free):
+                return free is not None
+        return False
 
     async def _let_pass(self, place: Place) -> None:
         body = {**read_body(place.ticket.value), _PASSES: True}
@@ -95,6 +102,8 @@ class IsFree:
 
     def _note(self, change: Change) -> None:
         is_item = change.key.startswith(f"{self._items}/")
+        if not (is_item or change.key.startswith(f"{self._claims}/")):
+            return
         place = place_of(change.key, self._items if is_item else self._claims)
         if place is None:
             return
