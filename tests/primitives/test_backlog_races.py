@@ -142,17 +142,24 @@ def test_a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlog, 
     assert ids(other.try_take(["any"])) == ["2"]
 
 
-def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, monkeypatch):
+def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, monkeypatch, eventually):
     store = connect(session_ttl_s=30.0)
     mine = backlog(store=store)
     for at in range(0, 300, 50):
-        store.commit([], mine.put_ops("any", f"{at}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
-    taken = mine.try_take(["any"], limit=299)
-    looks, listing = [], store.list
-    monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))
-    (last,) = mine.try_take(["any"])
-    assert len({claim.item.path for claim in [*taken, last]}) == 300
-    assert len(looks) <= 12
+        store.commit([], mine.put_ops("any", f"{at:03d}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
+    taken = mine.try_take(["any"], limit=290)
+    assert ids(taken) == [f"{n:03d}" for n in range(290)]
+    monkeypatch.setattr("latchwork.primitives.queue.backlog_taking.HINT_S", 5.0)
+    assert ids(mine.try_take(["any"])) == ["290"]
+    looks, begin = [], store.begin
+    monkeypatch.setattr(store, "begin", lambda *args, **options: looks.append(args) or begin(*args, **options))
+    assert ids(mine.try_take(["any"])) == ["291"]
+    assert len(looks) == 2  # the items and the claims of one stretch
+    taken[0].release()
+    assert ids(mine.try_take(["any"])) == ["292"]  # for a moment
+    monkeypatch.undo()
+    mine._taking._hints.clear()
+    assert ids(mine.try_take(["any"], limit=9)) == ["000", *(f"{n:03d}" for n in range(293, 300))]
     assert mine.try_take(["any"]) == []
 
 

@@ -4,6 +4,9 @@ A lane has an index: a key for each shelf, written anew by every put into that s
 there, then stretches of their items and the claims of the same stretches. So no request reads, or makes a server count,
 more than a shelf: etcd counts all that is in a range, however few of it are asked for.
 
+Who sees that many at the head are taken remembers for a moment where the first free one was, and begins there: else a
+take would cost the more the more are taken.
+
 A shelf that is seen empty is taken out of the index, on condition that nobody has put anything into it since the index
 was read.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from latchwork.backends.futures import together
@@ -30,6 +33,8 @@ _log = logging.getLogger(__name__)
 SPARE, LONGEST_PAGE = 16, 640
 #: Shelves of which the index is read at once, and that are looked at together at most.
 SHELVES_READ, SHELVES_TOGETHER = 16, 16
+#: So many taken items at the head are worth a hint.
+MANY = 48
 
 
 class Lists(Step[list[list[Entry]]]):
@@ -57,7 +62,7 @@ class Lists(Step[list[list[Entry]]]):
         return together(begun)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """A part of a shelf that is to be read: from a name on, so many items.
 
@@ -74,6 +79,19 @@ class Stretch:
     after: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where the first free item of a lane was.
+
+    Attributes:
+        start: the stretch that begins with it.
+        until: when to look from the head again, by the store's clock.
+    """
+
+    start: Stretch
+    until: float
+
+
 class Pages:
     """Reads one lane once. One thread only.
 
@@ -82,18 +100,23 @@ class Pages:
         lane: which.
         wanted: how many free items.
         tidies: take empty shelves out of the index.
+        start: where to begin instead of at the head.
     """
 
-    def __init__(self, held: Holding, lane: str, wanted: int, *, tidies: bool = False) -> None:
+    def __init__(
+        self, held: Holding, lane: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
+    ) -> None:
         self._store = held.store
         self._index = held.names.shelves(lane)
         self._items = held.names.items(lane)
         self._claims = held.names.claims(lane)
         self._limit = min(wanted + SPARE, LONGEST_PAGE)
         self._tidies = tidies
-        self._todo: list[Stretch] = []
-        self._behind: str | None = None
+        self._todo = [] if start is None else [replace(start, limit=self._limit)]
+        self._behind: str | None = None if start is None else start.mark.key
         self._has_more = True
+        self._skipped = 0
+        self._first: Stretch | None = None
         self._together = 1
 
     async def next(self) -> list[Entry] | None:
@@ -108,6 +131,7 @@ class Pages:
         for n, stretch in enumerate(round_):
             items, claims = found[2 * n], found[2 * n + 1]
             claimed = {_name(entry) for entry in await self._claims_to(stretch, items, claims)}
+            self._look_for_first(stretch, items, claimed)
             free += [entry for entry in items if _name(entry) not in claimed]
             if len(items) == stretch.limit:  # what is behind it comes before the shelves behind it
                 longer = min(LONGEST_PAGE, 2 * stretch.limit)
@@ -118,6 +142,24 @@ class Pages:
                 await self._tidy(stretch)
         self._together = min(2 * self._together, SHELVES_TOGETHER)
         return free
+
+    def hint(self, until: float) -> Hint | None:
+        """Where the first free item was, if many before it were taken; valid until then."""
+        return Hint(self._first, until) if self._first is not None and self._skipped >= MANY else None
+
+    @property
+    def first(self) -> Stretch | None:
+        """The stretch that begins with the first free item; None when there was none."""
+        return self._first
+
+    def _look_for_first(self, stretch: Stretch, items: Sequence[Entry], claimed: set[str]) -> None:
+        after = stretch.after
+        for name in map(_name, items if self._first is None else ()):
+            if name not in claimed:
+                self._first = replace(stretch, after=after)
+                return
+            after = name
+            self._skipped += 1
 
     async def _read_index(self) -> None:
         marks = await ask(self._store.list, self._index, limit=SHELVES_READ, start_after=self._behind)

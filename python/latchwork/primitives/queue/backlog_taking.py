@@ -25,7 +25,7 @@ from latchwork.primitives.queue.backlog_items import (
     other_letter,
     shown,
 )
-from latchwork.primitives.queue.backlog_pages import Pages
+from latchwork.primitives.queue.backlog_pages import Hint, Pages
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 #: What one transaction takes of checks or writes, and of bytes.
 MOST_WRITES, MOST_BYTES = 90, 500_000
 MOST_TOGETHER = MOST_WRITES // 2
+
+#: Seconds for which a take may begin behind many that were taken. An item that comes back before them waits so long.
+HINT_S = 0.25
 
 #: Checks and writes of the caller's.
 Parts = tuple[Sequence[Check], Sequence[Op]]
@@ -139,6 +142,7 @@ class Taking:
         self._what = what
         self._about = about
         self._doubts = Doubts(held.store, what, held.thread)
+        self._hints: dict[str, Hint] = {}
 
     async def try_take(self, wish: Wish, session: Session) -> list[BacklogClaim]:
         """Take the first items that are free; what is taken already is not lost by trouble with the others."""
@@ -146,9 +150,7 @@ class Taking:
         try:
             await self._settle_doubts(wish, session, claims)
             for lane in wish.lanes:
-                pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True)
-                while len(claims) < wish.limit and (free := await pages.next()) is not None:
-                    await self._take_of(free, wish, session, claims)
+                await self._take_from_lane(lane, wish, session, claims)
         except LatchworkError as error:
             if not claims:
                 raise
@@ -157,6 +159,25 @@ class Taking:
             self._give_up(claims, session)
             raise
         return claims
+
+    async def _take_from_lane(self, lane: str, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+        """Take from where the first free item was a moment ago; then, or if that is not enough, from the head."""
+        hint, now = self._hints.pop(lane, None), self._store.clock.now()
+        if hint is not None and now < hint.until:
+            pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True, start=hint.start)
+            await self._take_from(pages, wish, session, claims)
+            if len(claims) >= wish.limit:
+                self._hints[lane] = Hint(pages.first or hint.start, hint.until)
+                return
+        pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True)
+        await self._take_from(pages, wish, session, claims)
+        found = pages.hint(now + HINT_S)
+        if found is not None:
+            self._hints[lane] = found
+
+    async def _take_from(self, pages: Pages, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+        while len(claims) < wish.limit and (free := await pages.next()) is not None:
+            await self._take_of(free, wish, session, claims)
 
     def _give_up(self, claims: Iterable[BacklogClaim], session: Session) -> None:
         self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001
