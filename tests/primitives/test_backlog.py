@@ -140,6 +140,12 @@ def test_what_is_not_accepted_is_left_for_others(backlog):
     assert values(take(mine)) == [b"s/000"]
 
 
+def test_a_shelf_is_read_to_its_end_before_the_next(backlog):
+    mine = backlog()
+    fill(mine, *(f"a/{n:03d}" for n in range(60)), "b/1")
+    assert values(take(mine, 1, accept=lambda item: item.id in {"059", "1"})) == [b"a/059"]
+
+
 def test_an_item_whose_extra_checks_fail_is_left_out_and_told_and_the_others_are_taken(backlog, store):
     mine, told = backlog(), []
     store.put("subs/alive", b"")
@@ -251,6 +257,17 @@ def test_an_end_after_an_outsider_took_the_claim_away_changes_nothing(backlog, s
     assert store.get("result").value == b"right"
 
 
+@pytest.mark.parametrize("end", ["ack", "release", "bury"])
+def test_an_end_without_a_claim_is_refused_though_nobody_else_has_the_item(backlog, store, end):
+    mine = backlog()
+    fill(mine, "s/1")
+    (claim,) = take(mine)
+    store.delete("work/lanes/any/claims/s/1")
+    with pytest.raises(LockLost):
+        getattr(claim, end)()
+    assert (mine.items()[0].why, mine.dead_letters()) == ("", [])
+
+
 def test_an_end_with_a_check_that_fails_leaves_the_item_ours(backlog, store):
     mine = backlog()
     fill(mine, "s/1")
@@ -277,6 +294,9 @@ def test_an_item_is_removed_only_while_nobody_has_it_unless_that_is_wanted(backl
     assert (store.get("mark"), claim.is_held, mine.size()) == (None, True, 2)
     with pytest.raises(Conflict):
         mine.remove(mine.find("any", "s", "2"), [Exists("mark")])
+    claim.release()
+    assert mine.remove(now, if_taken=True) is False  # it was given back since then
+    now = mine.find("any", "s", "1")
     assert mine.remove(now, ops=[Put("mark", b"")], if_taken=True)
     assert (mine.size(), store.get("mark") is not None, mine.find("any", "s", "1")) == (1, True, None)
 

@@ -93,6 +93,24 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     assert mine.size() == 0
 
 
+def test_an_item_that_is_removed_between_look_and_burial_is_no_dead_letter(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    fill(mine, "1")
+    mine.try_take(["any"])
+    store.delete("work/lanes/any/claims/s/1")
+    other = backlog(store=store, max_attempts=1)
+    commit, removed = store.commit, []
+
+    def remove_meanwhile(checks, ops):
+        if not removed:
+            removed.append(mine.remove(mine.find("any", "s", "1")))
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", remove_meanwhile)
+    assert other.try_take(["any"]) == []
+    assert (removed, other.dead_letters()) == ([True], [])
+
+
 def test_a_remove_that_did_not_see_a_claim_removes_nothing(backlog):
     mine, other = backlog(), backlog()
     fill(mine, "1")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
+from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
 from latchwork.primitives.queue.backlog_records import Records
@@ -254,7 +254,11 @@ class Backlog(Records):
         """
         check_member(lane, "lane")
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            is_free = await self._waiting.wait(lane, waiter, patience, accept or everything)
+            try:
+                is_free = await self._waiting.wait(lane, waiter, patience, accept or everything)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._waits.refuse_ended(waiter, error)
+                raise
             if not is_free:
                 self._waits.refuse_ended(waiter)
             return is_free
