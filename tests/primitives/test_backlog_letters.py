@@ -113,6 +113,18 @@ def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_l
     mine.drop("x")
 
 
+def test_what_a_later_version_keeps_of_an_item_is_left_as_it_is(backlog, store):
+    mine = backlog()
+    fill(mine, "s/1")
+    key = mine.key("any", "s", "1")
+    store.put(key, store.get(key).value.replace(b"{", b'{"later": [1], ', 1))
+    take(mine)[0].release("no")
+    take(mine)[0].bury("no")
+    mine.revive("1")
+    assert b'"later": [1]' in store.get(key).value
+    assert mine.items()[0].value == b"s/1"
+
+
 @pytest.mark.parametrize("bad", ["", "a/b", "a b", ".", "@x/y", "x" * 121, "\x1b[31m", None, b"a"])
 def test_names_that_are_no_segment_are_refused_before_any_io(bad):
     mine = Backlog(None, "work")

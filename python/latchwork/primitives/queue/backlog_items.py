@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
@@ -25,6 +25,8 @@ from latchwork.types import At, Create, Entry, Put
 
 #: Of a letter's name that another letter has already, so many characters are kept.
 _KEPT_CHARS = 100
+#: What this version keeps before a value; what a later one adds is kept as it is.
+_FIELDS = frozenset({"attempts", "why", "size", "data", "nonce", "lane", "shelf", "id"})
 _NUMBER = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -101,6 +103,7 @@ class BacklogItem(Stored):
     key: str = field(default="", repr=False)
     version: Hashable = field(default=None, compare=False, repr=False)
     nonce: str = field(default="", compare=False, repr=False)
+    more: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def path(self) -> str:
@@ -149,7 +152,7 @@ class BacklogItem(Stored):
 
     def head(self) -> dict[str, object]:
         """What is stored before the value."""
-        head = Stored.head(self)
+        head = {**self.more, **Stored.head(self)}
         return {**head, "nonce": self.nonce} if self.nonce else head
 
     def at(self, entry: Entry) -> BacklogItem:
@@ -230,8 +233,9 @@ def _read(entry: Entry, item_id: str, lane: str, shelf: str, letter: str = "") -
         size, number, nonce = body.whole("size"), _number(body.text("data")), body.text("nonce", "")
     except BadRecord as error:
         raise _no_item(entry, error) from None
+    more = {name: each for name, each in body.body.items() if name not in _FIELDS}
     return BacklogItem(
-        item_id, attempts, why, size, number, value, lane, shelf, letter, entry.key, entry.version, nonce
+        item_id, attempts, why, size, number, value, lane, shelf, letter, entry.key, entry.version, nonce, more
     )
 
 
