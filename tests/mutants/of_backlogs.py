@@ -17,10 +17,7 @@ DEFECTS = (
         TAKING,
         "        checks: list[Check] = [At(each.entry) for each in batch]\n",
         "        checks: list[Check] = []\n",
-        (
-            *at(RACES, "an_item_that_is_removed_between_look_and_claim_is_not_taken"),
-            *schedules("backlog", "backlog"),
-        ),
+        at(RACES, "an_item_that_is_removed_between_look_and_claim_is_not_taken"),
     ),
     Defect(
         "Backlog",
@@ -55,7 +52,6 @@ DEFECTS = (
         (
             *at("backlog", "who_has_an_item_that_was_removed_cannot_end_it_and_is_told", on="memory-ack-removed"),
             *at("backlog", "who_has_an_item_that_was_removed_cannot_end_it_and_is_told", on="memory-release-put anew"),
-            *schedules("backlog", "backlog"),
         ),
     ),
     Defect(
@@ -79,12 +75,8 @@ DEFECTS = (
         "an item is buried although somebody has claimed it",
         TAKING,
         "            held = [item.check, Absent(self._names.claim_of(item)), *checks]\n",
-        "            held = [Absent(self._names.lanes), *checks]\n",
-        at(
-            RACES,
-            "an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim",
-            "an_item_that_is_removed_between_look_and_burial_is_no_dead_letter",
-        ),
+        "            held = [item.check, *checks]\n",
+        at(RACES, "an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim"),
     ),
     Defect(
         "Backlog",

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 import latchwork
+from latchwork.backends.futures import completed
 from latchwork.errors import LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import Backlog
 from latchwork.testing.faults import Fault, FaultyStore
@@ -28,24 +29,23 @@ def ids(claims):
 # Others are faster
 
 
-def meanwhile(store, monkeypatch, method, act):
-    """Have something done after each call of a method, before its answer is used; once."""
-    real, done = getattr(store, method), []
+def meanwhile(store, monkeypatch, act):
+    """Have something done between the look of a take and its first commit."""
+    commit, done = store.commit, []
 
-    def called(*args, **options):
-        found = real(*args, **options)
+    def late(checks, ops):
         if not done:
             done.append(True)
             act()
-        return found
+        return commit(checks, ops)
 
-    monkeypatch.setattr(store, method, called)
+    monkeypatch.setattr(store, "commit", late)
 
 
 def test_an_item_that_is_removed_between_look_and_claim_is_not_taken(backlog, connect, monkeypatch):
     store, mine = connect(), backlog()
     fill(mine, "1", "2")
-    meanwhile(store, monkeypatch, "list", lambda: mine.remove(mine.find("any", "s", "1")))
+    meanwhile(store, monkeypatch, lambda: mine.remove(mine.find("any", "s", "1")))
     assert ids(backlog(store=store).try_take(["any"], limit=9)) == ["2"]
     assert mine.find("any", "s", "1") is None
 
@@ -53,7 +53,7 @@ def test_an_item_that_is_removed_between_look_and_claim_is_not_taken(backlog, co
 def test_an_item_that_is_done_between_look_and_claim_is_not_taken_again(backlog, connect, monkeypatch):
     store, mine = connect(), backlog()
     fill(mine, "1")
-    meanwhile(store, monkeypatch, "list", lambda: [claim.ack() for claim in mine.try_take(["any"])])
+    meanwhile(store, monkeypatch, lambda: [claim.ack() for claim in mine.try_take(["any"])])
     assert backlog(store=store).try_take(["any"]) == []
     assert (mine.size(), mine.claims()) == (0, {})
 
@@ -66,7 +66,7 @@ def test_an_item_that_is_put_anew_between_look_and_claim_is_taken_as_it_is_now(b
         mine.remove(mine.find("any", "s", "1"))
         mine.put("any", "s", "1", b"new")
 
-    meanwhile(store, monkeypatch, "list", put_anew)
+    meanwhile(store, monkeypatch, put_anew)
     other = backlog(store=store)
     claims = other.try_take(["any"]) or other.try_take(["any"])
     assert [claim.value for claim in claims] == [b"new"]
@@ -76,19 +76,20 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     store, mine, claims = connect(), backlog(max_attempts=1), []
     fill(mine, "1")
     other = backlog(store=store, max_attempts=1)
-    listing = store.list
+    begin = store.begin
 
-    def claims_before_items(prefix, **options):
+    def claims_before_items(method, prefix, **options):
         """What a look sees whose claims are older than its items."""
-        if prefix.endswith("/claims"):
-            return []
+        if "/claims/" in prefix:
+            return completed([])
         if not claims:
             claims.extend(mine.try_take(["any"]))
-        return listing(prefix, **options)
+        return begin(method, prefix, **options)
 
-    monkeypatch.setattr(store, "list", claims_before_items)
+    monkeypatch.setattr(store, "begin", claims_before_items)
     assert other.try_take(["any"]) == []
     assert other.dead_letters() == []
+    assert claims[0].attempts == 1
     claims[0].ack()
     assert mine.size() == 0
 
@@ -99,14 +100,8 @@ def test_an_item_that_is_removed_between_look_and_burial_is_no_dead_letter(backl
     mine.try_take(["any"])
     store.delete("work/lanes/any/claims/s/1")
     other = backlog(store=store, max_attempts=1)
-    commit, removed = store.commit, []
-
-    def remove_meanwhile(checks, ops):
-        if not removed:
-            removed.append(mine.remove(mine.find("any", "s", "1")))
-        return commit(checks, ops)
-
-    monkeypatch.setattr(store, "commit", remove_meanwhile)
+    removed = []
+    meanwhile(store, monkeypatch, lambda: removed.append(mine.remove(mine.find("any", "s", "1"))))
     assert other.try_take(["any"]) == []
     assert (removed, other.dead_letters()) == ([True], [])
 
