@@ -8,7 +8,6 @@ import uuid
 import pytest
 
 import latchwork
-from latchwork.backends.futures import completed
 from latchwork.errors import LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import Backlog
 from latchwork.testing.faults import Fault, FaultyStore
@@ -76,17 +75,17 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     store, mine, claims = connect(), backlog(max_attempts=1), []
     fill(mine, "1")
     other = backlog(store=store, max_attempts=1)
-    begin = store.begin
+    listing = store.list
 
-    def claims_before_items(method, prefix, **options):
+    def claims_before_items(prefix, **options):
         """What a look sees whose claims are older than its items."""
         if "/claims/" in prefix:
-            return completed([])
-        if not claims:
+            return []
+        if "/items/" in prefix and not claims:
             claims.extend(mine.try_take(["any"]))
-        return begin(method, prefix, **options)
+        return listing(prefix, **options)
 
-    monkeypatch.setattr(store, "begin", claims_before_items)
+    monkeypatch.setattr(store, "list", claims_before_items)
     assert other.try_take(["any"]) == []
     assert other.dead_letters() == []
     assert claims[0].attempts == 1
@@ -164,8 +163,8 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
     assert ids(taken) == [f"{n:03d}" for n in range(290)]
     monkeypatch.setattr("latchwork.primitives.queue.backlog_taking.HINT_S", 5.0)
     assert ids(mine.try_take(["any"])) == ["290"]
-    looks, begin = [], store.begin
-    monkeypatch.setattr(store, "begin", lambda *args, **options: looks.append(args) or begin(*args, **options))
+    looks, listing = [], store.list
+    monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))
     assert ids(mine.try_take(["any"])) == ["291"]
     assert len(looks) == 2  # the items and the claims of one stretch
     taken[0].release()

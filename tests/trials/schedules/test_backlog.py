@@ -130,6 +130,28 @@ class BacklogModel(Model):
             self.take(me, backlog)
 
     @action
+    def hurry(self, me):
+        """Put and take at once, so that shelves are often empty, and found so while others put."""
+        with self.open(me) as backlog:
+            for item_id in self.ids(me, 4):
+                self.surely([item_id], self.put, lambda item_id=item_id: backlog.put("a", "s", item_id, b""))
+                for claim in backlog.try_take(["a"], limit=5):
+                    result = Create(f"results/{claim.item.id}", b"")
+                    self.surely([claim.item.id], self.done, lambda claim=claim, end=result: claim.ack(ops=[end]))
+                backlog.try_take(["a"], limit=5, accept=lambda _item: False)
+
+    @action
+    def cancel_at_once(self, me):
+        """Cancel what others are about to take."""
+        with self.open(me) as backlog:
+            for _ in range(4):
+                for item in backlog.items("a", limit=3):
+                    cancelled = Create(f"cancelled/{item.id}", b"")
+                    removing = lambda item=item, end=cancelled: backlog.remove(item, ops=[end])  # noqa: E731
+                    self.surely([item.id], set(), removing)
+                    self.unsure.discard(item.id)
+
+    @action
     def cancel(self, me):
         with self.open(me) as backlog:
             for item in backlog.items(limit=2):

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 SPARE, LONGEST_PAGE = 16, 640
 #: Shelves of which the index is read at once, and that are looked at together at most.
 SHELVES_READ, SHELVES_TOGETHER = 16, 16
+#: So many lists, of one shelf, are not worth a thread.
+FEW = 2
 #: So many taken items at the head are worth a hint.
 MANY = 48
 
@@ -48,11 +50,10 @@ class Lists(Step[list[list[Entry]]]):
         self._wanted = wanted
 
     def block(self) -> list[list[Entry]]:
-        """Wait for all."""
-        if len(self._wanted) == 1:
-            ((prefix, limit, after),) = self._wanted
-            return [self._store.list(prefix, limit=limit, start_after=after)]
-        return self.begin().result()
+        """Wait for all. A few are made in this thread, one after the other: cheaper than a change of threads."""
+        if len(self._wanted) > FEW:
+            return self.begin().result()
+        return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
     def begin(self) -> Future[list[list[Entry]]]:
         """Begin all."""

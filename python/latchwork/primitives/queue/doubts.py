@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.store.backoff import Backoff
@@ -130,7 +130,10 @@ async def delete_claim(store: Store, claim: Entry, session: Session, what: str, 
             await ask(store.delete, claim.key, version=claim.version)
         except Conflict:
             return
-        except (Unavailable, OutcomeUnknown) as error:
+        except FATAL as error:
+            _log.warning("%s: %s stays until its session ends: %s", what, claim.key, error)
+            return
+        except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", what, claim.key, error)
             await Pause(store.clock, session.lost, backoff.next_s())
         else:
