@@ -17,7 +17,7 @@ DEFECTS = (
         TAKING,
         "        checks: list[Check] = [At(each.entry) for each in batch]\n",
         "        checks: list[Check] = []\n",
-        at(RACES, "an_item_that_is_removed_between_look_and_claim_is_not_taken"),
+        (*at(RACES, "an_item_that_is_removed_between_look_and_claim_is_not_taken"), *schedules("backlog", "backlog")),
     ),
     Defect(
         "Backlog",
@@ -60,7 +60,10 @@ DEFECTS = (
         "primitives/queue/taken.py",
         "store.fence(claim.created, At(claim), *checks, session.fence)",
         "store.fence(claim.created, *checks, session.fence)",
-        at("backlog", "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item", on="memory-ack"),
+        (
+            *at("backlog", "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item", on="memory-ack"),
+            *schedules("backlog", "backlog"),
+        ),
     ),
     Defect(
         "Backlog",
@@ -151,7 +154,6 @@ DEFECTS = (
             *at(
                 RACES, "a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile", on="memory-put_in_a_transaction"
             ),
-            *schedules("backlog", "backlog"),
         ),
     ),
     Defect(
