@@ -206,6 +206,7 @@ def _queue() -> list[Play]:
 def _filled_backlog(store: Store, name: str) -> p.Backlog:
     backlog = p.Backlog(store, name)
     backlog.put("any", "s", "1", b"item")
+    assert store.session.remaining_s() > 0.0  # opened here, where nothing is interrupted
     return backlog
 
 
