@@ -24,7 +24,18 @@ CHECKS = [
     "fuzz",
     "core",
 ]
-BENCHES = ["store", "assignment", "balancing", "cluster", "handover", "keeper", "primitives", "group", "instructions"]
+BENCHES = [
+    "store",
+    "assignment",
+    "balancing",
+    "cluster",
+    "handover",
+    "keeper",
+    "primitives",
+    "group",
+    "backlog",
+    "instructions",
+]
 #: Installing and building, told from what is run in the end.
 FIRST = ("make", "pip", "install_test_servers", "build_etcd36", "install_zookeeper39")
 

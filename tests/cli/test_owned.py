@@ -15,7 +15,7 @@ import pytest
 import latchwork
 from backends_table import ONE_OF_EACH_KIND
 from latchwork.jobs import FixedDelay, Job, JobManager, inspect
-from latchwork.primitives import Counter, Lock, Once, Queue
+from latchwork.primitives import Backlog, Counter, Lock, Once, Queue
 
 
 @pytest.fixture(params=ONE_OF_EACH_KIND)
@@ -115,9 +115,16 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
     with latchwork.connect(url) as store:
         Counter(store, "visits").add(3)
         Queue(store, "mail").put(b"a")
+        Backlog(store, "tasks").put("any", "s", "1", b"")
+        Backlog(store, "tasks").try_take(["any"])[0].bury("bad\x1b[31m")
+        Backlog(store, "tasks").put("any", "s", "2", b"")
         Once(store, "migrate").run(lambda _work: b"done\x1b[31m")
     assert cli("show", "counter", "visits", "--url", url).out == "value: 3\n"
     assert cli("show", "queue", "mail", "--url", url, "--json").json["items"] == 1
+    backlog = cli("show", "backlog", "tasks", "--url", url, "--json").json
+    assert backlog["lanes"] == [{"lane": "any", "items": 1, "takers": 0}]
+    assert backlog["dead_letters"][0]["item"] == "any/s/1"
+    assert "\x1b" not in cli("show", "backlog", "tasks", "--url", url).out
     text = cli("show", "once", "migrate", "--url", url).out
     assert "outcome: done\n" in text
     assert "\x1b" not in text
@@ -126,7 +133,20 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
 
 
 @pytest.mark.parametrize(
-    "kind", ["lock", "rwlock", "persistent-lock", "semaphore", "latch", "election", "once", "queue", "counter", "group"]
+    "kind",
+    [
+        "lock",
+        "rwlock",
+        "persistent-lock",
+        "semaphore",
+        "latch",
+        "election",
+        "once",
+        "queue",
+        "backlog",
+        "counter",
+        "group",
+    ],
 )
 def test_a_primitive_that_was_never_used_shows_as_such_and_nothing_is_written(cli, file_url, kind):
     with latchwork.connect(file_url) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    of_backlogs,
     of_embedded,
     of_etcd,
     of_jobs,
@@ -30,6 +31,7 @@ DEFECTS = (
     *of_numbers.DEFECTS,
     *of_meetings.DEFECTS,
     *of_queues.DEFECTS,
+    *of_backlogs.DEFECTS,
     *of_jobs.DEFECTS,
     *of_operations.DEFECTS,
 )

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is acknowledged without the claim's fence",
-        "primitives/queue/claim.py",
+        "primitives/queue/taken.py",
         "            await ask(self._store.commit, [self.fence, *checks], ops)\n",
         "            await ask(self._store.commit, [*checks], ops)\n",
         at("queue", "an_acknowledgement_after_an_outsider_took_the_claim_away_changes_nothing"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "attempts are not counted",
-        "primitives/queue/items.py",
+        "primitives/queue/stored.py",
         "        return replace(self, attempts=self.attempts + 1)\n",
         "        return replace(self, attempts=self.attempts)\n",
         at("queue", "an_item_that_fails_too_often_becomes_a_dead_letter"),
@@ -56,8 +56,8 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim that may land late is forgotten",
-        "primitives/queue/taking.py",
-        "                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item_key, item.value)])\n",
+        "primitives/queue/doubts.py",
+        "                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item.key, item.value)])\n",
         "",
         ("primitives/test_queue.py::test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others",),
     ),
@@ -72,7 +72,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an acknowledgement with a lost answer is an error",
-        "primitives/queue/claim.py",
+        "primitives/queue/taken.py",
         "            self._is_doubtful = True\n",
         "            self._is_doubtful = False\n",
         at("queue", "an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once"),
@@ -96,7 +96,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim is ours until we hear that it was given back",
-        "primitives/queue/claim.py",
+        "primitives/queue/taken.py",
         "        self._is_ending = True  # once it is written another may take the item, before we hear that it was\n",
         "",
         (

@@ -16,7 +16,7 @@ from mutants.overlay import overlay, run_tests
 
 PRIMITIVES = {
     *("LeaderLatch", "Election", "Lock", "ReadWriteLock", "Semaphore", "PersistentLock", "LockKeeper", "Counter"),
-    *("Sequence", "Barrier", "DoubleBarrier", "Group", "Queue", "PriorityQueue", "Once", "RateLimiter"),
+    *("Sequence", "Barrier", "DoubleBarrier", "Group", "Queue", "PriorityQueue", "Backlog", "Once", "RateLimiter"),
 }
 #: Package to how many defects it has at least.
 LEAST = {

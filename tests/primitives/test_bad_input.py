@@ -12,6 +12,7 @@ import pytest
 import latchwork
 from latchwork.errors import Closed, InvalidKey, LatchworkError
 from latchwork.primitives import (
+    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -45,6 +46,7 @@ MAKERS = {
     "Group": lambda store, name="a": Group(store, name, member_id="m"),
     "Queue": lambda store, name="a": Queue(store, name),
     "PriorityQueue": lambda store, name="a": PriorityQueue(store, name),
+    "Backlog": lambda store, name="a": Backlog(store, name),
     "Once": lambda store, name="a": Once(store, name),
     "RateLimiter": lambda store, name="a": RateLimiter(store, name, permits=1, interval_s=60),
     "Counter": lambda store, name="a": Counter(store, name),
@@ -62,6 +64,7 @@ WAITS = {
     "Group": lambda one, s: one.wait(s),
     "Queue": lambda one, s: one.take(s),
     "PriorityQueue": lambda one, s: one.take(s),
+    "Backlog": lambda one, s: one.wait_free("any", s),
     "Once": lambda one, s: one.run(lambda _work: b"", timeout_s=s),
     "RateLimiter": lambda one, s: one.acquire(timeout_s=s),
 }
@@ -179,6 +182,7 @@ USES = {
             "DoubleBarrier": ("leave", "abort", "round", "members"),
             "Queue": ("size", "items", "claims", "dead_letters"),
             "PriorityQueue": ("size", "items", "claims", "dead_letters"),
+            "Backlog": ("size", "items", "claims", "dead_letters", "lanes"),
             "Once": ("outcome", "reset"),
             "RateLimiter": ("given",),
         }.items()
@@ -198,6 +202,12 @@ USES = {
             "drop": lambda one: one.drop("5-000000000001"),
         }.items()
     },
+    "Backlog.put": ("Backlog", lambda one: one.put("any", "s", "1", b"")),
+    "Backlog.try_take": ("Backlog", lambda one: one.try_take(["any"])),
+    "Backlog.find": ("Backlog", lambda one: one.find("any", "s", "1")),
+    "Backlog.revive": ("Backlog", lambda one: one.revive("1")),
+    "Backlog.drop": ("Backlog", lambda one: one.drop("1")),
+    "Backlog.takers": ("Backlog", lambda one: one.takers("any")),
 }
 
 
@@ -268,6 +278,7 @@ def test_a_counter_refuses_what_it_would_read_back_as_another_number(store, chan
         lambda store: RateLimiter(store, "a", permits=2, interval_s=1).acquire(1.5),
         lambda store: Queue(store, "a", capacity=1.5),
         lambda store: Queue(store, "a", max_attempts=1.5),
+        lambda store: Backlog(store, "a", max_attempts=1.5),
         lambda store: Once(store, "a", max_starts=1.5),
         lambda store: Barrier(store, "a", parties=1.5, member_id="m"),
         lambda store: Sequence(store, "a").take(lambda _number: [], count=1.5),
@@ -312,12 +323,24 @@ def test_a_member_id_that_is_no_segment_of_a_key_is_refused_before_any_io(kind, 
         lambda label: Semaphore(NoIo(), "a", label=label),
         lambda label: Queue(NoIo(), "a", label=label),
         lambda label: PriorityQueue(NoIo(), "a", label=label),
+        lambda label: Backlog(NoIo(), "a", label=label),
         lambda label: Once(NoIo(), "a", label=label),
         lambda label: RateLimiter(NoIo(), "a", permits=1, interval_s=1, label=label),
         lambda label: PersistentLock(NoIo(), "a", owner_label=label),
         lambda label: LockKeeper(NoIo(), owner_label=label),
     ],
-    ids=["Lock", "ReadWriteLock", "Semaphore", "Queue", "PriorityQueue", "Once", "RateLimiter", "Persistent", "Keeper"],
+    ids=[
+        "Lock",
+        "ReadWriteLock",
+        "Semaphore",
+        "Queue",
+        "PriorityQueue",
+        "Backlog",
+        "Once",
+        "RateLimiter",
+        "Persistent",
+        "Keeper",
+    ],
 )
 def test_a_label_that_is_no_text_is_refused_before_any_io(make, label):
     with pytest.raises(TypeError, match=r"label.* must be text, not "):
@@ -344,8 +367,13 @@ def test_a_leaders_value_that_is_no_bytes_is_refused_and_changes_nothing(store, 
         lambda store: DoubleBarrier(store, "a", parties=1, member_id="m").abort(b"why"),
         lambda store: taken(store).release(b"why"),
         lambda store: taken(store).bury(b"why"),
+        lambda store: taken_from_backlog(store).release(b"why"),
+        lambda store: taken_from_backlog(store).bury(b"why"),
     ],
-    ids=["Barrier.abort", "DoubleBarrier.abort", "Claim.release", "Claim.bury"],
+    ids=[
+        *("Barrier.abort", "DoubleBarrier.abort", "Claim.release", "Claim.bury"),
+        *("BacklogClaim.release", "BacklogClaim.bury"),
+    ],
 )
 def test_a_reason_that_is_no_text_is_refused(store, end):
     with pytest.raises(TypeError, match="the reason must be text, not b'why'"):
@@ -357,6 +385,13 @@ def taken(store):
     queue = Queue(store, "a")
     queue.put(b"")
     return queue.take(5.0)
+
+
+def taken_from_backlog(store):
+    """The claim of the only item of a backlog."""
+    backlog = Backlog(store, "a")
+    backlog.put("any", "s", "1", b"")
+    return backlog.try_take(["any"])[0]
 
 
 @pytest.mark.parametrize("make", [LockKeeper, lambda store, ttl_s: PersistentLock(store, "a", ttl_s=ttl_s)])
@@ -402,7 +437,7 @@ def test_what_cannot_be_run_by_a_leader_is_refused_at_once(kind, wrong):
             leader.run(wrong, timeout_s=0.0)
 
 
-METHODS = ("acquire", "take", "run", "wait", "put")
+METHODS = ("acquire", "take", "run", "wait", "wait_free", "put")
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
@@ -418,6 +453,6 @@ def test_a_time_by_another_librarys_name_is_refused_with_ours(name):
         others = {"LeaderLatch": "wait", "Election": "campaign", "Barrier": "wait", "DoubleBarrier": "enter"}
         method = getattr(one, others.get(name) or next(each for each in METHODS if hasattr(one, each)))
         with pytest.raises(TypeError, match=r"\(\) has no argument 'timeout'; it is timeout_s, in seconds"):
-            method(timeout=5)
+            method(*(["any"] if method.__name__ == "wait_free" else []), timeout=5)
         with pytest.raises(TypeError, match=r"unexpected keyword argument|missing 1 required"):
             method(tiemout_s=5)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork.errors import LockLost, NotLeader
-from latchwork.primitives import Election, LeaderLatch, Lock, Queue, ReadWriteLock, Semaphore
+from latchwork.primitives import Backlog, Election, LeaderLatch, Lock, Queue, ReadWriteLock, Semaphore
 
 #: Much less than the TTL of the sessions, after which everybody would hear of it in any case.
 SOON_S = 8.0
@@ -48,7 +48,13 @@ def claim(store, session):
     return queue.take(30.0)
 
 
-HOLDS = [lock, read_side, write_side, semaphore, term, claim]
+def backlog_claim(store, session):
+    backlog = Backlog(store, "backlog", session=session)
+    backlog.put("any", "s", "1", b"x")
+    return backlog.try_take(["any"])[0]
+
+
+HOLDS = [lock, read_side, write_side, semaphore, term, claim, backlog_claim]
 
 
 @pytest.fixture(params=["session", "store"])

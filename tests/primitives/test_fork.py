@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from latchwork.errors import ForkedProcess, LockLost, NotLeader
+from latchwork.errors import ForkedProcess, LockLost, NotLeader, OutcomeUnknown
 from latchwork.interrupts import Mutex
 from latchwork.primitives import (
+    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -383,6 +384,54 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
             "ack": claim.ack,
             "release": claim.release,
             "bury": claim.bury,
+            "on_lost": lambda: claim.on_lost(print),
+            "the end of a with": lambda: claim.__exit__(None, None, None),
+        },
+        quiet={
+            "is_held": (lambda: claim.is_held, "False"),
+            "lost": (lambda: claim.lost.wait(HANG_S / 2), "True"),
+            "the end of a with that failed": (lambda: claim.__exit__(OSError, OSError(), None), "None"),
+            "guard_work": (lambda: claim.guard_work().is_stopped, "True"),
+        },
+    )
+    claim.ack()
+
+
+def test_a_backlog_and_its_claim_are_refused(store):
+    backlog = Backlog(store, "a")
+    backlog.put("any", "s", "1", b"1")
+    (claim,) = backlog.try_take(["any"])
+    item = backlog.find("any", "s", "1")
+    part = claim.ack_part()
+    part.given_up()
+    refused(
+        backlog,
+        {
+            "put": lambda: backlog.put("any", "s", "2", b""),
+            "try_take": lambda: backlog.try_take(["any"]),
+            "wait_free": lambda: backlog.wait_free("any", 0),
+            "remove": lambda: backlog.remove(item),
+            "find": lambda: backlog.find("any", "s", "1"),
+            "holder": lambda: backlog.holder(item),
+            "size": backlog.size,
+            "lanes": backlog.lanes,
+            "items": backlog.items,
+            "claims": backlog.claims,
+            "dead_letters": backlog.dead_letters,
+            "revive": lambda: backlog.revive("1"),
+            "drop": lambda: backlog.drop("1"),
+            "takers": lambda: backlog.takers("any"),
+        },
+        quiet={"close": (backlog.close, "None")},
+    )
+    refused(
+        claim,
+        {
+            "ack": claim.ack,
+            "release": claim.release,
+            "bury": claim.bury,
+            "ack_part": claim.ack_part,
+            "landed": lambda: part.landed(OutcomeUnknown("cut")),
             "on_lost": lambda: claim.on_lost(print),
             "the end of a with": lambda: claim.__exit__(None, None, None),
         },

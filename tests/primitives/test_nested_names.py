@@ -10,6 +10,7 @@ import pytest
 import latchwork
 from latchwork.errors import BarrierBroken, LatchworkError, WaitTimeout
 from latchwork.primitives import (
+    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -78,6 +79,8 @@ def hold(store, used):
     for queue in (Queue(store, "a/queue"), PriorityQueue(store, "a/priorities")):
         queue.put_many([b"taken", b"free"])
         used.callback(queue.take(0).release)
+    backlog = Backlog(store, "a/backlog")
+    backlog.put("any", "s", "1", b"free")
     RateLimiter(store, "a/rate", permits=1, interval_s=60).acquire(timeout_s=0)
     Counter(store, "a/counter").put(7)
     Sequence(store, "a/sequence").take(lambda number: [Create(f"a/ids/{number}", b"")])
@@ -178,6 +181,15 @@ def priority_queue(store):
     assert (one.take(0).value, one.size()) == (b"mine", 1)
 
 
+def backlog(store):
+    one = Backlog(store, "a")
+    assert (one.lanes(), one.items(), one.wait_free("any", 0.05)) == ([], [], False)
+    one.put("any", "s", "1", b"mine")
+    (claim,) = one.try_take(["any"], limit=9)
+    assert (claim.value, one.size(), list(one.claims()), one.takers("any")) == (b"mine", 1, ["any/s/1"], [])
+    claim.ack()
+
+
 def once(store):
     one = Once(store, "a")
     assert (one.outcome(), one.runner()) == (None, None)
@@ -206,7 +218,7 @@ def sequence(store):
 
 KINDS = (
     *(lock, read_write_lock, semaphore, persistent_lock, lock_keeper, leader_latch, election, barrier, double_barrier),
-    *(group, queue, priority_queue, once, rate_limiter, counter, sequence),
+    *(group, queue, priority_queue, backlog, once, rate_limiter, counter, sequence),
 )
 
 

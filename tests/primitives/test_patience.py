@@ -12,6 +12,7 @@ import latchwork
 from latchwork import primitives
 from latchwork.errors import Closed, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives import (
+    Backlog,
     Barrier,
     DoubleBarrier,
     Election,
@@ -51,6 +52,13 @@ def with_an_item(store, kind):
     return kind(store, "a")
 
 
+def with_a_free_item(store):
+    """A backlog with an item in it, which was put while the server was there."""
+    with latchwork.connect(store.url) as before:
+        Backlog(before, "a").put("any", "s", "1", b"")
+    return Backlog(store, "a")
+
+
 WAITS = {
     "Lock": Wait(Lock, lambda one, s: one.acquire(s)),
     "ReadWriteLock.read": Wait(lambda store, name: ReadWriteLock(store, name).read, lambda one, s: one.acquire(s)),
@@ -65,6 +73,7 @@ WAITS = {
     "Queue.put": Wait(Queue, lambda one, s: one.put(b"1", timeout_s=s)),
     "Queue.take": Wait(lambda store, _: with_an_item(store, Queue), lambda one, s: one.take(s)),
     "PriorityQueue.take": Wait(lambda store, _: with_an_item(store, PriorityQueue), lambda one, s: one.take(s)),
+    "Backlog": Wait(lambda store, _: with_a_free_item(store), lambda one, s: one.wait_free("any", s), "list"),
     "Once": Wait(Once, lambda one, s: one.run(lambda _work: b"", timeout_s=s)),
     "RateLimiter": Wait(
         lambda store, name: RateLimiter(store, name, permits=1, interval_s=60),
@@ -86,7 +95,20 @@ WITHOUT_WAITS = {"Counter", "Sequence"}
 
 
 def test_every_primitive_is_here():
-    parts = {"Candidate", "Claim", "GroupMember", "HeldLock", "Item", "Leader", "LockHolder", "LockState", "Observer"}
+    parts = {
+        "BacklogClaim",
+        "BacklogEnding",
+        "BacklogItem",
+        "Candidate",
+        "Claim",
+        "GroupMember",
+        "HeldLock",
+        "Item",
+        "Leader",
+        "LockHolder",
+        "LockState",
+        "Observer",
+    }
     parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}
     kinds = {name for name in primitives.__all__ if isinstance(getattr(primitives, name), type)}
     assert {name.partition(".")[0] for name in WAITS} | WITHOUT_WAITS == kinds - parts

@@ -18,6 +18,9 @@ SECTIONS = {
 }
 #: What a primitive hands out or takes, and in whose section that is explained.
 PARTS = {
+    "BacklogClaim": "Backlog",
+    "BacklogEnding": "Backlog",
+    "BacklogItem": "Backlog",
     "Candidate": "LeaderLatch",
     "Claim": "Queue",
     "GroupMember": "Group",

@@ -187,6 +187,51 @@ def _queue() -> list[Play]:
     ]
 
 
+def _filled_backlog(store: Store, name: str) -> p.Backlog:
+    backlog = p.Backlog(store, name)
+    backlog.put("any", "s", "1", b"item")
+    assert store.session.remaining_s() > 0.0  # opened here, where nothing is interrupted
+    return backlog
+
+
+def _emptied(_ours: object, _mine: Store, other: Store, name: str) -> None:
+    backlog = p.Backlog(other, name)
+    while backlog.size():
+        assert backlog.wait_free("any", WAIT_S), "an item that nobody can have"
+        for claim in backlog.try_take(["any"]):
+            claim.ack()
+    assert not backlog.claims()
+    assert not backlog.takers("other")
+
+
+def _backlog() -> list[Play]:
+    def taken(store: Store, name: str) -> p.BacklogClaim:
+        return _filled_backlog(store, name).try_take(["any"])[0]
+
+    def take(backlog: p.Backlog, *_: object) -> None:
+        for claim in backlog.try_take(["any"]):
+            with claim:
+                pass
+
+    def ended(claim: p.BacklogClaim, mine: Store, other: Store, name: str) -> None:
+        if claim.is_held:
+            with suppress(LockLost):
+                claim.release()
+        _emptied(claim, mine, other, name)
+
+    def put(backlog: p.Backlog, *_: object) -> None:
+        backlog.put("any", "s", "1", b"item")
+
+    return [
+        Play("Backlog.put", p.Backlog, put, _emptied),
+        Play("Backlog.try_take", _filled_backlog, take, _emptied),
+        Play("Backlog.wait_free", _filled_backlog, lambda one, *_: one.wait_free("other", 0.01), _emptied),
+        Play("BacklogClaim.ack", taken, lambda claim, *_: claim.ack(), ended),
+        Play("BacklogClaim.release", taken, lambda claim, *_: claim.release(count=False), ended),
+        Play("BacklogClaim.bury", taken, lambda claim, *_: claim.bury(), ended),
+    ]
+
+
 def _store() -> list[Play]:
     def nothing(_mine: Store, _name: str) -> None:
         return None
@@ -227,6 +272,7 @@ PLAYS = [
     *_election(),
     *_latch(),
     *_queue(),
+    *_backlog(),
     *onces(),
     *barriers(),
     *double_barriers(),

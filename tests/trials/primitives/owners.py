@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
-from latchwork.errors import LatchworkError, LockLost, OwnershipLost
+from latchwork.errors import LatchworkError, LockLost, OutcomeUnknown, OwnershipLost, Unavailable, WaitTimeout
 from latchwork.primitives import (
+    Backlog,
     Election,
     LeaderLatch,
     Lock,
@@ -178,6 +180,38 @@ class PriorityTaker(Taker):
     kind = PriorityQueue
 
 
+class BacklogTaker:
+    """The claim of the one item of a backlog: given back, or acknowledged late."""
+
+    def __init__(self, store, name, role, ttl_s):
+        self._backlog = Backlog(store, name, max_attempts=100, label=role)
+        self._claim = None
+
+    def prepare(self):
+        self._backlog.put("any", "shelf", "only", b"the only one")
+
+    def own(self):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Unavailable, OutcomeUnknown):
+                if self._backlog.wait_free("any", PATIENCE_S) and (claims := self._backlog.try_take(["any"])):
+                    (self._claim,) = claims
+                    return [self._claim.fence]
+        raise WaitTimeout("the only item of the backlog was never free")
+
+    def is_held(self):
+        return self._claim is not None and self._claim.is_held
+
+    def end(self):
+        self._claim.release()
+
+    def late(self):
+        self._claim.ack()
+
+    def close(self):
+        self._backlog.close()
+
+
 class Runner:
     """The one that runs a function once; what somebody else has done is forgotten, and done again."""
 
@@ -248,6 +282,7 @@ OWNERS = {
     "LockKeeper": Keeper,
     "Queue": Taker,
     "PriorityQueue": PriorityTaker,
+    "Backlog": BacklogTaker,
     "Once": Runner,
 }
 #: They outlive their session.

@@ -14,6 +14,7 @@ from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say, say_json
 from latchwork.errors import OnceFailed
 from latchwork.primitives import (
+    Backlog,
     Counter,
     Election,
     Group,
@@ -103,6 +104,20 @@ def _queue(store: Store, name: str) -> dict[str, Any]:
         }
 
 
+def _backlog(store: Store, name: str) -> dict[str, Any]:
+    with closing(Backlog(store, name)) as backlog:
+        lanes = backlog.lanes()
+        takers = {lane: backlog.takers(lane) for lane in lanes}
+        return {
+            "lanes": [{"lane": lane, "items": backlog.size(lane), "takers": len(takers[lane])} for lane in lanes],
+            "claims": [{"item": item, **_ticket(each)} for item, each in backlog.claims().items()],
+            "dead_letters": [
+                {"letter": each.letter, "item": each.path, "attempts": each.attempts, "why": each.why}
+                for each in backlog.dead_letters()
+            ],
+        }
+
+
 def _group(store: Store, name: str) -> dict[str, Any]:
     with closing(Group(store, name)) as found:
         return {
@@ -122,6 +137,7 @@ _KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
     "election": _election,
     "once": _once,
     "queue": _queue,
+    "backlog": _backlog,
     "counter": _counter,
     "group": _group,
 }
