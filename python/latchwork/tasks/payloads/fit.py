@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from latchwork.records import short
-from latchwork.tasks.values import Parts, fields_of
+from latchwork.tasks.payloads.values import Parts, fields_of
 
 _UNIONS = (typing.Union, types.UnionType)
 #: Classes that stand for "anything with these methods": what they hold is looked at one by one.

@@ -20,8 +20,8 @@ from uuid import UUID
 
 from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
-from latchwork.tasks.libraries import msgpack
-from latchwork.tasks.raised import RaisedParts, parts_of, rebuilt
+from latchwork.tasks.payloads.libraries import msgpack
+from latchwork.tasks.payloads.raised import RaisedParts, parts_of, rebuilt
 
 #: Nothing is nested deeper.
 MOST_DEPTH = 64

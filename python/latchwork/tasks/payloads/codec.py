@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
-from latchwork.tasks.fit import Misfit, fit, same
+from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.functions import Registered
-from latchwork.tasks.libraries import cloudpickle
-from latchwork.tasks.values import pack, unpack
+from latchwork.tasks.payloads.libraries import cloudpickle
+from latchwork.tasks.payloads.values import pack, unpack
 
 #: A payload has at most so many bytes, unless its sides say otherwise.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024

@@ -14,30 +14,24 @@ from __future__ import annotations
 import errno as errors
 import math
 import os
-import select
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.store.forks import Home
+from latchwork.tasks.children.order import is_readable, moment_text, order_of, start_shim
+from latchwork.tasks.children.streams import Stream, Streams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SHIM = Path(__file__).with_name("shim.py")
-DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-#: Where a stream of a child comes from or goes to: a file's path, a descriptor, PIPE, DEVNULL; None is the parent's own.
-Stream = int | str | Path | None
 #: Why a child has ended: by itself, at the end of its time, told to, with its parent, or its supervisor was killed.
 Why = Literal["exited", "deadline", "told", "parent", "unsupervised"]
 #: Seconds for which a supervisor that was told to end may take; then its group is ended from here.
@@ -127,15 +121,15 @@ class Child:
             raise LatchworkError("children under supervision need a POSIX system; run tasks in threads here")
         given = [os.fsencode(each) for each in argv]
         self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
-        order = _order(given, env, folder, until, grace_s, user, keep)
+        order = order_of(given, env, folder, until, grace_s, user, keep)
         self._home = Home(self._what, made="started")
         self._mutex = mutex()
         self._end: ChildEnd | None = None
         self._heard = b""
         self._is_closed = False
-        streams = _Streams(stdin, stdout, stderr)
+        streams = Streams(stdin, stdout, stderr)
         try:
-            self._shim, self._orders, self._reports = _start_shim(order, streams.theirs, keep, label)
+            self._shim, self._orders, self._reports = start_shim(order, streams.theirs, keep, label)
         except BaseException:
             streams.close()
             raise
@@ -164,7 +158,7 @@ class Child:
 
     def allow(self, until: float) -> None:
         """Let it run until that moment of the boot clock, whether that is later or earlier than before."""
-        self._say(f"until {_moment(until)}")
+        self._say(f"until {moment_text(until)}")
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Send SIGTERM to its group, and end it by force so many seconds later. Does not wait."""
@@ -221,7 +215,7 @@ class Child:
         until = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         while self._end is None:
             left_s = None if until is None else max(0.0, until - SYSTEM_CLOCK.now())
-            if not _is_readable(self._reports, left_s):
+            if not is_readable(self._reports, left_s):
                 return None
             self._hear()
         return self._end
@@ -231,7 +225,7 @@ class Child:
         with self._mutex:
             if self._end is not None:
                 return
-            part = os.read(self._reports, 4096) if _is_readable(self._reports, 0.0) else None
+            part = os.read(self._reports, 4096) if is_readable(self._reports, 0.0) else None
             if part is None:
                 return
             self._heard += part
@@ -276,122 +270,23 @@ class Child:
         self._shim.wait()
 
 
-class Leash:
-    """Lets children run as long as an ownership surely lasts, and no longer. Safe to share between threads.
-
-    One thread moves the moments of all its children on. When it cannot, because this process is frozen or killed, the
-    children end at the moment that they had.
-
-    Args:
-        remaining_s: for how long the ownership surely lasts, in seconds: ``session.remaining_s``. Does no I/O.
-        margin_s: children end so long before that: the time that it may take to end one.
-        every_s: how often moments are moved on.
-    """
-
-    def __init__(self, remaining_s: Callable[[], float], *, margin_s: float = 0.5, every_s: float = 0.5) -> None:
-        for name, value in (("margin_s", margin_s), ("every_s", every_s)):
-            if not is_number(value, 0.0):
-                raise ValueError(f"{name} must be a number of seconds from 0, not {value!r}")
-        self._remaining_s = remaining_s
-        self._margin_s = margin_s
-        self._every_s = max(0.01, every_s)
-        self._mutex = mutex()
-        self._held: dict[Child, float] = {}
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def until(self) -> float:
-        """The moment until which a child may run as things are; on the boot clock."""
-        return SYSTEM_CLOCK.now() + self._remaining_s() - self._margin_s
-
-    def add(self, child: Child, deadline: float = math.inf) -> None:
-        """Hold a child from now on; it may not run beyond its own deadline either."""
-        with self._mutex:
-            if self._closed.is_set():
-                raise Closed("this leash was closed; make another one")
-            self._held[child] = deadline
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="latchwork-leash", daemon=True)
-                self._thread.start()
-        child.allow(min(self.until, deadline))
-
-    def remove(self, child: Child, *, deadline: float = math.inf) -> None:
-        """Hold it no longer: it may run until that moment, as if there were no ownership."""
-        with self._mutex:
-            there = self._held.pop(child, None)
-        if there is not None:
-            child.allow(deadline)
-
-    def close(self) -> None:
-        """Move nothing on any more: what is still held ends at its moment. Twice is fine."""
-        self._closed.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-    def _keep(self) -> None:
-        while not SYSTEM_CLOCK.wait(self._closed, self._every_s):
-            with self._mutex:
-                held = list(self._held.items())
-            until = self.until
-            for child, deadline in held:
-                with self._mutex:  # one that was let go meanwhile has another moment
-                    if child in self._held:
-                        child.allow(min(until, deadline))
+def _end_of(words: list[bytes]) -> ChildEnd:
+    """The end that a supervisor reports."""
+    why, status, user_s, system_s, rss, left = (each.decode() for each in words)
+    code = os.waitstatus_to_exitcode(int(status))
+    return ChildEnd(
+        cast("Why", why),
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        user_s=float(user_s),
+        system_s=float(system_s),
+        max_rss_kib=int(rss),
+        left=int(left),
+    )
 
 
-class _Streams:
-    """The streams of one child: descriptors for it, and the parent's ends of pipes."""
-
-    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
-        self.theirs: list[int] = []
-        self.ours: list[IO[bytes] | None] = [None, None, None]
-        try:
-            for number, stream in enumerate((stdin, stdout, stderr)):
-                self.theirs.append(self._opened(number, stream))
-        except BaseException:
-            self.close()
-            self.close_theirs()
-            raise
-
-    def _opened(self, number: int, stream: Stream) -> int:
-        if stream is None:
-            return _dup_or_null(number)
-        if isinstance(stream, (str, Path)):
-            flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            return os.open(stream, flags | os.O_CLOEXEC, 0o600)
-        if stream == STDOUT and number == 2:  # noqa: PLR2004 - stderr
-            return os.dup(self.theirs[1])
-        if stream == DEVNULL:
-            return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        if stream == PIPE:
-            reading, writing = os.pipe()
-            theirs, mine = (reading, writing) if number == 0 else (writing, reading)
-            self.ours[number] = os.fdopen(mine, "wb" if number == 0 else "rb", buffering=0)
-            return theirs
-        if type(stream) is not int or stream < 0:
-            raise ValueError(f"a stream must be a path, a descriptor, PIPE or DEVNULL, not {stream!r}")
-        return os.dup(stream)
-
-    def close_theirs(self) -> None:
-        while self.theirs:
-            os.close(self.theirs.pop())
-
-    def close(self) -> None:
-        for stream in self.ours:
-            if stream is not None:
-                stream.close()
-
-
-def _dup_or_null(number: int) -> int:
+def _signal_name(number: int) -> str:
     try:
-        return os.dup(number)
-    except OSError:  # this process has closed it
-        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -6,21 +6,42 @@ Nothing here touches the network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from latchwork.checks import late_result
-from latchwork.tasks.codec import Arguments, Payloads
-from latchwork.tasks.context import TaskContext, running
+from latchwork.tasks.payloads.codec import Arguments, Payloads
+from latchwork.tasks.running.context import TaskContext, running
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered
-from latchwork.tasks.outcome import Outcome
+from latchwork.tasks.payloads.outcome import Outcome
 
 #: The name of a call whose function is in its payload: pickled.
 PICKLED = ""
-#: Runs the coroutine of an ``async def`` task to its end.
-RunAsync = Callable[[Any], Any]
+#: Runs the coroutine of an ``async def`` task to its end, and cancels it when its context is told to stop.
+RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
+
+
+def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
+    """Run a coroutine on an event loop of its own, in this thread."""
+
+    async def main() -> Any:
+        inner = asyncio.ensure_future(body)
+        loop = asyncio.get_running_loop()
+        remove = context.on_stop(lambda: _cancel_soon(loop, inner))
+        try:
+            return await inner
+        finally:
+            remove()
+
+    return asyncio.run(main())
+
+
+def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(task.cancel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,7 @@ class Call:
 
 
 def perform(
-    call: Call, functions: Functions, payloads: Payloads, context: TaskContext, run_async: RunAsync = asyncio.run
+    call: Call, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
 ) -> Outcome:
     """Run a call in this thread. Whatever is wrong with it is its outcome."""
     try:
@@ -46,7 +67,7 @@ def perform(
         return Outcome.failed(error, is_final=not isinstance(error, UnknownFunction))
     token = running.set(context)
     try:
-        value = _called(registered, arguments, context, run_async)
+        value = _called(registered, arguments, context, run_loop)
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         return Outcome.failed(_without_our_frames(error))
     finally:
@@ -70,11 +91,11 @@ def resolved(call: Call, functions: Functions, payloads: Payloads) -> tuple[Regi
     return registered, payloads.decode_call(registered, call.payload)
 
 
-def _called(registered: Registered, arguments: Arguments, context: TaskContext, run_async: RunAsync) -> Any:
+def _called(registered: Registered, arguments: Arguments, context: TaskContext, run_loop: RunAsync) -> Any:
     args, kwargs = _with_context(registered, arguments, context)
     value = registered.fn(*args, **kwargs)
     if registered.is_async:
-        return run_async(value)
+        return run_loop(value, context)
     late = late_result(value)
     if late is not None:
         raise NotSerializable(f"the result of {registered.name!r} is {late}, whose body would never run")

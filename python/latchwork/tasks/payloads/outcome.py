@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.records import short
-from latchwork.tasks.codec import Payloads
+from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.errors import BadPayload, NotSerializable, RemoteError, RemoteTraceback
-from latchwork.tasks.raised import RaisedParts, loaded_class, parts_of, rebuilt
-from latchwork.tasks.values import pack, unpack
+from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, parts_of, rebuilt
+from latchwork.tasks.payloads.values import pack, unpack
 from latchwork.words import printable
 
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
