@@ -34,6 +34,7 @@ class Failure:
         traceback: where it was raised, for people.
         stored: its arguments and attributes, packed; empty when they cannot be.
         is_final: whether it is an error of the call, which no further try mends.
+        is_refusal: whether the call was not for this node: unknown there, or refused.
     """
 
     module: str
@@ -42,9 +43,10 @@ class Failure:
     traceback: str = ""
     stored: bytes = b""
     is_final: bool = False
+    is_refusal: bool = False
 
     @classmethod
-    def of(cls, error: BaseException, *, is_final: bool = False) -> Failure:
+    def of(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
         """The failure that an exception is."""
         kind = type(error)
         lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
@@ -55,6 +57,7 @@ class Failure:
             _cut(lines, MOST_TRACEBACK),
             _stored(error),
             is_final,
+            is_refusal,
         )
 
     @property
@@ -107,9 +110,9 @@ class Outcome:
     failure: Failure | None = None
 
     @classmethod
-    def failed(cls, error: BaseException, *, is_final: bool = False) -> Outcome:
+    def failed(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Outcome:
         """The outcome of a run that raised."""
-        return cls(failure=Failure.of(error, is_final=is_final))
+        return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal))
 
     @property
     def is_success(self) -> bool:
@@ -121,7 +124,7 @@ class Outcome:
         if self.failure is None:
             return pack([_VALUE, self.payload], "an outcome")
         f = self.failure
-        return pack([_RAISED, f.module, f.name, f.text, f.traceback, f.stored, f.is_final], "an outcome")
+        return pack([_RAISED, f.module, f.name, f.text, f.traceback, f.stored, f.is_final, f.is_refusal], "an outcome")
 
     @classmethod
     def of(cls, data: bytes) -> Outcome:
@@ -133,8 +136,8 @@ class Outcome:
         match unpack(data, "an outcome"):
             case ["value", bytes(payload)]:
                 return cls(payload)
-            case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final)]:
-                return cls(failure=Failure(module, name, text, where, stored, final))
+            case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final), bool(refused)]:
+                return cls(failure=Failure(module, name, text, where, stored, final, refused))
         raise BadPayload(f"{short(data)} is no outcome of a task")
 
     def result(self, payloads: Payloads, type_: Any = Any, what: str = "the result") -> Any:

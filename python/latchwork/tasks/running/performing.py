@@ -14,7 +14,7 @@ from typing import Any
 from latchwork.checks import late_result
 from latchwork.tasks.payloads.codec import Arguments, Payloads
 from latchwork.tasks.running.context import TaskContext, running
-from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, UnknownFunction
+from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, TaskRefused, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.outcome import Outcome
 
@@ -64,10 +64,13 @@ def perform(
     try:
         registered, arguments = resolved(call, functions, payloads)
     except (UnknownFunction, BadPayload) as error:
-        return Outcome.failed(error, is_final=not isinstance(error, UnknownFunction))
+        unknown = isinstance(error, UnknownFunction)
+        return Outcome.failed(error, is_final=not unknown, is_refusal=unknown)
     token = running.set(context)
     try:
         value = _called(registered, arguments, context, run_loop)
+    except TaskRefused as error:
+        return Outcome.failed(error, is_refusal=True)
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         return Outcome.failed(_without_our_frames(error))
     finally:

@@ -10,7 +10,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,12 @@ class _Run:
     context: TaskContext
     outcome: Future[Outcome] = field(default_factory=Future)
     stopped_at: float | None = None
+    is_late: bool = False
     forget: Callable[[], None] = lambda: None
 
     def end(self, outcome: Outcome) -> None:
         """The first outcome counts."""
-        if self.outcome.set_running_or_notify_cancel() if not self.outcome.running() else not self.outcome.done():
+        with suppress(InvalidStateError):
             self.outcome.set_result(outcome)
 
 
@@ -129,6 +131,7 @@ class Slots:
         """
         self._home.check()
         run = _Run(call, context)
+        run.outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
         with self._mutex:
             if self._closed:
                 raise Closed("these slots were closed; make others")
@@ -238,7 +241,7 @@ class Slots:
     def _looked_at(self, run: _Run, now: float) -> float | None:
         """Do what is due for a call; the next moment to look at it, None for never."""
         context = run.context
-        if run.outcome.done():
+        if run.outcome.done() or run.is_late:
             return None
         if context.deadline is not None and now >= context.deadline and not context.should_stop:
             context.stop()
@@ -249,8 +252,10 @@ class Slots:
         due = run.stopped_at + self._grace_s
         if now < due:
             return due
-        is_late = context.deadline is not None and run.stopped_at >= context.deadline
+        run.is_late = True
+        timed_out = context.deadline is not None and run.stopped_at >= context.deadline
         text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was told to stop"
-        run.end(Outcome.failed(TaskTimeout(text) if is_late else TaskStopped(text)))
+        outcome = Outcome.failed(TaskTimeout(text) if timed_out else TaskStopped(text))
+        threading.Thread(target=run.end, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
         _log.warning("%s; its slot is not free until it does", text)
         return None
