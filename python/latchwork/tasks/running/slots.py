@@ -43,7 +43,7 @@ STOP_GRACE_S = 5.0
 class _Run:
     """One call in a slot."""
 
-    call: Call
+    call: Call | Callable[[], Call]
     context: TaskContext
     outcome: Future[Outcome] = field(default_factory=Future)
     stopped_at: float | None = None
@@ -120,8 +120,10 @@ class Slots:
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs if run.outcome.done())
 
-    def start(self, call: Call, context: TaskContext) -> Future[Outcome]:
-        """Run a call in a free slot; its outcome. Callbacks of the future run in a thread of ours and must be quick.
+    def start(self, call: Call | Callable[[], Call], context: TaskContext) -> Future[Outcome]:
+        """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
+
+        A call may be given as a function that makes it, in that thread; what it raises is the outcome.
 
         The context's ``deadline`` ends it, and its ``stop``.
 
@@ -211,11 +213,12 @@ class Slots:
                 run.end(outcome)
 
     def _outcome(self, run: _Run, process: TaskProcess) -> Outcome:
-        registered = self._registered(run.call)
+        call = run.call if isinstance(run.call, Call) else run.call()
+        registered = self._registered(call)
         where = registered.run_in if registered is not None and registered.run_in is not None else self._run_in
         if where == "process":
-            return process.run(run.call, registered, run.context)
-        return perform(run.call, self._functions, self._payloads, run.context, self._run_loop)
+            return process.run(call, registered, run.context)
+        return perform(call, self._functions, self._payloads, run.context, self._run_loop)
 
     def _registered(self, call: Call) -> Registered | None:
         try:
