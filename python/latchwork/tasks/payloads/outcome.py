@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.records import short
-from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.errors import BadPayload, NotSerializable, RemoteError, RemoteTraceback
+from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, parts_of, rebuilt
 from latchwork.tasks.payloads.values import pack, unpack
 from latchwork.words import printable
@@ -173,7 +173,7 @@ def _packed(value: object) -> bytes:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()
-    except Exception as broken:  # noqa: BLE001 - of its __str__
+    except Exception as broken:
         return f"<its message cannot be made: {type(broken).__name__}>"
 
 

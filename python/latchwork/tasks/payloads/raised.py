@@ -44,7 +44,7 @@ def rebuilt(parts: RaisedParts) -> BaseException | None:
             return None
         made.args = parts.args
         made.__dict__.update(parts.state)
-    except Exception:  # noqa: BLE001 - arguments that the class does not take
+    except Exception:
         return None
     return made
 

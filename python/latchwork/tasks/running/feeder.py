@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
-from latchwork.errors import Closed, LatchworkError, SessionLost
+from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
 from latchwork.store import Backoff
 from latchwork.store.forks import Home
