@@ -233,7 +233,7 @@ class Shim:
             ):
                 signal.signal(number, signal.SIG_DFL)
             where = "program"
-            os.execvpe(self.order.argv[0], self.order.argv, self.order.env)  # noqa: S606 - what it is for
+execute(self.order.argv, self.order.env)
         except OSError as error:
             os.write(failure, f"{error.errno or 0} {where}".encode())
         except BaseException:  # never back into the loop of the parent
@@ -355,6 +355,21 @@ def send(pid: int, number: int) -> None:
     """Send a signal to a process, if it is there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Become a program, looked for as a shell does. What it needs is imported: the user may be another by now."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    why = FileNotFoundError(2, "no such program")
+    for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"):
+        try:
+            os.execve(os.path.join(folder or b".", argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            why = error
+    raise why
 
 
 def children_of(pid: int) -> list[int]:
