@@ -187,6 +187,7 @@ def test_a_command_that_forks_without_end_ends_whole():
                 os.setsid()
                 if os.fork():
                     os._exit(0)
+                time.sleep(300)
             time.sleep(0.01)
     """
     mark = f"forks-{os.getpid()}-{time.monotonic_ns()}"

@@ -223,17 +223,10 @@ class Shim:
             if self.order.folder:
                 os.chdir(self.order.folder)
             signal.set_wakeup_fd(-1)
-            for number in (
-                signal.SIGCHLD,
-                signal.SIGTERM,
-                signal.SIGINT,
-                signal.SIGHUP,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):
+            for number in OURS:
                 signal.signal(number, signal.SIG_DFL)
             where = "program"
-execute(self.order.argv, self.order.env)
+            execute(self.order.argv, self.order.env)
         except OSError as error:
             os.write(failure, f"{error.errno or 0} {where}".encode())
         except BaseException:  # never back into the loop of the parent
@@ -290,12 +283,11 @@ execute(self.order.argv, self.order.env)
     def end_all(self) -> None:
         """End what has forked away from the command; return once nothing is left."""
         while True:
-            here = self.descendants()
-            for pid in here:
-                send(pid, signal.SIGSTOP)  # so that it forks no more while the others are looked for
-            if self.descendants() <= here:
-                for pid in here:
-                    send(pid, signal.SIGKILL)
+            known: set[int] = set()
+            while not (here := self.descendants(signal.SIGSTOP)) <= known:  # what is stopped forks no more
+                known |= here
+            for pid in known:
+                send(pid, signal.SIGKILL)
             self.reap(wait=False)
             if not self.has_children():
                 return
@@ -309,12 +301,13 @@ execute(self.order.argv, self.order.env)
             return False
         return True
 
-    def descendants(self) -> set[int]:
-        """The processes below us that live, where the machine says so."""
+    def descendants(self, number: int = 0) -> set[int]:
+        """The processes below us that live, where the machine says so; each is sent a signal when it is found."""
         found, look_at = set(), [os.getpid()]
         while self.is_reaper and look_at:
             for pid in children_of(look_at.pop()):
                 if pid not in found:
+                    send(pid, number)
                     found.add(pid)
                     look_at.append(pid)
         return {pid for pid in found if not is_zombie(pid)}
