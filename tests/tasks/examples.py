@@ -100,7 +100,7 @@ def is_deaf(seconds: float) -> None:
     while time.monotonic() < end:
         try:
             time.sleep(0.02)
-        except BaseException:  # noqa: S110
+        except BaseException:
             pass
 
 

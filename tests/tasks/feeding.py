@@ -27,8 +27,6 @@ from latchwork.tasks import (
 )
 from latchwork.types import Create, Exists
 
-from . import examples
-
 PAYLOADS = Payloads()
 
 

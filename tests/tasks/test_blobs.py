@@ -58,7 +58,8 @@ def test_a_value_that_somebody_damaged_is_refused(store):
 
 
 @pytest.mark.parametrize(
-    "part", [{"size": 10**15}, {"size": -1}, {"owner": "a/../b"}, {"id": "x/y"}, {"id": ""}, {"digest": 5}, {"owner": None}]
+    "part",
+    [{"size": 10**15}, {"size": -1}, {"owner": "a/../b"}, {"id": "x/y"}, {"id": ""}, {"digest": 5}, {"owner": None}],
 )
 def test_a_reference_that_is_none_is_refused(part):
     good = {"owner": "o", "id": "i", "size": 5, "digest": "d"}

@@ -47,8 +47,14 @@ def in_(seconds):
 
 
 def test_a_command_runs_with_its_streams_environment_and_folder(tmp_path):
-    with shell('cat; echo "$NAME"; pwd; echo oops >&2; exit 3', stdin=PIPE, stdout=PIPE, stderr=PIPE,
-               env={"NAME": "né=1", "PATH": os.environ["PATH"]}, folder=tmp_path) as child:
+    with shell(
+        'cat; echo "$NAME"; pwd; echo oops >&2; exit 3',
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env={"NAME": "né=1", "PATH": os.environ["PATH"]},
+        folder=tmp_path,
+    ) as child:
         child.stdin.write(b"in\n")
         child.stdin.close()
         assert child.stdout.read().decode() == f"in\nné=1\n{tmp_path}\n"
@@ -98,8 +104,16 @@ def test_a_command_that_cannot_start_says_why(argv, options, why):
 
 @pytest.mark.parametrize(
     ("argv", "options"),
-    [([], {}), ([""], {}), (["a\0b"], {}), (["true"], {"env": {"A=B": "1"}}), (["true"], {"until": math.nan}),
-     (["true"], {"until": "soon"}), (["true"], {"grace_s": -1}), (["true"], {"stdout": -17})],
+    [
+        ([], {}),
+        ([""], {}),
+        (["a\0b"], {}),
+        (["true"], {"env": {"A=B": "1"}}),
+        (["true"], {"until": math.nan}),
+        (["true"], {"until": "soon"}),
+        (["true"], {"grace_s": -1}),
+        (["true"], {"stdout": -17}),
+    ],
 )
 def test_what_is_no_command_is_refused_before_anything_starts(argv, options):
     with pytest.raises(ValueError, match=r"must|needs|may"):
@@ -140,7 +154,9 @@ def test_its_moment_may_be_moved_on_and_back():
 
 
 def test_it_is_asked_before_its_moment_when_it_has_a_grace(tmp_path):
-    with shell(f"trap 'echo asked > {tmp_path}/said; exit 5' TERM; while :; do sleep 0.05; done", until=in_(8), grace_s=7.5) as child:
+    with shell(
+        f"trap 'echo asked > {tmp_path}/said; exit 5' TERM; while :; do sleep 0.05; done", until=in_(8), grace_s=7.5
+    ) as child:
         end = child.wait(PATIENCE_S)
     assert (end.why, end.code) == ("exited", 5)
     assert (tmp_path / "said").exists()
@@ -239,7 +255,9 @@ class Parent:
 
     def __init__(self, how="", left_s=300.0):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PARENT), how, str(left_s)], stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", textwrap.dedent(PARENT), how, str(left_s)],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self.child, self.shim = map(int, self.process.stdout.readline().split())
 

@@ -201,7 +201,13 @@ def test_a_hook_that_raises_for_one_item_keeps_the_node_from_no_other(store, hoo
 
 
 def test_hostile_payloads_harm_only_their_own_task(store):
-    hostile = [b"", b"plain:" + b"\xdd\xff\xff\xff\xff", b"plain:" + b"\x91" * 10_000, b"pickle:cos\nsystem\n(S'true'\ntR.", b"junk"]
+    hostile = [
+        b"",
+        b"plain:" + b"\xdd\xff\xff\xff\xff",
+        b"plain:" + b"\x91" * 10_000,
+        b"pickle:cos\nsystem\n(S'true'\ntR.",
+        b"junk",
+    ]
     name = DEFAULT.of(examples.square).name
     for number, payload in enumerate(hostile):
         body = {"fn": name, "args": payload.hex(), "owner": ""}
@@ -257,18 +263,19 @@ def test_drain_lets_tasks_end_and_takes_no_more(store):
 
 def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped(store, connect):
     session = store.open_session(5)
-    stopped = threading.Event()
+    begun, stopped = threading.Event(), threading.Event()
 
     @task(name="listens")
     def listens() -> None:
         from latchwork.tasks import current_task
 
+        begun.set()
         current_task().wait_stop(PATIENCE_S)
         stopped.set()
 
     put(store, listens, id="x")
     with Node(store, session=session) as node:
-        eventually(lambda: node.feeder.running())
+        assert begun.wait(PATIENCE_S)
         session.close()
         assert stopped.wait(PATIENCE_S)
         eventually(lambda: node.system.losses == ["x"])
@@ -325,16 +332,18 @@ def test_an_end_that_can_never_be_written_gives_the_item_back_and_buries_it_in_t
 
 
 @pytest.mark.parametrize("fault", ["fail", "cut_after", "land_late"])
-def test_trouble_with_the_store_changes_no_end(backend_url, fault):
-    with FaultyStore(latchwork.connect(backend_url)) as store:
+def test_trouble_with_the_store_changes_no_end(connect, fault):
+    seen = connect()
+    with FaultyStore(connect()) as store:
         for n in range(10):
-            put(store, examples.square, n, id=f"i{n}")
+            put(seen, examples.square, n, id=f"i{n}")
         store.add(Fault(fault, op="commit", key="results/*", times=4, delay_s=0.3))
         with Node(store) as node:
-            assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(10)] == [n * n for n in range(10)]
+            assert [result_of(seen, f"i{n}").result(PAYLOADS) for n in range(10)] == [n * n for n in range(10)]
             eventually(lambda: node.feeder.running() == [])
             assert node.feeder.stats()["done"] == 10
-        assert is_empty(store)
+            assert any(call.fault is not None for call in store.calls)
+    assert is_empty(seen)
 
 
 def test_two_nodes_share_the_work_and_no_item_ends_twice(store, connect):

@@ -54,7 +54,7 @@ def test_a_module_that_is_imported_again_registers_its_functions_again():
     functions, space = Functions(), {}
     code = compile("def again(): return 1", "again.py", "exec")
     for _ in range(2):
-        exec(code, space)  # noqa: S102
+        exec(code, space)
         functions.task(space["again"], name="again")
     assert len(functions) == 1
 

@@ -43,7 +43,11 @@ def together(*units):
 
 
 def test_units_of_different_keys_go_together():
-    assert together(unit([at("a")], [Delete("a")]), unit([at("b")], [Put("b", b"")]), unit([], [Create("c", b"")])) == [0, 1, 2]
+    assert together(unit([at("a")], [Delete("a")]), unit([at("b")], [Put("b", b"")]), unit([], [Create("c", b"")])) == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,9 @@ def test_a_unit_in_a_namespace_does_not_go_with_one_whose_fence_it_breaks(store)
     assert inner.get("late") is None
 
 
-@pytest.mark.parametrize("bad", [[Put("not a key!", b"")], [Put("big", b"x" * 2_000_000)], [Put("a", b""), Put("a", b"")]])
+@pytest.mark.parametrize(
+    "bad", [[Put("not a key!", b"")], [Put("big", b"x" * 2_000_000)], [Put("a", b""), Put("a", b"")]]
+)
 def test_a_unit_that_cannot_be_written_fails_alone(store, bad):
     with GroupCommit(store) as commits:
         futures = [commits.submit([], [Create(f"k/{n}", b"")] if n != 2 else bad, never) for n in range(5)]
@@ -188,10 +194,12 @@ def test_a_unit_that_cannot_be_written_fails_alone(store, bad):
 
 def test_an_answer_that_was_lost_is_found_by_each_unit(counted):
     """The transaction landed and nobody said so: each unit looks for itself, and none is written twice."""
-    counted.add(Fault("cut_after", op="commit", key="k/*"))
+    counted.add(Fault("cut_after", op="*", key="k/*"))
     with GroupCommit(counted) as commits:
         futures = [
-            commits.submit([Absent(f"k/{n}")], [Create(f"k/{n}", b"")], lambda _e, n=n: counted.get(f"k/{n}") is not None)
+            commits.submit(
+                [Absent(f"k/{n}")], [Create(f"k/{n}", b"")], lambda _e, n=n: counted.get(f"k/{n}") is not None
+            )
             for n in range(5)
         ]
         assert results(futures) == [None] * 5
@@ -199,13 +207,13 @@ def test_an_answer_that_was_lost_is_found_by_each_unit(counted):
 
 
 def test_a_write_that_was_lost_is_written_again(counted):
-    counted.add(Fault("fail", op="commit", key="k/*"))
+    counted.add(Fault("fail", op="*", key="k/*"))
     with GroupCommit(counted) as commits:
         assert results([commits.submit([], [Create("k/1", b"")], never)]) == [None]
 
 
 def test_a_unit_is_given_up_when_its_time_is_over(counted):
-    counted.add(Fault("fail", op="commit", key="k/*", times=None))
+    counted.add(Fault("fail", op="*", key="k/*", times=None))
     with GroupCommit(counted) as commits:
         begun = time.monotonic()
         (error,) = results([commits.submit([], [Create("k/1", b"")], never, timeout_s=0.5)])
@@ -267,7 +275,7 @@ def test_close_commits_what_was_submitted_and_takes_no_more(store):
 
 
 def test_close_does_not_wait_for_ever_for_a_store_that_is_away(counted):
-    counted.add(Fault("fail", op="commit", key="k/*", times=None))
+    counted.add(Fault("fail", op="*", key="k/*", times=None))
     commits = GroupCommit(counted)
     future = commits.submit([], [Create("k/1", b"")], never)
     commits.close(0.3)

@@ -13,7 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from latchwork.tasks import DEFAULT, BadPayload, Call, NotSerializable, Outcome, Payloads, PlainCodec, TaskContext, perform
+from latchwork.tasks import (
+    DEFAULT,
+    BadPayload,
+    Call,
+    NotSerializable,
+    Outcome,
+    Payloads,
+    PlainCodec,
+    TaskContext,
+    perform,
+)
 from latchwork.tasks.payloads.values import MOST_DEPTH, pack, unpack
 
 from . import examples
@@ -130,7 +140,9 @@ def test_no_module_is_imported_for_a_payload():
 
 
 def test_a_function_that_is_there_but_not_registered_is_not_called():
-    outcome = perform(Call("os:getcwd", PAYLOADS.encode_call(DEFAULT.of(anything), (1,), {})), DEFAULT, PAYLOADS, TaskContext("t"))
+    outcome = perform(
+        Call("os:getcwd", PAYLOADS.encode_call(DEFAULT.of(anything), (1,), {})), DEFAULT, PAYLOADS, TaskContext("t")
+    )
     assert outcome.failure.name == "UnknownFunction"
     assert f"{examples.__name__}:Base" not in DEFAULT
 
@@ -155,7 +167,7 @@ def test_a_value_of_many_tuples_costs_no_more_than_its_bytes():
 def test_random_bytes_are_a_value_or_refused(seed):
     import random
 
-    data = random.Random(seed).randbytes(random.Random(seed).randrange(1, 60))  # noqa: S311
+    data = random.Random(seed).randbytes(random.Random(seed).randrange(1, 60))
     for candidate in (data, struct.pack(">BIb", 0xC9, len(data), seed % 17) + data):
         try:
             unpack(candidate, "it")

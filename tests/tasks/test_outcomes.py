@@ -69,7 +69,9 @@ def test_a_class_that_is_loaded_here_is_raised_with_its_attributes_and_without_i
     assert (type(error), str(error), error.code, error.where) == (ShopError, "error 7", 7, "till")
 
 
-@pytest.mark.parametrize("error", [OSError(2, "No such file", "x"), Conflict("no"), UnicodeDecodeError("utf-8", b"x", 0, 1, "y")])
+@pytest.mark.parametrize(
+    "error", [OSError(2, "No such file", "x"), Conflict("no"), UnicodeDecodeError("utf-8", b"x", 0, 1, "y")]
+)
 def test_exceptions_with_fields_of_their_own_keep_them(error):
     made = stored(Outcome.failed(error)).failure.exception()
     assert (type(made), made.args, str(made)) == (type(error), error.args, str(error))
@@ -192,11 +194,15 @@ def test_a_coroutine_from_a_plain_function_is_its_failure():
         return 1
 
     task(name="later")(lambda: later())
-    outcome = perform(Call("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t"))
+    outcome = perform(
+        Call("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t")
+    )
     assert "a coroutine, whose body would never run" in outcome.failure.text
 
 
-@pytest.mark.parametrize("data", [b"", b"x", pack(["value"], "it"), pack(["value", "text"], "it"), pack({"a": 1}, "it")])
+@pytest.mark.parametrize(
+    "data", [b"", b"x", pack(["value"], "it"), pack(["value", "text"], "it"), pack({"a": 1}, "it")]
+)
 def test_what_is_no_outcome_is_refused(data):
     with pytest.raises(BadPayload):
         Outcome.of(data)

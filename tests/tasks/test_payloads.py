@@ -206,7 +206,9 @@ def test_the_arguments_of_a_call_come_back_as_they_were_given():
 
 
 def test_an_argument_that_does_not_fit_is_named():
-    with pytest.raises(NotSerializable, match=r"argument 'to' of '.*:ship': it has to be of type Point, and is \(1, 2\)"):
+    with pytest.raises(
+        NotSerializable, match=r"argument 'to' of '.*:ship': it has to be of type Point, and is \(1, 2\)"
+    ):
         call(ship, CART, to=(1, 2))
     with pytest.raises(NotSerializable, match=r"argument 'rest' of '.*:anything'"):
         call(anything, 1, object())

@@ -23,7 +23,9 @@ def test_a_pause_grows_to_its_bound_and_no_count_is_too_great(count, initial_s, 
     assert backoff_s(count, initial_s, increase, max_s) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("options", [{"attempts": 0}, {"attempts": True}, {"increase": 0.5}, {"jitter": 2}, {"max_s": -1}])
+@pytest.mark.parametrize(
+    "options", [{"attempts": 0}, {"attempts": True}, {"increase": 0.5}, {"jitter": 2}, {"max_s": -1}]
+)
 def test_a_retry_that_cannot_be_is_refused(options):
     with pytest.raises(ValueError, match="must be"):
         Retry(**options)

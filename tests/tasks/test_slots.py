@@ -246,7 +246,9 @@ def test_a_function_of_the_script_that_is_run_is_found_in_a_process(tmp_path):
     import subprocess
 
     (tmp_path / "mainly.py").write_text(MAIN)
-    done = subprocess.run([sys.executable, "mainly.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "mainly.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout, done.stderr.count("imported")) == ("8\n", 2), done.stderr
 
 

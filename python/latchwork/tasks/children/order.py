@@ -18,7 +18,7 @@ SHIM = Path(__file__).with_name("shim.py")
 _DIGITS = 10
 
 
-def order_of(
+def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     argv: Sequence[bytes],
     env: Mapping[str, str] | None,
     folder: str | Path | None,
@@ -64,7 +64,8 @@ def moment_text(until: float) -> str:
     Raises:
         ValueError: it is no number.
     """
-    if isinstance(until, bool) or not isinstance(until, (int, float)) or math.isnan(until):
+    given: object = until
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
         raise ValueError(f"until must be a moment of the boot clock, in seconds, not {until!r}")
     return repr(max(0.0, float(until)))
 
@@ -78,7 +79,7 @@ def start_shim(
     theirs_in, orders = os.pipe()
     reports, theirs_out = os.pipe()
     try:
-        shim = subprocess.Popen(
+        shim = subprocess.Popen(  # noqa: S603 - what it is for
             [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
             stdin=theirs_in,
             stdout=theirs_out,

@@ -55,7 +55,7 @@ class System:
 
     def prctl(self, option: int, value: int) -> bool:
         """Set one option of this process; False where that cannot be."""
-        return self.libc is not None and self.libc.prctl(option, value, 0, 0, 0) == 0
+        return self.libc is not None and bool(self.libc.prctl(option, value, 0, 0, 0) == 0)
 
     def boot_timer(self) -> int | None:
         """A descriptor that becomes readable at a moment of the boot clock; None where there is none."""
@@ -69,7 +69,8 @@ class System:
         whole = 0 if moment == float("inf") else int(moment)
         values = (0, 0, whole, int((moment - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
         spec = (self.ctypes.c_long * 4)(*values)
-        self.libc.timerfd_settime(timer, TFD_ABSTIME, spec, None)
+        if self.libc is not None:
+            self.libc.timerfd_settime(timer, TFD_ABSTIME, spec, None)
 
 
 class Order:
@@ -354,7 +355,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     """Become a program, looked for as a shell does. What it needs is imported: the user may be another by now."""
     if b"/" in argv[0]:
         os.execve(argv[0], argv, env)
-    why = FileNotFoundError(2, "no such program")
+    why: OSError = FileNotFoundError(2, "no such program")
     for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"):
         try:
             os.execve(os.path.join(folder or b".", argv[0]), argv, env)
@@ -369,15 +370,15 @@ def children_of(pid: int) -> list[int]:
     """The children of all threads of a process."""
     found = []
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - without pathlib, which takes long to import
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += [int(each) for each in file.read().split()]
     return found
 
 
 def is_zombie(pid: int) -> bool:
     """Whether it has ended and is not buried, or is not there."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - likewise
         return file.read().rpartition(b")")[2].split()[0] == b"Z"
     return True
 

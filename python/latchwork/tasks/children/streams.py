@@ -46,10 +46,12 @@ class Streams:
         return os.dup(stream)
 
     def close_theirs(self) -> None:
+        """Close what the child has by now."""
         while self.theirs:
             os.close(self.theirs.pop())
 
     def close(self) -> None:
+        """Close the parent's ends."""
         for stream in self.ours:
             if stream is not None:
                 stream.close()

@@ -69,7 +69,7 @@ def _bare(hint: Any) -> tuple[Any, Any]:
         elif isinstance(hint, typing.NewType):
             hint = hint.__supertype__
         elif isinstance(hint, typing.TypeVar):
-            hint = hint.__bound__ or (typing.Union[hint.__constraints__] if hint.__constraints__ else Any)
+            hint = hint.__bound__ or (typing.Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007 - of a tuple
         elif hint is None:
             return type(None), constraint
         elif type(hint).__name__ == "TypeAliasType":
@@ -223,8 +223,11 @@ def _member(parts: Parts, kind: type, where: str) -> Any:
 
 
 def _make(kind: Any, fields: dict[str, Any]) -> Any:
-    if not dataclasses.is_dataclass(kind):
-        return kind(**fields)
+    return _dataclass(kind, fields) if dataclasses.is_dataclass(kind) else kind(**fields)
+
+
+def _dataclass(kind: Any, fields: dict[str, Any]) -> Any:
+    """One without its ``__init__``, which may take other things than its fields; with its ``__post_init__``."""
     known = {each.name for each in dataclasses.fields(kind)}
     if fields.keys() != known:
         raise TypeError(f"fields {sorted(fields.keys() ^ known)} are missing, or too many")

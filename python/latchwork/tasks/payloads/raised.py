@@ -33,7 +33,7 @@ def _args_of(error: BaseException) -> tuple[Any, ...]:
     """What its built-in class takes: ``args`` of an ``OSError`` lacks the files."""
     args: object = error.args
     given = args if type(args) is tuple else ()
-    if isinstance(error, OSError) and error.filename is not None and len(given) == 2:  # noqa: PLR2004 - number and text
+    if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
         second = () if error.filename2 is None else (None, error.filename2)
         return (*given, error.filename, *second)
     return given

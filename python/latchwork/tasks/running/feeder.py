@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
-from latchwork.errors import Closed, LatchworkError
+from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
 from latchwork.store import Backoff
 from latchwork.store.forks import Home
@@ -314,6 +314,9 @@ class Feeder:
             if isinstance(what, Run):
                 self._start(task, what)
                 return
+        except (OwnershipLost, Closed):
+            self._endings.finish(task)
+            return
         except (Exception, SystemExit) as error:
             _log.exception("node %s could not begin item %s, and gives it back", self._node_id, claim.item.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)

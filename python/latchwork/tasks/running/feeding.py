@@ -83,15 +83,15 @@ class FeederHooks(ABC):
         """The lanes whose news wake the feeder: what ``lanes`` has at the start, unless this says otherwise."""
         return self.lanes()
 
-    def accept(self, item: BacklogItem) -> bool:
+    def accept(self, item: BacklogItem) -> bool:  # noqa: ARG002 - of those that say so
         """Whether an item is one for this node. Asks no store. Default: each is."""
         return True
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
         """Checks and writes of the transaction that takes it. Default: none."""
         return (), ()
 
-    def refused(self, item: BacklogItem) -> None:
+    def refused(self, item: BacklogItem) -> None:  # noqa: B027 - nothing, unless a system says otherwise
         """Its extra checks did not hold: it stays where it is."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class FeederHooks(ABC):
         Called again, a moment later, when the transaction was refused because of its own checks.
         """
 
-    def lost(self, claim: BacklogClaim) -> None:
+    def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
 
 

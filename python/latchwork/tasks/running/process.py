@@ -1,11 +1,13 @@
-"""A process that runs calls, one at a time, and is ended by force when a call has to end. Nothing here touches the network."""
+"""A process that runs calls, one at a time, and is ended by force when a call has to end."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, Leash
@@ -95,7 +97,7 @@ class TaskProcess:
         try:
             module = "latchwork.tasks.running.body"
             argv = [sys.executable, "-m", module, *map(str, keep), *map(str, rules)]
-            env = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
             child = Child(argv, env=env, stdin=DEVNULL, keep=keep, label=self._label)
         except BaseException:
             self._close_pipes()
@@ -105,10 +107,8 @@ class TaskProcess:
             os.close(theirs_out)
         self._child = child
         self._allow(child, math.inf)
-        try:
+        with suppress(BrokenPipeError):  # it ended at once: the call finds out
             write_frame(self._calls, start_of())
-        except BrokenPipeError:  # it ended at once: the call finds out
-            pass
         return child
 
     def close(self) -> None:
