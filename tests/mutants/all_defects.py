@@ -15,6 +15,7 @@ from mutants import (
     of_queues,
     of_shared_backends,
     of_store,
+    of_tasks,
     of_zookeeper,
 )
 
@@ -32,4 +33,5 @@ DEFECTS = (
     *of_queues.DEFECTS,
     *of_jobs.DEFECTS,
     *of_operations.DEFECTS,
+    *of_tasks.DEFECTS,
 )

@@ -16,7 +16,8 @@ import pytest
 import latchwork
 from latchwork.errors import Closed
 from latchwork.primitives import Backlog
-from latchwork.tasks import DEFAULT, Feeder, Functions, Retry, TaskTimeout, task
+from latchwork.tasks import DEFAULT, Feeder, Functions, Retry, TaskContext, TaskTimeout, task
+from latchwork.tasks.running.endings import Taken
 from latchwork.testing.faults import Fault, FaultyStore
 
 from . import examples
@@ -282,6 +283,12 @@ def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped
         assert node.system.finished == []
     assert store.get("results/x") is None
     assert Backlog(connect(), "work").find("any", "s1", "x") is not None
+
+
+def test_a_lost_claim_tells_its_run_to_stop():
+    task = Taken(claim=None, context=TaskContext("t"))
+    task.lose()
+    assert (task.is_lost, task.context.should_stop, task.runs) == (True, True, False)
 
 
 def test_a_removed_items_result_is_never_written(store, connect):

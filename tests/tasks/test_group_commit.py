@@ -192,6 +192,17 @@ def test_a_unit_that_cannot_be_written_fails_alone(store, bad):
     assert [found[n] for n in (0, 1, 3, 4)] == [None] * 4
 
 
+def test_a_unit_that_cannot_be_written_fails_alone_among_others(store):
+    held = threading.Event()
+    with GroupCommit(store) as commits:
+        commits.submit([Exists("nothing")], [], lambda _e: held.wait(PATIENCE_S))
+        time.sleep(0.2)  # the others gather behind it
+        ops = [[Create(f"k/{n}", b"")] if n != 2 else [Put("not a key!", b"")] for n in range(5)]
+        futures = [commits.submit([], each, never) for each in ops]
+        held.set()
+        assert [type(each) for each in results(futures)] == [InvalidKey if n == 2 else type(None) for n in range(5)]
+
+
 def test_an_answer_that_was_lost_is_found_by_each_unit(counted):
     """The transaction landed and nobody said so: each unit looks for itself, and none is written twice."""
     counted.add(Fault("cut_after", op="*", key="k/*"))

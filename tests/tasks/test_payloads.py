@@ -164,6 +164,11 @@ def test_what_would_come_back_as_another_is_refused(value, type_, why):
         PLAIN.encode(value, "it", type_)
 
 
+def test_an_object_that_its_constructor_changes_is_refused():
+    with pytest.raises(NotSerializable, match="would come back as"):
+        PLAIN.encode(Counted(1), "it", Counted)
+
+
 def test_what_holds_itself_is_refused():
     value: list[Any] = []
     value.append(value)
