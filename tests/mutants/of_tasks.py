@@ -1,4 +1,4 @@
-"""Defects of tasks: payloads that would run something, children that outlive, commits that mix, ends that count twice."""
+"""Defects of tasks: payloads that run something, children that outlive, commits that mix, ends that count twice."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ DEFECTS = (
         "GroupCommit",
         "a unit that cannot be written fails all that go with it",
         "tasks/group_commit.py",
-        "        if len(units) > 1:\n            await self._one_by_one(units)\n        else:\n            _fail(units[0], error)\n",
+        "        if len(units) > 1:\n            await self._one_by_one(units)\n"
+        "        else:\n            _fail(units[0], error)\n",
         "        for unit in units:\n            _fail(unit, error)\n",
         of("tasks/group_commit", "a_unit_that_cannot_be_written_fails_alone_among_others", on="memory"),
     ),
@@ -190,9 +191,8 @@ DEFECTS = (
         "Feeder",
         "a hook that raises for one item ends the loop",
         "tasks/running/feeder.py",
-        "        try:\n            return self._hooks.extra(item)\n        except (Exception, SystemExit):\n"
-        "            self._leave_broken(item)\n            return [Absent(item.key)], []  # it is there: so it is left out\n",
-        "        return self._hooks.extra(item)\n",
+        "        except (Exception, SystemExit):\n            self._leave_broken(item)\n            return [Absent(item.key)], []",
+        "        except KeyError:\n            return [], []",
         of("tasks/feeder", "a_hook_that_raises_for_one_item_keeps_the_node_from_no_other", on="memory-extra"),
     ),
     Defect(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -98,10 +99,8 @@ def is_deaf(seconds: float) -> None:
     """Does not listen."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(0.02)
-        except BaseException:
-            pass
 
 
 @task
@@ -140,5 +139,5 @@ def leaves_a_child(path: str) -> None:
     """Starts what outlives it, in a session of its own."""
     command = f"trap '' TERM; echo $$ > {path}; exec sleep 300"
     subprocess.Popen(["sh", "-c", command], start_new_session=True)
-    while not os.path.exists(path) or not open(path).read().strip():
+    while not Path(path).exists() or not Path(path).read_text().strip():
         time.sleep(0.01)

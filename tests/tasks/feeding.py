@@ -11,6 +11,7 @@ import latchwork
 from latchwork.primitives import Backlog
 from latchwork.tasks import (
     DEFAULT,
+    ONCE,
     Bury,
     Call,
     Done,
@@ -20,7 +21,6 @@ from latchwork.tasks import (
     Outcome,
     Payloads,
     Release,
-    Retry,
     Run,
     Slots,
     after_failure,
@@ -30,7 +30,7 @@ from latchwork.types import Create, Exists
 PAYLOADS = Payloads()
 
 
-def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):
+def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):  # noqa: A002
     one = DEFAULT.of(fn)
     body = {"fn": one.name, "args": PAYLOADS.encode_call(one, args, {}).hex(), "owner": owner, **about}
     Backlog(store, "work").put(lane, shelf, id, json.dumps(body).encode())
@@ -39,7 +39,7 @@ def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):
 class System(FeederHooks):
     """Results are created with the end of their items, so that each can be only once."""
 
-    def __init__(self, *, retry=Retry(), lanes=("any",), accepts=None):
+    def __init__(self, *, retry=ONCE, lanes=("any",), accepts=None):
         self.retry, self.all_lanes, self.accepts = retry, list(lanes), accepts
         self.refusals, self.losses, self.finished = [], [], []
 
@@ -92,7 +92,7 @@ class Node(ExitStack):
         )
 
 
-def result_of(store, id, patience_s=45.0):
+def result_of(store, id, patience_s=45.0):  # noqa: A002
     end = time.monotonic() + patience_s
     while (entry := store.get(f"results/{id}")) is None:
         assert time.monotonic() < end, f"{id} has no result"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -85,7 +86,8 @@ def test_what_it_inherits_and_nothing_else_is_open_in_it():
 def test_signals_are_as_a_program_expects_them():
     with Child(["grep", "SigIgn", "/proc/self/status"], stdout=PIPE) as child:
         ignored = int(child.stdout.read().split()[1], 16)
-    mine = int(next(line for line in open("/proc/self/status") if line.startswith("SigIgn")).split()[1], 16)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    mine = int(next(line for line in lines if line.startswith("SigIgn")).split()[1], 16)
     assert ignored & ~mine == 0
 
 
@@ -146,7 +148,7 @@ def test_it_is_ended_at_its_moment_though_it_ignores_sigterm():
 def test_its_moment_may_be_moved_on_and_back():
     with Child(["sleep", "300"], until=in_(0.4)) as child:
         child.allow(in_(300))
-        with pytest.raises(WaitTimeout, match="still runs after 0.8 s"):
+        with pytest.raises(WaitTimeout, match=r"still runs after 0\.8 s"):
             child.wait(0.8)
         child.allow(math.inf)
         child.allow(in_(0.1))
@@ -185,7 +187,8 @@ def test_stop_reaches_one_that_is_stopped():
 
 def test_what_it_leaves_behind_ends_with_it_though_it_has_a_session_of_its_own(tmp_path):
     path = tmp_path / "pid"
-    text = f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {path}; sleep 300; true' & while [ ! -s {path} ]; do sleep 0.02; done"
+    inner = f"trap '' TERM HUP; echo $$ > {path}; sleep 300; true"
+    text = f'setsid sh -c "{inner}" & while [ ! -s {path} ]; do sleep 0.02; done'.replace("$$", "\\$\\$")
     with shell(text) as child:
         end = child.wait(PATIENCE_S)
         left = pid_in(path)
@@ -318,11 +321,11 @@ def test_a_supervisor_that_is_told_to_end_ends_its_child():
 
 
 def test_a_child_ends_when_it_is_closed_and_nothing_is_left_open():
-    before = set(os.listdir("/proc/self/fd"))
+    before = {fd.name for fd in Path("/proc/self/fd").iterdir()}
     child = Child(["sleep", "300"], stdin=PIPE, stdout=PIPE)
     child.close()
     child.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert {fd.name for fd in Path("/proc/self/fd").iterdir()} == before
     assert not lives(child.pid)
     child.allow(in_(5))  # of what has ended nothing is asked
     child.kill()

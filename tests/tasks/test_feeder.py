@@ -252,7 +252,7 @@ def test_close_ends_pauses_of_retries(store):
 def test_drain_lets_tasks_end_and_takes_no_more(store):
     put(store, examples.waits, id="long")
     with Node(store) as node:
-        eventually(lambda: node.feeder.running())
+        eventually(node.feeder.running)
         assert not node.feeder.drain(0.3)
         put(store, examples.square, 1, id="more")
         assert node.feeder.stop_task("any/s1/long")
@@ -300,7 +300,7 @@ def test_a_removed_items_result_is_never_written(store, connect):
 
     put(store, slow, id="x")
     with Node(store) as node:
-        eventually(lambda: node.feeder.running())
+        eventually(node.feeder.running)
         other = Backlog(connect(), "work")
         assert other.remove(other.find("any", "s1", "x"), if_taken=True)
         go_on.set()
@@ -368,7 +368,8 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
         pytest.skip("needs a second process")
     folder = Path(__file__).parent.parent
     put(store, examples.waits, id="long")
-    code = f"import sys, runpy; sys.path[:0] = [{str(folder)!r}]; sys.argv = sys.argv[0:]; runpy.run_module('tasks.feeding', run_name='__main__')"
+    run = "runpy.run_module('tasks.feeding', run_name='__main__')"
+    code = f"import sys, runpy; sys.path[:0] = [{str(folder)!r}]; {run}"
     node = subprocess.Popen([sys.executable, "-c", code, backend_url, "2", "n1"], stdout=subprocess.PIPE, text=True)
     try:
         assert node.stdout.readline() == "ready\n"

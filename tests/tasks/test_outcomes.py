@@ -154,7 +154,7 @@ def test_a_huge_message_is_cut_in_the_middle():
 def test_a_result_that_is_not_what_the_function_says_is_its_failure_and_final():
     outcome = run(lies)
     assert outcome.failure.is_final
-    with pytest.raises(TypeError, match="the result of .*:lies.* has to be of type int, and is 'no number'"):
+    with pytest.raises(TypeError, match=r"the result of .*:lies.* has to be of type int, and is 'no number'"):
         outcome.result(PAYLOADS)
 
 
@@ -193,7 +193,7 @@ def test_a_coroutine_from_a_plain_function_is_its_failure():
     async def later():
         return 1
 
-    task(name="later")(lambda: later())
+    task(name="later")(lambda: later())  # noqa: PLW0108 - a plain function that returns a coroutine
     outcome = perform(
         Call("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t")
     )

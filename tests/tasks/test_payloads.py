@@ -229,7 +229,7 @@ def test_arguments_for_another_version_of_a_function_are_its_error():
     with pytest.raises(BadPayload, match="another version of it was called"):
         PAYLOADS.decode_call(DEFAULT.of(square), stored)
     stored = PAYLOADS.encode_call(DEFAULT.of(anything), ("x",), {})
-    with pytest.raises(BadPayload, match="argument 'n' of .* has to be of type int"):
+    with pytest.raises(BadPayload, match=r"argument 'n' of .* has to be of type int"):
         PAYLOADS.decode_call(DEFAULT.of(square), stored)
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -257,13 +258,14 @@ def test_a_node_that_is_killed_leaves_no_process(tmp_path):
 
     code = f"""
 import sys, time
-sys.path[:0] = {[os.path.dirname(os.path.dirname(__file__))]!r}
+sys.path[:0] = {[str(Path(__file__).parent.parent)]!r}
 from tasks.examples import *
 from latchwork.tasks import *
 payloads = Payloads()
 slots = Slots(1, DEFAULT, payloads, run_in="process")
 one = DEFAULT.of(pid)
-print(slots.start(Call(one.name, payloads.encode_call(one, (), {{}})), TaskContext("t")).result(60).result(payloads), flush=True)
+call = Call(one.name, payloads.encode_call(one, (), {{}}))
+print(slots.start(call, TaskContext("t")).result(60).result(payloads), flush=True)
 time.sleep(60)
 """
     node = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives import Backlog
@@ -160,11 +161,10 @@ class FeederModel(Model):
         wanted = self.put
 
         def until_done():
-            store.clock.now()
             for _ in range(400):
                 if wanted <= set(store.children("results")) and store.children("work/items") == []:
                     return
-                store.clock.wait(_Never(), 0.5)
+                store.clock.wait(never_set(), 0.5)
 
         self.node("last", store, until_done)
         results = set(store.children("results"))
@@ -176,9 +176,8 @@ class FeederModel(Model):
         assert store.children("work/items") == [], "an item is left"
 
 
-def _Never():
-    import threading
-
+def never_set():
+    """What a pause waits for."""
     return threading.Event()
 
 

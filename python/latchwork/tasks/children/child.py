@@ -1,8 +1,8 @@
 """Commands that end with what they depend on: a child process under a supervisor of its own.
 
 ``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The
-command, and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run, when its
-parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that runs
+command, and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run,
+when its parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that runs
 under a session is gone before the session can end, whether or not its parent still moves.
 
 Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)

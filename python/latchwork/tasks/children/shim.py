@@ -354,11 +354,11 @@ def send(pid: int, number: int) -> None:
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     """Become a program, looked for as a shell does. What it needs is imported: the user may be another by now."""
     if b"/" in argv[0]:
-        os.execve(argv[0], argv, env)
+        os.execve(argv[0], argv, env)  # noqa: S606 - what it is for
     why: OSError = FileNotFoundError(2, "no such program")
     for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"):
         try:
-            os.execve(os.path.join(folder or b".", argv[0]), argv, env)
+            os.execve((folder or b".") + b"/" + argv[0], argv, env)  # noqa: S606 - likewise
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

@@ -286,7 +286,7 @@ class Feeder:
 
     def _extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
         try:
-            return self._hooks.extra(item)
+            return self._hooks.extra(item)  # noqa: S610 - of a backlog, not of Django
         except (Exception, SystemExit):
             self._leave_broken(item)
             return [Absent(item.key)], []  # it is there: so it is left out
