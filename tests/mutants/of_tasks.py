@@ -86,7 +86,7 @@ DEFECTS = (
         "Child",
         "what forks away from a command outlives it",
         "tasks/children/shim.py",
-        "            for pid in known:\n                send(pid, signal.SIGKILL)\n",
+        "            for pid in known:\n                send(os.kill, pid, signal.SIGKILL)\n",
         "            if known:\n                return\n",
         of(
             "tasks/children",
@@ -191,7 +191,8 @@ DEFECTS = (
         "Feeder",
         "a hook that raises for one item ends the loop",
         "tasks/running/feeder.py",
-        "        except (Exception, SystemExit):\n            self._leave_broken(item)\n            return [Absent(item.key)], []",
+        "        except (Exception, SystemExit):\n            self._leave_broken(item)\n"
+        "            return [Absent(item.key)], []",
         "        except KeyError:\n            return [], []",
         of("tasks/feeder", "a_hook_that_raises_for_one_item_keeps_the_node_from_no_other", on="memory-extra"),
     ),

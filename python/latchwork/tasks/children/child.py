@@ -2,8 +2,8 @@
 
 ``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The
 command, and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run,
-when its parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that runs
-under a session is gone before the session can end, whether or not its parent still moves.
+when its parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that
+runs under a session is gone before the session can end, whether or not its parent still moves.
 
 Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)
 ends. Where there is no ``/proc``, only the command's process group does. Nothing here touches the network.

@@ -22,6 +22,7 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -29,7 +30,6 @@ BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 LOOK_S = 0.5
 #: Between two looks at processes that do not die: they are in the kernel, on a dead disk for instance.
 REAP_S = 0.02
-NOWHERE = 64  # bytes of a wake-up pipe that are read at once
 #: Signals that this process treats in its own way, or that Python does.
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -105,8 +105,6 @@ class Shim:
         self.buffer = b""
         self.is_reaper = system.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    # The loop
-
     def run(self) -> None:
         """Start the command, and see to its end."""
         wake = self.wake_pipe()
@@ -152,7 +150,7 @@ class Shim:
         """Do what the descriptors that are ready ask for."""
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(wake, NOWHERE)
+                os.read(wake, 64)
         if 0 in ready:
             self.hear()
         if parent is not None and parent in ready:
@@ -183,8 +181,6 @@ class Shim:
             self.signal(int(value))
         elif verb == b"kill":
             self.kill("told")
-
-    # The command
 
     def start(self) -> bool:
         """Start the command in a group of its own; False when it cannot be."""
@@ -255,8 +251,6 @@ class Shim:
         os.setuid(uid)
         self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user takes it back
 
-    # Its end
-
     def kill(self, why: str) -> None:
         """End the command by force."""
         self.why = why
@@ -266,8 +260,7 @@ class Shim:
     def signal(self, number: int) -> None:
         """Send a signal to the command's group: the number is its own until its first process is reaped."""
         if self.status is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child, number)
+            send(os.killpg, self.child, number)
 
     def reap(self, *, wait: bool) -> None:
         """Note the end of the command; bury the others that were left to us."""
@@ -288,7 +281,7 @@ class Shim:
             while not (here := self.descendants(signal.SIGSTOP)) <= known:  # what is stopped forks no more
                 known |= here
             for pid in known:
-                send(pid, signal.SIGKILL)
+                send(os.kill, pid, signal.SIGKILL)
             self.reap(wait=False)
             if not self.has_children():
                 return
@@ -308,7 +301,7 @@ class Shim:
         while self.is_reaper and look_at:
             for pid in children_of(look_at.pop()):
                 if pid not in found:
-                    send(pid, number)
+                    send(os.kill, pid, number)
                     found.add(pid)
                     look_at.append(pid)
         return {pid for pid in found if not is_zombie(pid)}
@@ -345,10 +338,10 @@ class Shim:
             os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
 
 
-def send(pid: int, number: int) -> None:
-    """Send a signal to a process, if it is there."""
+def send(kill: Callable[[int, int], object], pid: int, number: int) -> None:
+    """Send a signal to a process or a group, if it is there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        kill(pid, number)
 
 
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
