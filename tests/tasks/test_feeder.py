@@ -401,3 +401,16 @@ def test_a_feeder_whose_store_is_closed_ends(backend_url):
         store.close()
         node.feeder.poke()
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("latchwork-feeder-n1")])
+
+
+def test_close_ends_though_the_store_is_away(connect):
+    with FaultyStore(connect()) as store:
+        put(store, examples.waits, id="long")
+        node = Node(store, stop_grace_s=0.2)
+        with node.commits, node.slots:
+            eventually(node.feeder.running)
+            store.add(Fault("fail", op="commit", key="work/*", times=None))
+            begun = time.monotonic()
+            assert node.feeder.close(0.5) in ([], ["any/s1/long"])
+            node.commits.close(0.2)
+            assert time.monotonic() - begun < PATIENCE_S

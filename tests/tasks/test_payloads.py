@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.tasks import (
@@ -71,6 +71,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_plain_values_of_any_shape_come_back_equal_and_of_the_same_types(value):
     assert same(back(value), value)

@@ -18,7 +18,7 @@ from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge,
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.payloads.libraries import cloudpickle
-from latchwork.tasks.payloads.values import pack, unpack
+from latchwork.tasks.payloads.values import pack, packed, unpack
 
 #: A payload has at most so many bytes, unless its sides say otherwise.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
@@ -68,12 +68,12 @@ class PlainCodec:
 
     def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
         """See ``Codec``. Needs the extra ``tasks``."""
-        data = pack(value, what)
+        data, holds_objects = packed(value, what)
         try:
-            back = fit(unpack(data, what), type_)
+            back = fit(unpack(data, what) if holds_objects else value, type_)
         except (Misfit, BadPayload) as error:
             raise NotSerializable(f"{what}: {error}") from None
-        if not same(value, back):
+        if holds_objects and not same(value, back):
             raise NotSerializable(f"{what} is {short(value)}, and would come back as {short(back)}")
         return data
 

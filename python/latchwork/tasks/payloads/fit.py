@@ -11,6 +11,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -276,6 +277,8 @@ def same(one: Any, other: Any) -> bool:
         return _same_dict(one, other)
     if isinstance(one, (set, frozenset)):
         return one == other and sorted(map(_typed, one)) == sorted(map(_typed, other))
+    if isinstance(one, Decimal):
+        return bool(one.as_tuple() == other.as_tuple())  # digits count, and some of them cannot be compared
     if isinstance(one, BaseException):
         return same(one.args, other.args)
     fields = None if isinstance(one, Enum) else fields_of(one)

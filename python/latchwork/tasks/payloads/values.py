@@ -41,7 +41,12 @@ class Parts:
 
 
 def pack(value: object, what: str) -> bytes:
-    """A value as bytes.
+    """A value as bytes; see ``packed``."""
+    return packed(value, what)[0]
+
+
+def packed(value: object, what: str) -> tuple[bytes, bool]:
+    """A value as bytes, and whether it holds objects, which come back in parts.
 
     Args:
         value: the value.
@@ -49,8 +54,9 @@ def pack(value: object, what: str) -> bytes:
     Raises:
         NotSerializable: it holds something that would not come back as it is.
     """
+    packer = _Packer(what)
     try:
-        return bytes(msgpack().encode(_Packer(what).ready(value, 0)))
+        return bytes(msgpack().encode(packer.ready(value, 0))), packer.holds_objects
     except UnicodeEncodeError:
         raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
 
@@ -67,6 +73,7 @@ def unpack(data: bytes | memoryview, what: str) -> Any:
 class _Packer:
     def __init__(self, what: str) -> None:
         self._what = what
+        self.holds_objects = False
         self._ext = msgpack().Ext
         self._encode: Callable[[object], bytes] = msgpack().encode
 
@@ -115,6 +122,7 @@ class _Packer:
         return self._marked(mark, self._encode([text, name, value.fold]))
 
     def _object(self, value: Any, kind: type, depth: int) -> Any:
+        self.holds_objects = True
         if isinstance(value, Enum):
             return self._marked(_ENUM, self._encode([kind.__qualname__, self.ready(value.value, depth + 1)]))
         if isinstance(value, BaseException):

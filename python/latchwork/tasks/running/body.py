@@ -103,7 +103,3 @@ def main() -> None:
     for fd in (reading, writing):
         os.set_inheritable(fd, False)  # what a task starts does not keep them open
     Body(reading, writing, Payloads(allow_pickle=bool(allow_pickle), max_payload_bytes=most)).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -90,7 +90,7 @@ class Feeder:
         self._refused: dict[str, float] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes = True
+        self._takes, self._is_over = True, False
         self._is_poked = self._is_hungry = False
         self._looks = self._last_found = 0
         self._counts: Counter[str] = Counter()
@@ -177,6 +177,9 @@ class Feeder:
             task.cut_short("its node closed")
         self._endings.hurry()
         self.drain(timeout_s)
+        with self._bell.mutex:
+            self._is_over = True
+            self._bell.ring()
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
@@ -379,7 +382,7 @@ class Feeder:
         while True:
             with self._bell.mutex:
                 running = [task for task in self._tasks.values() if task.runs]
-                rings, ends = self._bell.rings, self._stop.is_set() and not self._tasks
+                rings, ends = self._bell.rings, self._is_over
             if ends:
                 return
             lefts = [(task.claim.remaining_s() - task.margin_s, task) for task in running]
@@ -387,6 +390,4 @@ class Feeder:
                 if left_s <= 0.0:
                     await called(task.cut_short, "the session of its node was about to end")
             soonest = min((left_s for left_s, _ in lefts if left_s > 0.0), default=None)
-            if self._stop.is_set():
-                soonest = min(soonest or 1.0, 1.0)
             await self._bell.rung(rings, self._clock, soonest)

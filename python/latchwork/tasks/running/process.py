@@ -11,13 +11,22 @@ from pathlib import Path
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, Leash
-from latchwork.tasks.errors import BadPayload, TaskProcessDied, TaskStopped, TaskTimeout
+from latchwork.tasks.errors import TaskProcessDied, TaskStopped, TaskTimeout
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.frames import FRAME_ROOM, Place, call_frame, read_frame, start_of, write_frame
 from latchwork.tasks.running.performing import PICKLED, Call
+
+#: Where modules are, for the process itself and not for what a task starts there.
+_PATH = "LATCHWORK_TASK_PATH"
+_BOOT = f"""
+import os, sys
+sys.path[:] = os.environ.pop("{_PATH}").split(os.pathsep)
+from latchwork.tasks.running.body import main
+main()
+"""
 
 
 class TaskProcess:
@@ -49,6 +58,9 @@ class TaskProcess:
         remove = context.on_stop(partial(child.stop, self._grace_s))
         try:
             answer = self._exchange(call, registered, context)
+        except Exception as error:
+            self.close()  # nobody knows what it says next
+            return Outcome.failed(error)
         finally:
             remove()
         if context.should_stop:  # it was told to end, though it may have answered before it did
@@ -76,9 +88,6 @@ class TaskProcess:
             frame = read_frame(partial(os.read, self._answers), most)
         except BrokenPipeError:
             return None
-        except BadPayload as error:
-            self.close()
-            return Outcome.failed(error)
         return None if frame is None else Outcome.of(frame)
 
     def _died(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
@@ -95,9 +104,8 @@ class TaskProcess:
         keep = (theirs_in, theirs_out)
         rules = (int(self._payloads.allow_pickle), self._payloads.max_payload_bytes)
         try:
-            module = "latchwork.tasks.running.body"
-            argv = [sys.executable, "-m", module, *map(str, keep), *map(str, rules)]
-            env = {**os.environ, "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
+            argv = [sys.executable, "-c", _BOOT, *map(str, keep), *map(str, rules)]
+            env = {**os.environ, _PATH: os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
             child = Child(argv, env=env, stdin=DEVNULL, keep=keep, label=self._label)
         except BaseException:
             self._close_pipes()

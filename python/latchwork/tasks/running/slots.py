@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,12 @@ class _Run:
 
     def end(self, outcome: Outcome) -> None:
         """The first outcome counts."""
-        with suppress(InvalidStateError):
+        try:
             self.outcome.set_result(outcome)
+        except InvalidStateError:
+            pass
+        except SystemExit:  # of a callback: it ends itself, and not the slot
+            _log.exception("a callback of task %s called exit", self.context.task_id)
 
 
 class Slots:
@@ -200,10 +203,8 @@ class Slots:
                 outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was told to stop before it began"))
             else:
                 outcome = self._outcome(run, process)
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             outcome = Outcome.failed(error)
-            if not isinstance(error, Exception):
-                raise
         finally:
             with self._mutex:
                 self._runs.pop(run, None)
