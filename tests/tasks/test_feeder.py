@@ -27,6 +27,12 @@ from .test_children import eventually
 PATIENCE_S = 45.0
 
 
+def runs(node, *paths):
+    """The node runs these: it has claimed them, and none waits for the thread of its slot."""
+    eventually(lambda: node.feeder.running() == list(paths) and not node.slots._waiting and node.slots._runs)
+    time.sleep(0.1)
+
+
 def is_empty(store):
     return store.list("work", recursive=True) == []
 
@@ -60,7 +66,7 @@ def test_an_idle_node_writes_nothing(store, connect):
 def test_a_full_node_leaves_items_to_others(store, connect):
     with Node(store, slots=1, stop_grace_s=0.1) as busy:
         put(store, examples.waits, id="long")
-        eventually(lambda: busy.feeder.running() == ["any/s1/long"])
+        runs(busy, "any/s1/long")
         put(store, examples.square, 2, id="next")
         time.sleep(0.3)
         assert store.get("results/next") is None
@@ -232,7 +238,7 @@ def test_close_gives_back_what_does_not_end_and_it_is_free_at_once(store, connec
     put(store, examples.square, 1, id="later", lane="none")
     node = Node(store, stop_grace_s=0.2)
     with node:
-        eventually(lambda: node.feeder.running() == ["any/s1/deaf"])
+        runs(node, "any/s1/deaf")
     assert node.feeder.running() == []
     item = Backlog(connect(), "work").find("any", "s1", "deaf")
     assert (item.attempts, item.why) == (0, "its node closed")
@@ -252,7 +258,7 @@ def test_close_ends_pauses_of_retries(store):
 def test_drain_lets_tasks_end_and_takes_no_more(store):
     put(store, examples.waits, id="long")
     with Node(store) as node:
-        eventually(node.feeder.running)
+        runs(node, "any/s1/long")
         assert not node.feeder.drain(0.3)
         put(store, examples.square, 1, id="more")
         assert node.feeder.stop_task("any/s1/long")
@@ -376,7 +382,7 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
         eventually(lambda: Backlog(store, "work").claims())
         node.send_signal(how)
         with Node(connect(), name="n2") as other:
-            eventually(lambda: other.feeder.running() == ["any/s1/long"])
+            runs(other, "any/s1/long")
             if how == signal.SIGSTOP:
                 node.send_signal(signal.SIGCONT)
                 time.sleep(1)
