@@ -231,10 +231,10 @@ class Feeder:
             self._is_hungry = found == 0
             self._bell.ring()
         until = self._clock.now() + self._look_s
-        while not found and not self._stop.is_set():
+        while not found:
             with self._bell.mutex:
                 rings = self._bell.rings
-                if self._is_poked or (found is None and self._takes and self._slots.free > 0):
+                if self._stop.is_set() or self._is_poked or (found is None and self._takes and self._slots.free > 0):
                     break
             left_s = until - self._clock.now() if found == 0 else None
             if (left_s is not None and left_s <= 0.0) or not await self._bell.rung(rings, self._clock, left_s):
@@ -245,9 +245,11 @@ class Feeder:
     async def _wait(self, lane: str) -> None:
         """Wait for items of one lane while the feeder has nothing else."""
         backoff = Backoff()
-        while not self._stop.is_set():
+        while True:
             with self._bell.mutex:
                 rings, is_hungry, looks = self._bell.rings, self._is_hungry, self._looks
+                if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
+                    return
             if not is_hungry:
                 await self._bell.rung(rings, self._clock, None)
                 continue
@@ -267,13 +269,12 @@ class Feeder:
 
     async def _has_looked(self, looks: int) -> bool:
         """Wait for the look after that number; whether it found something."""
-        while not self._stop.is_set():
+        while True:
             with self._bell.mutex:
-                if self._looks > looks or not self._takes:
+                if self._looks > looks or not self._takes or self._stop.is_set():
                     return self._last_found > 0
                 rings = self._bell.rings
             await self._bell.rung(rings, self._clock, None)
-        return False
 
     def _accept(self, item: BacklogItem) -> bool:
         until = self._refused.get(item.path)
