@@ -99,7 +99,7 @@ DEFECTS = (
         "tasks/children/shim.py",
         "            self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)\n            if os.getppid()",
         "            if os.getppid()",
-        of("tasks/children", "a_child_ends_when_its_supervisor_is_killed_and_that_is_told"),
+        of("tasks/children", "a_child_ends_when_its_supervisor_is_killed_though_its_parent_is_frozen"),
     ),
     Defect(
         "Child",

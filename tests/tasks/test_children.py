@@ -314,6 +314,13 @@ def test_a_child_ends_when_its_supervisor_is_killed_and_that_is_told():
         eventually(lambda: not lives(child.pid))
 
 
+def test_a_child_ends_when_its_supervisor_is_killed_though_its_parent_is_frozen(parent):
+    one = parent()
+    os.kill(one.process.pid, signal.SIGSTOP)
+    os.kill(one.shim, signal.SIGKILL)
+    eventually(lambda: not lives(one.child))
+
+
 def test_a_supervisor_that_is_told_to_end_ends_its_child():
     with Child(["sleep", "300"]) as child:
         os.kill(child._shim.pid, signal.SIGTERM)

@@ -70,6 +70,7 @@ def test_a_full_node_leaves_items_to_others(store, connect):
         put(store, examples.square, 2, id="next")
         time.sleep(0.3)
         assert store.get("results/next") is None
+        assert (busy.feeder.running(), busy.feeder.stats()) == (["any/s1/long"], {"taken": 1})
         with Node(connect(), name="n2"):
             assert result_of(store, "next").result(PAYLOADS) == 4
 
