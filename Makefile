@@ -74,7 +74,7 @@ $(STAMP)/dependencies: requirements-dev.txt $(STAMP)/venv
 	@touch $@
 
 $(CORE): pyproject.toml $(STAMP)/dependencies $(RUST_SOURCES)
-	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,tracing,zookeeper-sasl
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,pickle,tasks,tracing,zookeeper-sasl
 	@touch $@
 
 demo: build

@@ -50,7 +50,13 @@ def test_cronsim_is_all_that_latchwork_itself_needs(made):
 
 @pytest.mark.parametrize(
     ("extra", "libraries"),
-    [("etcd", {"cslab-etcd3", "grpcio", "protobuf"}), ("zookeeper", {"kazoo"}), ("metrics", {"prometheus-client"})],
+    [
+        ("etcd", {"cslab-etcd3", "grpcio", "protobuf"}),
+        ("zookeeper", {"kazoo"}),
+        ("metrics", {"prometheus-client"}),
+        ("tasks", {"msgspec"}),
+        ("pickle", {"cloudpickle", "msgspec"}),
+    ],
 )
 def test_an_extra_brings_its_libraries_and_nothing_of_the_command_line(made, extra, libraries):
     found = made(extra).distributions()

@@ -16,6 +16,7 @@ from mutants import (
     of_queues,
     of_shared_backends,
     of_store,
+    of_tasks,
     of_zookeeper,
 )
 
@@ -34,4 +35,5 @@ DEFECTS = (
     *of_backlogs.DEFECTS,
     *of_jobs.DEFECTS,
     *of_operations.DEFECTS,
+    *of_tasks.DEFECTS,
 )

@@ -51,7 +51,7 @@ class Backlog(Records):
     def __init__(
         self, store: Store, name: str, *, max_attempts: int = 5, session: Session | None = None, label: str = ""
     ) -> None:
-        check_store(store, "backlog")
+        check_store(store, "a backlog")
         self.name = check_name(name, "backlog")
         if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")

@@ -1,0 +1,215 @@
+"""Defects of tasks: payloads that run something, children that outlive, commits that mix, ends that count twice."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, of, schedules
+
+DEFECTS = (
+    # Payloads.
+    Defect(
+        "Payloads",
+        "a class that an annotation names is made with whatever the store says",
+        "tasks/payloads/fit.py",
+        "is not parts.is_enum or not (parts.is_enum or _has_fields(kind)):",
+        "is not parts.is_enum:",
+        of("tasks/hostile", "no_class_is_made_but_of_those_that_are_taken_apart"),
+    ),
+    Defect(
+        "Payloads",
+        "pickled arguments are read by whoever can",
+        "tasks/payloads/codec.py",
+        "        if not self._may_decode:\n",
+        "        if False:\n",
+        of("tasks/hostile", "a_pickle_is_not_loaded_whatever_it_says_that_it_is", on="pickle"),
+    ),
+    Defect(
+        "Payloads",
+        "what comes back is not compared with what was given",
+        "tasks/payloads/codec.py",
+        "        if holds_objects and not same(value, back):\n",
+        "        if value != value:\n",
+        of("tasks/payloads", "an_object_that_its_constructor_changes_is_refused"),
+    ),
+    Defect(
+        "Payloads",
+        "an exception that ends programs is made",
+        "tasks/payloads/raised.py",
+        "issubclass(found, Exception)",
+        "issubclass(found, BaseException)",
+        of("tasks/outcomes", "what_is_no_exception_class_is_never_made", on="builtins-SystemExit"),
+    ),
+    Defect(
+        "Payloads",
+        "the constructor of an exception class runs",
+        "tasks/payloads/raised.py",
+        "        base.__init__(made, *parts.args)",
+        "        kind.__init__(made, *parts.args)",
+        of("tasks/outcomes", "no_code_of_a_class_runs_when_its_exception_is_made"),
+    ),
+    Defect(
+        "Blobs",
+        "who lives is asked before it is seen who has left something",
+        "tasks/blobs.py",
+        "        seen = await ask(self._store.children, self.name)\n        alive = set(living()) if seen else set()\n",
+        "        alive = set(living())\n        seen = await ask(self._store.children, self.name)\n",
+        of(
+            "tasks/blobs",
+            "a_sweep_asks_who_lives_after_it_has_seen_who_has_left_something",
+            on="memory",
+        ),
+    ),
+    # Children.
+    Defect(
+        "Child",
+        "the supervisor looks at no clock",
+        "tasks/children/shim.py",
+        "        elif now() >= self.until:\n",
+        "        elif False:\n",
+        of(
+            "tasks/children",
+            "it_is_ended_at_its_moment_though_it_ignores_sigterm",
+            "a_child_of_a_frozen_parent_ends_at_the_moment_that_it_had",
+        ),
+    ),
+    Defect(
+        "Child",
+        "a fork of the parent keeps its children alive",
+        "tasks/children/shim.py",
+        '            self.kill("parent")\n\n    def hear',
+        "            return\n\n    def hear",
+        of(
+            "tasks/children",
+            "a_child_ends_when_its_parent_is_killed_though_a_fork_of_that_keeps_the_pipe_open",
+        ),
+    ),
+    Defect(
+        "Child",
+        "what forks away from a command outlives it",
+        "tasks/children/shim.py",
+        "            for pid in known:\n                send(os.kill, pid, signal.SIGKILL)\n",
+        "            if known:\n                return\n",
+        of(
+            "tasks/children",
+            "what_it_leaves_behind_ends_with_it_though_it_has_a_session_of_its_own",
+        ),
+    ),
+    Defect(
+        "Child",
+        "a command outlives its supervisor",
+        "tasks/children/shim.py",
+        "            self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)\n            if os.getppid()",
+        "            if os.getppid()",
+        of("tasks/children", "a_child_ends_when_its_supervisor_is_killed_though_its_parent_is_frozen"),
+    ),
+    Defect(
+        "Child",
+        "a leash takes no notice of a child's own deadline",
+        "tasks/children/leash.py",
+        "        child.allow(min(self.until, deadline))\n\n    def remove",
+        "        child.allow(self.until)\n        self._held[child] = math.inf\n\n    def remove",
+        of("tasks/children", "a_childs_own_deadline_counts_below_that_of_the_leash"),
+    ),
+    # Group commit.
+    Defect(
+        "GroupCommit",
+        "a check goes with a write of what it asks about",
+        "tasks/batching.py",
+        "        if not self.written.isdisjoint(unit.asked):\n            return True\n",
+        "",
+        of("tasks/group_commit", "a_unit_that_asks_about_a_key_does_not_overtake_the_one_that_writes_it"),
+    ),
+    Defect(
+        "GroupCommit",
+        "a unit overtakes one that it touches",
+        "tasks/batching.py",
+        " and not batch.touches(unit) and not behind.touches(unit):",
+        " and not batch.touches(unit):",
+        of("tasks/group_commit", "a_unit_overtakes_none_that_it_touches"),
+    ),
+    Defect(
+        "GroupCommit",
+        "a refusal answers all units of its transaction",
+        "tasks/group_commit.py",
+        "        guilty = blamed(units, error) if len(units) > 1 else units\n",
+        "        guilty = units\n",
+        (
+            *of("tasks/group_commit", "a_refusal_answers_its_own_unit_and_no_other", on="memory"),
+            *schedules("group_commit", "group_commit"),
+        ),
+    ),
+    Defect(
+        "GroupCommit",
+        "an unknown outcome is taken for success",
+        "tasks/group_commit.py",
+        "            has_landed = unit.landed(error)\n",
+        "            has_landed = isinstance(error, OutcomeUnknown) or unit.landed(error)\n",
+        schedules("group_commit", "group_commit"),
+    ),
+    Defect(
+        "GroupCommit",
+        "a refusal after an answer that was lost is taken for one",
+        "tasks/group_commit.py",
+        "        return all([await self._ask_landed(unit, error) for unit in guilty])\n",
+        "        for unit in guilty:\n            _fail(unit, error)\n        return True\n",
+        of("tasks/group_commit", "a_refusal_of_what_had_landed_is_success", on="memory"),
+    ),
+    Defect(
+        "GroupCommit",
+        "a unit that cannot be written fails all that go with it",
+        "tasks/group_commit.py",
+        "        if len(units) > 1:\n            await self._one_by_one(units)\n"
+        "        else:\n            _fail(units[0], error)\n",
+        "        for unit in units:\n            _fail(unit, error)\n",
+        of("tasks/group_commit", "a_unit_that_cannot_be_written_fails_alone_among_others", on="memory"),
+    ),
+    # Slots and feeder.
+    Defect(
+        "Slots",
+        "a function that does not end holds up its outcome",
+        "tasks/running/slots.py",
+        "        if now < due:\n",
+        "        if True:\n",
+        of("tasks/slots", "a_task_that_does_not_listen_has_its_outcome_in_time", on="thread"),
+    ),
+    Defect(
+        "Feeder",
+        "a full node takes items",
+        "tasks/running/feeder.py",
+        "        room = min(self._slots.free, self._batch) if self._takes else 0\n",
+        "        room = self._batch if self._takes else 0\n",
+        of("tasks/feeder", "a_full_node_leaves_items_to_others", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "the outcome of a lost claim is decided on",
+        "tasks/running/endings.py",
+        "        if task.is_lost or task.claim.remaining_s() <= 0.0 or task.outcome is None:\n",
+        "        if task.outcome is None:\n",
+        of("tasks/feeder", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "a hook that raises for one item ends the loop",
+        "tasks/running/feeder.py",
+        "        except (Exception, SystemExit):\n            self._leave_broken(item)\n"
+        "            return [Absent(item.key)], []",
+        "        except KeyError:\n            return [], []",
+        of("tasks/feeder", "a_hook_that_raises_for_one_item_keeps_the_node_from_no_other", on="memory-extra"),
+    ),
+    Defect(
+        "Feeder",
+        "a task that was refused here counts as a try",
+        "tasks/running/feeding.py",
+        "        return Release(why=failure.summary[:_MOST_WHY], count=False)\n",
+        "        return Release(why=failure.summary[:_MOST_WHY])\n",
+        of("tasks/feeder", "a_task_that_refuses_to_run_here_is_left_to_another", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "tasks are not told to stop when the claim is lost",
+        "tasks/running/endings.py",
+        "        self.is_lost = True\n        if self.context is not None:\n            self.context.stop()\n",
+        "        self.is_lost = True\n",
+        of("tasks/feeder", "a_lost_claim_tells_its_run_to_stop"),
+    ),
+)
