@@ -1,0 +1,408 @@
+"""``Executor``: a ``concurrent.futures.Executor`` whose workers are the runners of a cluster.
+
+Keys: see ``keys``. Who submits need not run anything, and who runs need not be there yet.
+
+docs/design/0022-executor.md has the steps and the races.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from latchwork.checks import is_number
+from latchwork.errors import LatchworkError
+from latchwork.executor.errors import AllFailed
+from latchwork.executor.futures import TaskFuture
+from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
+from latchwork.executor.keys import PRIORITIES, Keys
+from latchwork.executor.pickers import Picker, Pull
+from latchwork.executor.submitting import OnSessionLost, Submitter, Wanted
+from latchwork.executor.targets import All, Target
+from latchwork.store import Store
+from latchwork.store.keys import validate_name
+from latchwork.store.steps import Background, driven, run
+from latchwork.tasks import DEFAULT, PICKLED, Codec, Functions, Payloads, PickleCodec, Registered, Retry, UnknownFunction
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST_COPIES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call for ``Executor.first``: ``Call(fetch, "https://a", timeout=3)``.
+
+    Attributes:
+        fn: a registered function, or its name.
+        args: its arguments.
+        kwargs: its named arguments.
+    """
+
+    fn: Callable[..., Any] | str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __init__(self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> None:
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How tasks are submitted: what ``with_options`` changes.
+
+    Attributes:
+        picker: who is asked first.
+        priority: 0 runs before 9.
+        retry: how often a task is tried; None: as its function says.
+        timeout_s: seconds after which a run is stopped; None: as its function says.
+        copies: how many may run at a time, each on another member.
+        target: who may run it; None: all.
+    """
+
+    picker: Picker = field(default_factory=Pull)
+    priority: int = DEFAULT_PRIORITY
+    retry: Retry | None = None
+    timeout_s: float | None = None
+    copies: int = 1
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            raise ValueError(f"priority must be a whole number from 0 (first) to 9 (last), not {self.priority!r}")
+        if type(self.copies) is not int or not 1 <= self.copies <= _MOST_COPIES:
+            raise ValueError(f"copies must be a whole number from 1 to {_MOST_COPIES}, not {self.copies!r}")
+        if self.timeout_s is not None and (not is_number(self.timeout_s) or self.timeout_s <= 0):
+            raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {self.timeout_s!r}")
+        if not callable(getattr(self.picker, "pick", None)):
+            raise TypeError(f"a picker needs a method pick(task, view, load), and {self.picker!r} has none")
+
+
+class Executor(concurrent.futures.Executor):
+    """Submits calls that runners of the cluster run: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
+
+    All of ``concurrent.futures.Executor``, and all that takes one (``as_completed``, ``wait``,
+    ``loop.run_in_executor``), works unchanged. A task is run at least once, wherever its nodes die, and has one result.
+    Not promised: that a task whose node dies is not run twice. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the executor's name; its runners have the same.
+        functions: which functions may be submitted; those registered by ``task`` by default.
+        codec: how arguments are stored; ``PickleCodec()`` takes any function and any value, if the runners allow it.
+        allow_pickle: whether pickled results are read: who can write to the store can run code here then.
+        picker: who is asked first; default whoever is free.
+        priority: 0 runs before 9.
+        session_ttl_s: seconds for which nodes keep our tasks when they do not hear from us.
+        on_session_lost: ``fail`` ends the futures of stored tasks with ``SessionLost`` then; ``resubmit`` submits them
+            again, so that they may run twice.
+        label: what others see of us.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str = "executor",
+        *,
+        functions: Functions = DEFAULT,
+        codec: Codec | None = None,
+        allow_pickle: bool = False,
+        picker: Picker | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        session_ttl_s: float = 30.0,
+        on_session_lost: OnSessionLost = "fail",
+        label: str = "",
+    ) -> None:
+        if not isinstance(store, Store):
+            raise TypeError("an executor needs a store, not a URL; open one first: latchwork.connect(url)")
+        if on_session_lost not in ("fail", "resubmit"):
+            raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
+        if not is_number(session_ttl_s) or session_ttl_s <= 0:
+            raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
+        self.name = validate_name(name)
+        self._store = store
+        self._functions = functions
+        self._payloads = Payloads(codec, allow_pickle=allow_pickle)
+        self._options = Options(picker or Pull(), priority)
+        self._submitter = Submitter(
+            store,
+            Keys(name),
+            self._payloads,
+            session_ttl_s=float(session_ttl_s),
+            on_session_lost=on_session_lost,
+            label=label,
+        )
+        self._end = weakref.finalize(self, _end_when_idle, self._submitter)
+        self._end.atexit = False
+        _LIVE.add(self._submitter)
+
+    def __repr__(self) -> str:
+        return f"<Executor {self.name!r}>"
+
+    # Submitting
+
+    def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
+        """Submit a call; it is stored a moment later, with others. Does no I/O.
+
+        Args:
+            fn: a registered function, or its name.
+            args: its arguments, checked against its annotations.
+            kwargs: likewise.
+        Returns:
+            Its future. Of the target ``All()``: a future with a dictionary of results by member.
+        Raises:
+            UnknownFunction: it is not registered, and not to be pickled.
+            NotSerializable, PayloadTooLarge: an argument cannot be stored; the message names it.
+            TypeError: the function does not take these arguments.
+            RuntimeError: the executor was shut down.
+        """
+        item, hint, what = self._item(fn, args, kwargs)
+        if isinstance(self._options.target, All):
+            raise LatchworkError("tasks for all members are submitted by submit_all")
+        return self._submitter.add(item, hint, what, Wanted(self._options.picker, self._options.copies))
+
+    def map(
+        self,
+        fn: Callable[..., T] | str,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]:
+        """The results of a call for each of the arguments, in their order; see ``concurrent.futures.Executor.map``.
+
+        Args:
+            fn: as for ``submit``.
+            iterables: read at once, and as far as the shortest goes.
+            timeout: seconds from this call on, after which ``TimeoutError`` is raised.
+            chunksize: as for threads it changes nothing: tasks are stored and fetched many at a time anyway.
+            buffersize: so many tasks at most whose results were not asked for; the arguments are read as needed then.
+        Raises:
+            ValueError: ``chunksize`` or ``buffersize`` is below 1.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and (type(buffersize) is not int or buffersize < 1):
+            raise ValueError(f"buffersize must be None or a whole number from 1, not {buffersize!r}")
+        clock = self._store.clock
+        until = None if timeout is None else clock.now() + timeout
+        calls = zip(*iterables, strict=False)
+        first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
+        first.reverse()
+        return _results(first, calls if buffersize is not None else iter(()), partial(self.submit, fn), until, clock.now)
+
+    def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
+        """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
+
+        Raises:
+            TimeoutError: it did not end in that time; it is told to stop if it runs.
+            Exception: the task's own; and what ``submit`` raises.
+        """
+        future = self.submit(fn, *args, **kwargs)
+        try:
+            return future.result(timeout_s)
+        except BaseException as error:
+            if not future.done():
+                self._cancel_quietly([future])
+                if isinstance(error, concurrent.futures.TimeoutError):
+                    raise TimeoutError(f"task {future.id} did not end within {timeout_s:g} s; it was cancelled") from None
+            raise
+
+    def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
+        """The value of the first of these calls that succeeds; the others are cancelled.
+
+        Args:
+            calls: at least one.
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            AllFailed: none succeeded.
+            TimeoutError: none succeeded in that time; all are cancelled.
+            ValueError: there are no calls.
+        """
+        futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
+        if not futures:
+            raise ValueError("first needs at least one call")
+        clock = self._store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        left = set(futures)
+        try:
+            while left:
+                left_s = None if until is None else max(0.0, until - clock.now())
+                done, others = concurrent.futures.wait(left, left_s, FIRST_COMPLETED)
+                if not done:
+                    raise TimeoutError(f"none of {len(futures)} calls succeeded within {timeout_s:g} s; all are cancelled")
+                for future in done:
+                    if not future.cancelled() and future.exception() is None:
+                        return future.result()
+                left = set(others)  # type: ignore[assignment]
+        finally:
+            self._cancel_quietly([future for future in futures if not future.done()])
+        errors = tuple(_error_of(future) for future in futures)
+        raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
+
+    def with_options(
+        self,
+        *,
+        picker: Picker | None = None,
+        priority: int | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        copies: int | None = None,
+        target: Target | None = None,
+    ) -> Executor:
+        """The same executor with other options for what is submitted through it. None leaves one as it is.
+
+        Args:
+            picker: who is asked first.
+            priority: 0 runs before 9.
+            retry: how often a task is tried; else as its function says.
+            timeout_s: seconds after which a run is stopped; else as its function says.
+            copies: so many run at a time, each on another member; the first that ends counts.
+            target: who may run it.
+        """
+        given = {"picker": picker, "priority": priority, "retry": retry, "timeout_s": timeout_s, "copies": copies, "target": target}
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, _whole=self)  # the submitter ends when nobody has the whole any more
+        view._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
+        return view
+
+    @driven
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that was submitted before is stored: then it survives everything but our own end.
+
+        Raises:
+            TimeoutError: not all is stored in that time.
+        """
+        if not await self._submitter.flush(timeout_s):
+            raise TimeoutError(f"not all tasks of executor {self.name!r} are stored within {timeout_s or 0:g} s")
+
+    # The end
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base's
+        """Take no more tasks; wait for those that were submitted, and end.
+
+        Args:
+            wait: False returns at once; the rest goes on in the background, and the interpreter waits for it at its end.
+            cancel_futures: cancel all that does not run yet.
+        """
+        tickets = self._submitter.begin_close()
+        if cancel_futures:
+            self._cancel_quietly([ticket.future for ticket in tickets], interrupt=False)
+        self._end.detach()
+        if wait:
+            run(_finish(self._submitter))
+        else:
+            Background(partial(_finish, self._submitter), f"latchwork-closes-{self.name}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    # Inside
+
+    def _item(
+        self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[TaskItem, Any, str]:
+        """What is to be stored of a call, the annotation of its result, and what it is called in messages."""
+        registered = self._registered(fn)
+        if registered is None:
+            payload = self._payloads.encode((fn, args, dict(kwargs)), "a pickled call")
+            name, hint, what = PICKLED, Any, getattr(fn, "__qualname__", repr(fn)[:80])
+        else:
+            payload = self._payloads.encode_call(registered, args, kwargs)
+            name, hint, what = registered.name, registered.hints.get("return", Any), repr(registered.name)
+        options = self._options
+        item = TaskItem(
+            "",
+            name,
+            payload,
+            priority=options.priority,
+            target=options.target,
+            retry=options.retry,
+            timeout_s=options.timeout_s,
+            is_kept=bool(getattr(options.picker, "keeps", False)),
+        )
+        return item, hint, what
+
+    def _registered(self, fn: Callable[..., Any] | str) -> Registered | None:
+        """What a function is registered as; None when it is to be pickled."""
+        try:
+            return self._functions.of(fn)
+        except UnknownFunction:
+            if isinstance(self._payloads.codec, PickleCodec) and callable(fn):
+                return None
+            raise
+
+    def _cancel_quietly(self, futures: Iterable[TaskFuture[Any]], *, interrupt: bool = True) -> None:
+        for future in futures:
+            try:
+                future.cancel(interrupt=interrupt)
+            except LatchworkError as error:
+                _log.warning("executor %s: task %s is not cancelled: %s", self.name, future.id, error)
+
+
+async def _finish(submitter: Submitter) -> None:
+    await submitter.wait_over(None)
+    await submitter.close()
+    _LIVE.discard(submitter)
+
+
+def _end_when_idle(submitter: Submitter) -> None:
+    """Nobody has the executor any more: end once nobody waits for a result either."""
+    submitter.begin_close()
+    Background(partial(_finish, submitter), "latchwork-closes-executor")
+
+
+def _error_of(future: TaskFuture[Any]) -> BaseException:
+    return concurrent.futures.CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
+
+
+def _results(
+    futures: list[TaskFuture[T]],
+    more: Iterator[tuple[Any, ...]],
+    submit: Callable[..., TaskFuture[T]],
+    until: float | None,
+    now: Callable[[], float],
+) -> Iterator[T]:
+    """The results in order, the first future being the last of the list; those left over are cancelled."""
+    try:
+        while futures:
+            future = futures.pop()
+            try:
+                yield future.result(None if until is None else max(0.0, until - now()))
+            finally:
+                future.cancel()
+                del future
+            args = next(more, None)
+            if args is not None:
+                futures.insert(0, submit(*args))
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+_LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """As for pools of threads: what was submitted is run, although nobody waited for it."""
+    for submitter in list(_LIVE):
+        submitter.begin_close()
+        run(_finish(submitter))
