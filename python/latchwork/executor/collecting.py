@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.errors import BadRecord, Closed, LatchworkError, WaitTimeout
 from latchwork.executor.futures import TaskTicket
 from latchwork.executor.keys import Keys, number_of
 from latchwork.interrupts import mutex
+from latchwork.records import Record
 from latchwork.store import Backoff, Store, Watch
 from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
-from latchwork.tasks import Outcome, Payloads
+from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import Change, Delete, Entry
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Collector:
         self._what = f"results of submitter {sid} of executor {keys.name!r}"
         self._name = f"latchwork-results-{keys.name}"
         self._payloads = payloads
+        self._blobs = Blobs(store, keys.data)
         self._tasks = tasks
         self._read: list[str] = []
         self._lock = mutex()
@@ -136,14 +138,17 @@ class Collector:
     def _take(self, entry: Entry) -> None:
         number = number_of(entry.key)
         ticket = None if number is None else self._tasks.ticket(number)
+        ref = ref_of(entry.value)
         if ticket is not None:
-            self._tasks.end(ticket, self._told(ticket, entry.value))
+            self._tasks.end(ticket, self._told(ticket, entry.value, ref))
+        self._read += [op.key for op in self._blobs.delete_ops(ref)] if ref is not None else []
         self._read.append(entry.key)
 
-    def _told(self, ticket: TaskTicket, value: bytes) -> Callable[[], object]:
+    def _told(self, ticket: TaskTicket, value: bytes, ref: BlobRef | None) -> Callable[[], object]:
         """The call that tells the future of a task how it ended."""
         try:
-            result: Any = Outcome.of(value).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
+            whole = value if ref is None else self._blobs.read(ref)
+            result: Any = Outcome.of(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
         except BaseException as error:  # noqa: BLE001 - the task's own, whatever it is
             return partial(ticket.future.end_raising, error.with_traceback(None))
         return partial(ticket.future.end_with, result)
@@ -159,3 +164,11 @@ class Collector:
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
             del self._read[: len(part)]
+
+
+def ref_of(value: bytes) -> BlobRef | None:
+    """Where an outcome is that is kept beside its key; None of one that is here."""
+    try:
+        return BlobRef.of(Record.of(value)) if value[:1] == b"{" else None
+    except BadRecord:
+        return None

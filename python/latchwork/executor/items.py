@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from latchwork.errors import BadRecord
@@ -131,6 +132,16 @@ class TaskItem:
 
 
 DEFAULT_PRIORITY = 5
+
+
+@lru_cache(maxsize=512)
+def task_of(value: bytes) -> TaskItem:
+    """The task in the value of an item; read once for all that ask.
+
+    Raises:
+        BadRecord: it is none.
+    """
+    return TaskItem.of(value)
 
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:

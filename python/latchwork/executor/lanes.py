@@ -10,12 +10,12 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.items import TaskItem, may_run, type_name
+from latchwork.executor.items import TaskItem, may_run, task_of, type_name
 from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
 from latchwork.executor.targets import Member
 from latchwork.interrupts import mutex
@@ -328,14 +328,3 @@ def tries_of(why: str) -> int:
 
 def _why(claim: BacklogClaim) -> str:
     return str(getattr(claim.item, "why", ""))
-
-
-@lru_cache(maxsize=512)
-def task_of(value: bytes) -> TaskItem:
-    """The task in the value of an item; read once for all that ask.
-
-    Raises:
-        BadRecord: it is none.
-    """
-    return TaskItem.of(value)
-

@@ -11,12 +11,14 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Literal
 
-from latchwork.errors import Conflict, OutcomeUnknown
+from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
+from latchwork.executor.items import task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import Backlog, BacklogItem
+from latchwork.records import Record
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import BadPayload, Outcome
+from latchwork.tasks import BadPayload, BlobRef, Blobs, Outcome
 from latchwork.types import Check, Op, Put
 
 Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
@@ -75,6 +77,7 @@ class Stored:
         self._store = store
         self._keys = keys
         self._backlog = backlog
+        self._blobs = Blobs(store, keys.data)
 
     def keys_of(self, place: Place) -> tuple[list[str], list[str]]:
         """The keys of its copies where they were put, and where they may have been moved to."""
@@ -143,12 +146,21 @@ class Stored:
                 for item, holder in zip(items, holders, strict=True)
                 if holder is not None and holder.label
             ]
-            removed = [check for held, _ in parts for check in held], [op for _, writes in parts for op in writes]
+            held = [check for each, _ in parts for check in each]
+            writes = [*(op for _, each in parts for op in each), *self._blob_of(items[0])]
             try:
-                await self._surely([*removed[0], *checks], [*removed[1], *marks, *ops()])
+                await self._surely([*held, *checks], [*writes, *marks, *ops()])
             except Conflict:  # by an earlier try of ours, perhaps
                 continue
             return True
+
+    def _blob_of(self, item: BacklogItem) -> list[Op]:
+        """The writes that delete what is kept beside a task."""
+        try:
+            blob = task_of(item.value).blob
+            return self._blobs.delete_ops(BlobRef.of(Record(blob))) if blob else []
+        except BadRecord:
+            return []
 
     async def _is_taken_back(self, place: Place, is_over: Callable[[], bool]) -> bool:
         """Of a task without items: whether it has no outcome either."""

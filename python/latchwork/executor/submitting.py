@@ -30,8 +30,8 @@ from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.forks import Home
-from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven
-from latchwork.tasks import Payloads
+from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven, steps_of
+from latchwork.tasks import BlobRef, Blobs, Payloads
 from latchwork.types import At, Check, Create, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ OnSessionLost = Literal["fail", "resubmit"]
 
 #: What one transaction puts: items, and bytes.
 MOST_ITEMS, MOST_BYTES = 80, 500_000
-#: A refused transaction is put together anew so often before that counts as trouble.
-_PATIENCE_S = 30.0
+#: A larger payload is kept beside its item.
+INLINE_BYTES = 3000
 
 
 @dataclass(slots=True)
@@ -106,6 +106,8 @@ class Submitter:
         self._backlog = Backlog(store, keys.backlog, label=label)
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
+        self._blobs = Blobs(store, keys.data)
+        self._written: dict[int, BlobRef] = {}
         self._changed = Bell()
         self._wake = Signal()
         self._tickets: dict[int, TaskTicket] = {}
@@ -262,7 +264,17 @@ class Submitter:
         except NoSuchMember as error:
             self._fail(ticket, error)
             return None
-        return ticket, replace(ready, lanes=lanes)
+        return ticket, await self._fitting(ticket, replace(ready, lanes=lanes))
+
+    async def _fitting(self, ticket: TaskTicket, item: TaskItem) -> TaskItem:
+        """The item with a payload that is too large for it beside it: written once, before what names it."""
+        if len(item.payload) <= INLINE_BYTES:
+            return item
+        ref = self._written.get(ticket.number)
+        if ref is None or ref.owner != item.sid:
+            ref = await steps_of(self._blobs.write)(item.sid, item.payload)
+            self._written[ticket.number] = ref
+        return replace(item, payload=b"", blob=ref.to_record())
 
     def _creations(self, item: TaskItem) -> list[Create]:
         stored = item.to_bytes()
@@ -408,6 +420,7 @@ class Submitter:
         with self._changed.mutex:
             self._tickets.pop(ticket.number, None)
             self._wanted.pop(ticket.number, None)
+            self._written.pop(ticket.number, None)
             self._changed.ring()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord, Conflict
-from latchwork.executor.items import TaskItem
+from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, queued_at_s
-from latchwork.executor.lanes import task_of
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.records import Record
 from latchwork.store import Store
