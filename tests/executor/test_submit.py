@@ -9,7 +9,7 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.work import blob, boom, fail_twice, length, mark, returned_error, square, unstorable, wait
 from latchwork.executor import AllFailed, Call, Executor
-from latchwork.tasks import NotSerializable, PickleCodec, RemoteTraceback, Retry, TaskTimeout, UnknownFunction
+from latchwork.tasks import NotSerializable, PickleCodec, RemoteTraceback, Retry, UnknownFunction
 
 
 def starts(store, key):
@@ -214,7 +214,12 @@ def test_priorities_run_before_others(runners, pool, store):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"priority": 10}, "priority"), ({"copies": 0}, "copies"), ({"timeout_s": 0}, "timeout_s"), ({"priority": True}, "pri")],
+    [
+        ({"priority": 10}, "priority"),
+        ({"copies": 0}, "copies"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"priority": True}, "pri"),
+    ],
 )
 def test_bad_options_are_refused(pool, options, message):
     with pytest.raises(ValueError, match=message):

@@ -7,7 +7,7 @@ import time
 
 import latchwork
 from latchwork.executor import Executor, Runner
-from latchwork.tasks import Functions, Retry, TaskContext
+from latchwork.tasks import Functions, Retry, TaskContext, TaskStopped
 
 WORK = Functions()
 task = WORK.task
@@ -48,7 +48,7 @@ def wait(key: str, context: TaskContext) -> str:
         if store.get(f"{key}/go") is not None:
             return context.node_id
     store.create(f"{key}/stops/s", context.node_id.encode(), sequential=True)
-    return "stopped"
+    raise TaskStopped("told to stop")
 
 
 @task(name="mark")

@@ -149,7 +149,7 @@ class Collector:
         try:
             whole = value if ref is None else self._blobs.read(ref)
             result: Any = Outcome.of(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
-        except BaseException as error:  # noqa: BLE001 - the task's own, whatever it is
+        except BaseException as error:
             return partial(ticket.future.end_raising, error.with_traceback(None))
         return partial(ticket.future.end_with, result)
 

@@ -13,31 +13,42 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
-from latchwork.executor.futures import TaskFuture
+from latchwork.executor.futures import AllFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
 from latchwork.executor.keys import PRIORITIES, Keys
 from latchwork.executor.pickers import Picker, Pull
 from latchwork.executor.submitting import OnSessionLost, Submitter, Wanted
-from latchwork.executor.targets import All, Target
+from latchwork.executor.targets import All, Member, Target
+from latchwork.primitives import Group
 from latchwork.store import Store
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import Background, driven, run
-from latchwork.tasks import DEFAULT, PICKLED, Codec, Functions, Payloads, PickleCodec, Registered, Retry, UnknownFunction
+from latchwork.tasks import (
+    DEFAULT,
+    PICKLED,
+    Codec,
+    Functions,
+    Payloads,
+    PickleCodec,
+    Registered,
+    Retry,
+    UnknownFunction,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_COPIES = 30
@@ -137,12 +148,13 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
         self.name = validate_name(name)
         self._store = store
+        self._keys = Keys(name)
         self._functions = functions
         self._payloads = Payloads(codec, allow_pickle=allow_pickle)
         self._options = Options(picker or Pull(), priority)
         self._submitter = Submitter(
             store,
-            Keys(name),
+            self._keys,
             self._payloads,
             session_ttl_s=float(session_ttl_s),
             on_session_lost=on_session_lost,
@@ -174,7 +186,7 @@ class Executor(concurrent.futures.Executor):
         """
         item, hint, what = self._item(fn, args, kwargs)
         if isinstance(self._options.target, All):
-            raise LatchworkError("tasks for all members are submitted by submit_all")
+            return cast("TaskFuture[T]", self._for_all(item, hint, what))
         return self._submitter.add(item, hint, what, Wanted(self._options.picker, self._options.copies))
 
     def map(
@@ -206,7 +218,8 @@ class Executor(concurrent.futures.Executor):
         calls = zip(*iterables, strict=False)
         first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
         first.reverse()
-        return _results(first, calls if buffersize is not None else iter(()), partial(self.submit, fn), until, clock.now)
+        more = calls if buffersize is not None else iter(())
+        return _results(first, more, partial(self.submit, fn), until, clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
         """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
@@ -222,7 +235,8 @@ class Executor(concurrent.futures.Executor):
             if not future.done():
                 self._cancel_quietly([future])
                 if isinstance(error, concurrent.futures.TimeoutError):
-                    raise TimeoutError(f"task {future.id} did not end within {timeout_s:g} s; it was cancelled") from None
+                    late = f"task {future.id} did not end within {timeout_s:g} s; it was cancelled"
+                    raise TimeoutError(late) from None
             raise
 
     def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
@@ -241,17 +255,18 @@ class Executor(concurrent.futures.Executor):
             raise ValueError("first needs at least one call")
         clock = self._store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
-        left = set(futures)
+        left: set[concurrent.futures.Future[Any]] = set(futures)
         try:
             while left:
                 left_s = None if until is None else max(0.0, until - clock.now())
                 done, others = concurrent.futures.wait(left, left_s, FIRST_COMPLETED)
                 if not done:
-                    raise TimeoutError(f"none of {len(futures)} calls succeeded within {timeout_s:g} s; all are cancelled")
+                    late = f"none of {len(futures)} calls succeeded within {timeout_s or 0:g} s; all are cancelled"
+                    raise TimeoutError(late)
                 for future in done:
                     if not future.cancelled() and future.exception() is None:
                         return future.result()
-                left = set(others)  # type: ignore[assignment]
+                left = others
         finally:
             self._cancel_quietly([future for future in futures if not future.done()])
         errors = tuple(_error_of(future) for future in futures)
@@ -277,7 +292,14 @@ class Executor(concurrent.futures.Executor):
             copies: so many run at a time, each on another member; the first that ends counts.
             target: who may run it.
         """
-        given = {"picker": picker, "priority": priority, "retry": retry, "timeout_s": timeout_s, "copies": copies, "target": target}
+        given: dict[str, Any] = {
+            "picker": picker,
+            "priority": priority,
+            "retry": retry,
+            "timeout_s": timeout_s,
+            "copies": copies,
+            "target": target,
+        }
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__, _whole=self)  # the submitter ends when nobody has the whole any more
         view._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
@@ -295,11 +317,11 @@ class Executor(concurrent.futures.Executor):
 
     # The end
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base's
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; wait for those that were submitted, and end.
 
         Args:
-            wait: False returns at once; the rest goes on in the background, and the interpreter waits for it at its end.
+            wait: False returns at once; the rest goes on in the background, and the interpreter waits for it.
             cancel_futures: cancel all that does not run yet.
         """
         tickets = self._submitter.begin_close()
@@ -315,6 +337,15 @@ class Executor(concurrent.futures.Executor):
         return self
 
     # Inside
+
+    def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
+        """One task for each member that is there now."""
+        wanted = Wanted(Pull())
+        with closing(Group(self._store, self._keys.group)) as group:
+            ids = [member.id for member in group.members()]
+        items = {member: replace(item, target=Member(member)) for member in ids}
+        parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
+        return AllFuture(parts, f"task {what} for all members")
 
     def _item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

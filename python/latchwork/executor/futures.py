@@ -1,17 +1,20 @@
 """The future of a task: all of ``concurrent.futures.Future``, an id, a cancellation that reaches the store.
 
-States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future is told of
+States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future hears of
 the last ones alone: nobody sends a message when a task begins to run. ``state`` asks the store. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from latchwork.executor.errors import SomeFailed
 from latchwork.executor.keys import task_id_of
+from latchwork.interrupts import mutex
 
 if TYPE_CHECKING:
     from latchwork.executor.items import TaskItem
@@ -138,3 +141,53 @@ class TaskFuture(Future[T], Generic[T]):
             return
         with suppress(InvalidStateError):
             self.set_exception(error)
+
+
+class AllFuture(Future[dict[str, T]], Generic[T]):
+    """The future of a task that runs on all members: a dictionary of their results. Safe to share between threads.
+
+    Attributes:
+        parts: the futures of the single runs, by member.
+    """
+
+    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        self._what = what
+        self._left = len(self.parts)
+        self._lock = mutex()
+        if not self.parts:
+            self.set_result({})
+        for part in self.parts.values():
+            part.add_done_callback(self._ended)
+
+    def cancel(self, *, interrupt: bool = False) -> bool:
+        """Cancel all runs; False if one of them has begun, or is over. See ``TaskFuture.cancel``."""
+        cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
+        return all(cancelled) and self.cancelled()
+
+    def _ended(self, _part: Future[T]) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            with suppress(InvalidStateError):
+                self._end()
+
+    def _end(self) -> None:
+        errors = {member: _error(part) for member, part in self.parts.items()}
+        failed = {member: error for member, error in errors.items() if error is not None}
+        results = {member: part.result() for member, part in self.parts.items() if member not in failed}
+        if all(part.cancelled() for part in self.parts.values()):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif failed:
+            first = next(iter(failed))
+            text = f"{self._what} failed on {len(failed)} of {len(self.parts)} members; on {first}: {failed[first]!r}"
+            self.set_exception(SomeFailed(text, results, failed))
+        else:
+            self.set_result(results)
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()

@@ -87,10 +87,10 @@ class TaskItem:
             "priority": self.priority if self.priority != DEFAULT_PRIORITY else None,
             "target": to_body(self.target),
             "retry": _retry_body(self.retry, self.retry_on),
-            "timeout_s": self.timeout_s,
+            "timeout_s": self.timeout_s or None,
             "kept": self.is_kept,
         }
-        return {**whole, **{name: each for name, each in more.items() if each not in (None, {}, "", False)}}
+        return {**whole, **{name: each for name, each in more.items() if each or type(each) is int}}
 
     @classmethod
     def of(cls, value: bytes) -> TaskItem:
@@ -116,7 +116,7 @@ class TaskItem:
             sid,
             number,
             record.mapping("blob", {}),
-            record.whole("priority", DEFAULT_PRIORITY, least=0, most=9),
+            record.whole("priority", least=0, most=9) if record.has("priority") else DEFAULT_PRIORITY,
             of_body(record.mapping("target", {})),
             retry,
             on,
@@ -170,8 +170,8 @@ def _retry_of(record: Record) -> tuple[Retry | None, tuple[str, ...]]:
     if not record.has("retry"):
         return None, ()
     body = Record(record.mapping("retry"))
+    initial_s, increase, max_s, jitter = (body.number(name) for name in ("initial_s", "increase", "max_s", "jitter"))
     try:
-        numbers = {name: body.number(name) for name in ("initial_s", "increase", "max_s", "jitter")}
-        return Retry(body.whole("attempts", least=1), **numbers), body.texts("on")
+        return Retry(body.whole("attempts", least=1), initial_s, increase, max_s, jitter), body.texts("on")
     except (ValueError, TypeError) as error:
         raise BadRecord(f"a retry cannot be used: {error}") from None

@@ -1,7 +1,7 @@
 """The keys of an executor, and the names of its tasks. Nothing here does I/O.
 
 Keys:  <name>/group/...                   who runs tasks; see ``primitives.Group``
-       <name>/backlog/...                 the tasks; see ``primitives.Backlog``: lane ``any``, and ``m.<member>`` of each
+       <name>/backlog/...                 the tasks; see ``primitives.Backlog``: lane ``any``, and ``m.<member>``
        <name>/subs/<sid>                  a submitter is there; dies with its session
        <name>/results/<sid>/<k>/<number>  how a task of a submitter ended, a thousand in one folder
        <name>/detached/<hh>/<id>          a task that outlives its submitter: where it was put
@@ -160,7 +160,9 @@ def _spread(task_id: str) -> str:
 def _check_segment(text: str, what: str, most: int) -> str:
     given: object = text
     if not isinstance(given, str) or "/" in given or not 0 < len(given) <= most:
-        raise InvalidKey(f"{what} {short(text)} cannot be used: it has to be text of 1 to {most} characters without '/'")
+        raise InvalidKey(
+            f"{what} {short(text)} cannot be used: it has to be text of 1 to {most} characters without '/'"
+        )
     try:
         return validate_key(f"x/{text}")[2:]
     except InvalidKey as error:

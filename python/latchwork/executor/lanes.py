@@ -235,8 +235,8 @@ class Lanes(FeederHooks):
             return Bury(f"it is no task: {error}"[:500])
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
-            error = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
-            return self._done(item, Outcome.failed(error), claim)
+            left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
+            return self._done(item, Outcome.failed(left), claim)
         with self._lock:
             if self._marked.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
@@ -308,7 +308,9 @@ def _is_there(keys: Keys, sid: str) -> Check:
 
 def _died(item: TaskItem, stored: BacklogItem) -> TaskDied:
     what = f"task {item.id} of {item.function!r}" if item.function else f"task {item.id}"
-    return TaskDied(f"{what} was taken {stored.attempts} times and ended never; the last: {stored.why or 'its node died'}")
+    return TaskDied(
+        f"{what} was taken {stored.attempts} times and ended never; the last: {stored.why or 'its node died'}"
+    )
 
 
 def is_retried(item: TaskItem, outcome: Outcome) -> bool:

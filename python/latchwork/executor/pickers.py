@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
-from latchwork.assignment import RendezvousHasher
+from latchwork.executor.targets import hasher_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
 
@@ -98,7 +98,7 @@ class Random:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._chance = random.Random(seed)  # noqa: S311 - spreads load, keeps no secret
+        self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
         """See ``Picker``."""
@@ -133,7 +133,7 @@ class Weighted:
     keeps = True
 
     def __init__(self, seed: int | None = None) -> None:
-        self._chance = random.Random(seed)  # noqa: S311 - spreads load, keeps no secret
+        self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
         """See ``Picker``."""
@@ -158,11 +158,10 @@ class Rendezvous:
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
         """See ``Picker``."""
-        able = {member.id: member.weight for member in view.members if member.weight > 0}
+        able = tuple((member.id, member.weight) for member in view.members if member.weight > 0)
         if not able:
             return None
-        hasher = RendezvousHasher(list(able), list(able.values()))
-        found = hasher.owners(task.id if self.by == "id" else task.function, task.copy + 1)
+        found = hasher_of(able).owners(task.id if self.by == "id" else task.function, task.copy + 1)
         return found[task.copy % len(found)]
 
 
@@ -190,13 +189,11 @@ def drawn(members: Sequence[GroupMember], chance: float) -> str | None:
     return next((member.id for member, end in zip(members, ends, strict=True) if at < end), members[-1].id)
 
 
-def spread_over(
-    picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int
-) -> list[str | None]:
+def spread_over(picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int) -> list[str | None]:
     """A different member for each copy, as far as there are members; copies behind that have None."""
     picked: list[str | None] = []
     left = view
-    for copy in range(copies):
+    for _ in range(copies):
         if not left.members:
             picked.append(None)
             continue

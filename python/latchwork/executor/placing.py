@@ -173,4 +173,3 @@ class _Preferred:
 
 def _lenient(target: Member | Label) -> Member | Label:
     return Member(target.id, "any") if isinstance(target, Member) else target
-

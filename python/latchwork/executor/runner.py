@@ -152,7 +152,15 @@ class Runner:
         self._payloads = Payloads(allow_pickle=allow_pickle)
         self._node = Node(self.node_id, functions, allow_pickle=allow_pickle, labels=labels or {}, accept=accept)
         self._plan = Plan(
-            count, run_in, weight, dict(labels or {}), steal_after_s, max_attempts, unknown_after_s, stop_grace_s, context
+            count,
+            run_in,
+            weight,
+            dict(labels or {}),
+            steal_after_s,
+            max_attempts,
+            unknown_after_s,
+            stop_grace_s,
+            context,
         )
         self._home = Home(f"runner {self.node_id!r}")
         self._changed = Bell()
@@ -237,12 +245,16 @@ class Runner:
             await background
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take nothing more, and wait for what runs; False when the time is over. ``close`` then."""
+        """Leave the group, take nothing more, and wait for what runs; False when the time is over. ``close`` then.
+
+        What is in our lane is everybody's from now on. After a lost session it does not begin anew.
+        """
         self._home.check()
         with self._changed.mutex:
             self._is_draining = True
             shift = self._shift
-        return True if shift is None else shift.feeder.drain(timeout_s)
+            self._changed.ring()
+        return True if shift is None else shift.drain(timeout_s)
 
     def run_forever(self, *, drain_s: float = 30.0) -> None:
         """Run until SIGTERM or SIGINT comes, or it is closed: then let tasks end, and close. In the main thread.
@@ -323,7 +335,7 @@ class Runner:
 
     async def _live(self) -> None:
         backoff = Backoff()
-        while not self._stop.is_set():
+        while not self._stop.is_set() and not self._is_draining:
             try:
                 await self._work(backoff)
             except _FINAL as error:
@@ -340,7 +352,7 @@ class Runner:
     async def _work(self, backoff: Backoff) -> None:
         """One shift."""
         session = await ask(self._store.open_session, self._ttl_s)
-        shift = Shift(self._store, self._keys, self._node, self._plan, self._payloads, session)
+        shift = Shift(self._store, self._keys, self._node, self._plan, payloads=self._payloads, session=session)
         ended = Signal()
         cancel = session.on_end(ended.set)
         with self._changed.mutex:
@@ -350,7 +362,7 @@ class Runner:
                 return
             await shift.begin()
             if self._is_draining:
-                shift.feeder.drain(0.0)
+                shift.drain(0.0)
             backoff.reset()
             self._ready(is_ready=True)
             _log.info("runner %s of executor %s takes tasks, %d at a time", self.node_id, self.name, self._plan.slots)

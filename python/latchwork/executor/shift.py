@@ -9,6 +9,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -67,7 +68,7 @@ class Tasks(Backlog):
 
     extra_dead: Any = None
 
-    def try_take(self, lanes: Sequence[str], **options: Any) -> list[BacklogClaim]:  # type: ignore[override]
+    def try_take(self, lanes: Sequence[str], **options: Any) -> list[BacklogClaim]:
         """See ``Backlog``."""
         return super().try_take(lanes, **{"extra_dead": self.extra_dead, **options})
 
@@ -85,7 +86,7 @@ class Shift:
     """
 
     def __init__(
-        self, store: Store, keys: Keys, node: Node, plan: Plan, payloads: Payloads, session: Session
+        self, store: Store, keys: Keys, node: Node, plan: Plan, *, payloads: Payloads, session: Session
     ) -> None:
         self._store = store
         self._keys = keys
@@ -135,7 +136,7 @@ class Shift:
         self._number = 0
         self._idle_since = store.clock.now()
         self._help_after_s = plan.steal_after_s
-        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S  # noqa: S311 - spreads load
+        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
         self._ended = False
 
     def _members(self) -> Collection[str] | None:
@@ -166,6 +167,12 @@ class Shift:
             thread = f"latchwork-runner-{name}-{self._node.member_id}"
             self._threads.append(Background(partial(self._follow, prefix, see), thread))
         self._threads.append(Background(self._chores, f"latchwork-runner-{self._node.member_id}"))
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Leave the group, so that our lane is everybody's; then wait for what runs. False when the time is over."""
+        with suppress(LatchworkError):
+            self.group.close()
+        return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
         """Stop all tasks, give them back, leave; the paths of those that did not end."""
@@ -309,7 +316,10 @@ class Shift:
             return
         if after_s is None or clock.now() - self._idle_since < after_s:
             return
-        loads = [(entry.key.rpartition("/")[2], read_load(entry.value)[1]) for entry in await ask(self._store.list, self._keys.load)]
+        loads = [
+            (entry.key.rpartition("/")[2], read_load(entry.value)[1])
+            for entry in await ask(self._store.list, self._keys.load)
+        ]
         busy = {member: load.queued for member, load in loads if load.queued > 0 and member != self._node.member_id}
         self.lanes.help(lane_of(max(busy, key=lambda each: busy[each])) if busy else None)
         if busy:

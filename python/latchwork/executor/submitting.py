@@ -110,6 +110,7 @@ class Submitter:
         self._written: dict[int, BlobRef] = {}
         self._changed = Bell()
         self._wake = Signal()
+        self._stop = Signal()
         self._tickets: dict[int, TaskTicket] = {}
         self._wanted: dict[int, Wanted] = {}
         self._waiting: deque[TaskTicket] = deque()
@@ -187,21 +188,22 @@ class Submitter:
             try:
                 await self._send(batch)
                 backoff.reset()
-            except (Unavailable, OutcomeUnknown) as error:
-                _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
-                await Pause(self._store.clock, self._wake if self._ended else Signal(), backoff.next_s())
-            except SessionLost as error:
-                _log.info("executor %s: %s", self._keys.name, error)
-                if self._line is not None and self._line.session.remaining_s() > 0.0:
-                    self._line.session.notice_gone()
-                await Pause(self._store.clock, Signal(), backoff.next_s())
-            except LatchworkError as error:
-                for ticket in batch:
-                    self._fail(ticket, error)
-            except Exception as error:  # of a picker of the user's: nobody must wait for ever
-                _log.exception("executor %s: tasks cannot be placed", self._keys.name)
-                for ticket in batch:
-                    self._fail(ticket, error)
+            except Exception as error:  # of a picker of the user's, too: nobody must wait for ever
+                await self._trouble(batch, error, backoff)
+
+    async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
+        """What could not be stored is tried again, unless no other try mends it."""
+        if isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
+            _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
+            line = self._line
+            if isinstance(error, SessionLost) and line is not None and line.session.remaining_s() > 0.0:
+                line.session.notice_gone()
+            await Pause(self._store.clock, self._stop, backoff.next_s())
+            return
+        if not isinstance(error, LatchworkError):
+            _log.error("executor %s: tasks cannot be placed", self._keys.name, exc_info=error)
+        for ticket in batch:
+            self._fail(ticket, error)
 
     def _batch(self) -> list[TaskTicket]:
         """The next to be stored, which stay in line until they are."""
@@ -256,9 +258,7 @@ class Submitter:
             return None
         wanted = self._wanted[ticket.number]
         shelf = shelf_of(item.priority, at_ms, line.sid)
-        ready = replace(
-            item, id=task_id_of(line.sid, ticket.number), sid=line.sid, number=ticket.number, shelf=shelf
-        )
+        ready = replace(item, id=task_id_of(line.sid, ticket.number), sid=line.sid, number=ticket.number, shelf=shelf)
         try:
             lanes = await self._placing.place(ready, wanted.picker, wanted.copies)
         except NoSuchMember as error:
@@ -393,7 +393,9 @@ class Submitter:
         with self._changed.mutex:
             self._line = None
             left = [each for each in self._tickets.values() if each.sid == line.sid and each.stage is not Stage.OVER]
-            again = [each for each in left if each.item is not None and (self._resubmits or each.stage is Stage.WAITING)]
+            again = [
+                each for each in left if each.item is not None and (self._resubmits or each.stage is Stage.WAITING)
+            ]
             waiting = {each.number for each in self._waiting}
             for ticket in again:
                 ticket.stage = Stage.WAITING
@@ -500,6 +502,7 @@ class Submitter:
         closed = Closed(f"executor {self._keys.name!r} was closed before the task had ended")
         for ticket in left:
             self._fail(ticket, closed)
+        self._stop.set()
         self._wake.set()
         if background is not None and not background.is_mine:
             await background

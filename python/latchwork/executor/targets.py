@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from latchwork.assignment import RendezvousHasher
@@ -17,7 +18,7 @@ from latchwork.primitives import GroupMember, View
 from latchwork.records import Record
 
 Otherwise = Literal["fail", "any", "wait"]
-_OTHERWISE = ("fail", "any", "wait")
+_OTHERWISE: tuple[Otherwise, ...] = ("fail", "any", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,14 @@ Target = Member | Key | Label | All
 
 def owner_of(key: str, members: Iterable[GroupMember]) -> str | None:
     """The member that owns a key; members of weight 0 own none. None when there is nobody."""
-    able = {member.id: member.weight for member in members if member.weight > 0}
-    return RendezvousHasher(list(able), list(able.values())).owner(key) if able else None
+    able = tuple((member.id, member.weight) for member in members if member.weight > 0)
+    return hasher_of(able).owner(key) if able else None
+
+
+@lru_cache(maxsize=16)
+def hasher_of(able: tuple[tuple[str, float], ...]) -> RendezvousHasher:
+    """The rendezvous hasher of members and weights: made once for each view."""
+    return RendezvousHasher([member for member, _ in able], [weight for _, weight in able])
 
 
 def candidates(target: Target | None, view: View) -> tuple[GroupMember, ...]:
@@ -144,7 +151,7 @@ def of_body(body: Mapping[str, object]) -> Target | None:
     try:
         if record.has("member"):
             otherwise = record.text("otherwise")
-            return Member(record.text("member"), next(each for each in _OTHERWISE if each == otherwise))  # type: ignore[arg-type]
+            return Member(record.text("member"), next(each for each in _OTHERWISE if each == otherwise))
         if record.has("labels"):
             return Label(**record.text_map("labels"))
         return Key(record.text("key")) if record.has("key") else None
