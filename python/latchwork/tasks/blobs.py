@@ -131,7 +131,9 @@ class Blobs:
         for first in range(0, len(keys), _TOGETHER):
             for entry in await ask(self._store.get_many, keys[first : first + _TOGETHER]):
                 if entry is None:
-                    raise BadRecord(f"{self._path(ref)} has lost a part: its record was deleted, or somebody deleted it")
+                    raise BadRecord(
+                        f"{self._path(ref)} has lost a part: its record was deleted, or somebody deleted it"
+                    )
                 parts.append(entry.value)
         data = b"".join(parts)
         if len(data) != ref.size or _digest(data) != ref.digest:

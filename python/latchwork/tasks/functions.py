@@ -186,7 +186,9 @@ class Functions:
             found = [DEFAULT.find(each) for each in vars(imported).values() if callable(each)]
             mine = [each for each in found if each is not None]
             if not mine and not any(_is_of(each.fn, module) for each in (*self, *DEFAULT)):
-                raise UnknownFunction(f"module {module!r} has no function with @task; put one before what nodes may run")
+                raise UnknownFunction(
+                    f"module {module!r} has no function with @task; put one before what nodes may run"
+                )
             for each in mine:
                 self.add(each)
         return self
@@ -288,7 +290,7 @@ def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
     plain = inspect.unwrap(fn)
     try:
         return typing.get_type_hints(plain, include_extras=True)
-    except Exception:  # noqa: BLE001 - an annotation is any expression
+    except Exception:
         return _hints_one_by_one(plain)
 
 
@@ -299,6 +301,6 @@ def _hints_one_by_one(fn: Callable[..., Any]) -> Mapping[str, Any]:
         holder = type("holder", (), {"__annotations__": {name: annotation}})
         try:
             found.update(typing.get_type_hints(holder, space, include_extras=True))
-        except Exception:  # noqa: BLE001, S112, PERF203 - then nothing is known of this one
+        except Exception:  # noqa: S112 - then nothing is known of this one
             continue
     return found

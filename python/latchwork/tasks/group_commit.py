@@ -150,7 +150,7 @@ class GroupCommit:
         except Unavailable as error:
             self._again(units, error)
             return False
-        except Exception as error:  # noqa: BLE001 - of one of them: of a key, of a size, of a closed store
+        except Exception as error:
             await self._wrong(units, error)
         else:
             for unit in units:

@@ -77,7 +77,7 @@ class Retry:
             attempt: the number of the try that failed.
             chance: from 0 to 1, for the jitter; None draws one.
         """
-        drawn = random.random() if chance is None else chance  # noqa: S311 - spreads load, keeps no secret
+        drawn = random.random() if chance is None else chance
         return backoff_s(attempt - 1, self.initial_s, self.increase, self.max_s) * (1 + self.jitter * (2 * drawn - 1))
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import Closed, LatchworkError, WaitTimeout
+from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.store.forks import Home
 from latchwork.tasks.children.order import is_readable, moment_text, order_of, start_shim

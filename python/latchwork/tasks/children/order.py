@@ -117,7 +117,7 @@ def _ids_of(user: str | None) -> str:
     """The numbers of a user and of all its groups."""
     if user is None:
         return ""
-    import pwd  # noqa: PLC0415 - not on every system
+    import pwd  # not on every system
 
     try:
         found = pwd.getpwnam(user)

@@ -32,7 +32,7 @@ class Streams:
         if isinstance(stream, (str, Path)):
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
             return os.open(stream, flags | os.O_CLOEXEC, 0o600)
-        if stream == STDOUT and number == 2:  # noqa: PLR2004 - stderr
+        if stream == STDOUT and number == 2:
             return os.dup(self.theirs[1])
         if stream == DEVNULL:
             return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

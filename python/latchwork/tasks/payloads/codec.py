@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
-from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.functions import Registered
+from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.payloads.libraries import cloudpickle
 from latchwork.tasks.payloads.values import pack, unpack
 

@@ -23,7 +23,7 @@ _UNIONS = (typing.Union, types.UnionType)
 _ITERABLES = (list, set, frozenset, tuple, collections.abc.Collection, collections.abc.Iterable)
 
 
-class Misfit(Exception):  # noqa: N818 - never seen outside: it becomes an error with a name
+class Misfit(Exception):
     """A value does not fit: where, what was wanted, what it is."""
 
     def __init__(self, where: str, wanted: str, value: object) -> None:
@@ -83,7 +83,7 @@ def _bare(hint: Any) -> tuple[Any, Any]:
 def _within(value: Any, constraint: Any, where: str) -> Any:
     """Bounds of msgspec (``Meta(ge=0)``) hold for plain values; of others nothing is asked."""
     if constraint is not None and type(value) in _PLAIN:
-        from msgspec import ValidationError, convert  # noqa: PLC0415 - an extra; here the user's annotation has it
+        from msgspec import ValidationError, convert  # an extra; here the user's annotation has it
 
         try:
             convert(value, constraint)
@@ -116,15 +116,19 @@ def _generic(value: Any, origin: Any, args: tuple[Any, ...], where: str) -> Any:
         return _whole(value, where)
     if issubclass(origin, tuple) and isinstance(value, tuple):
         return _tuple(value, args, where)
-    if isinstance(value, dict) and issubclass(dict, origin) and len(args) == 2:  # noqa: PLR2004 - of a mapping
+    if isinstance(value, dict) and issubclass(dict, origin) and len(args) == 2:
         return _dict(value, args, where)
-    if isinstance(value, (list, set, frozenset, tuple)) and isinstance(value, origin) and issubclass(origin, _ITERABLES):
+    if (
+        isinstance(value, (list, set, frozenset, tuple))
+        and isinstance(value, origin)
+        and issubclass(origin, _ITERABLES)
+    ):
         return _items(value, args[0], where)
     return _of_class(value, origin, where)
 
 
 def _tuple(value: tuple[Any, ...], args: tuple[Any, ...], where: str) -> Any:
-    if len(args) == 2 and args[1] is Ellipsis:  # noqa: PLR2004 - tuple[int, ...]
+    if len(args) == 2 and args[1] is Ellipsis:
         return _items(value, args[0], where)
     wanted = () if args == ((),) else args
     if len(wanted) != len(value):
@@ -238,7 +242,7 @@ def hints_of(kind: Any) -> Mapping[str, Any]:
     """The annotations of a class; none where they cannot be resolved."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
-    except Exception:  # noqa: BLE001 - an annotation is any expression
+    except Exception:
         return {}
 
 

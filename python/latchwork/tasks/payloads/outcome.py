@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.records import short
-from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.errors import BadPayload, NotSerializable, RemoteError, RemoteTraceback
+from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, parts_of, rebuilt
 from latchwork.tasks.payloads.values import pack, unpack
 from latchwork.words import printable
@@ -79,7 +79,7 @@ class Failure:
     def exception(self) -> BaseException:
         """The exception to raise: with where it was raised as its ``__cause__``."""
         error = self._made()
-        error.__cause__ = RemoteTraceback(_lines(self.traceback))
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(_lines(self.traceback)))  # not one of its class
         return error
 
     def _made(self) -> BaseException:
@@ -156,10 +156,7 @@ class Outcome:
 def _stored(error: BaseException) -> bytes:
     """Its arguments and those of its attributes that are plain values; empty when the arguments are not."""
     parts = parts_of(error)
-    state = {}
-    for name, value in parts.state.items():
-        if _packed([value]):
-            state[name] = value
+    state = {name: value for name, value in parts.state.items() if type(name) is str and _packed([value])}
     return _packed([parts.args, state])
 
 
@@ -173,7 +170,7 @@ def _packed(value: object) -> bytes:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()
-    except Exception as broken:  # noqa: BLE001 - of its __str__
+    except Exception as broken:
         return f"<its message cannot be made: {type(broken).__name__}>"
 
 

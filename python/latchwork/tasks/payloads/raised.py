@@ -26,9 +26,17 @@ class RaisedParts:
 def parts_of(error: BaseException) -> RaisedParts:
     """An exception taken apart; notes are attributes."""
     kind = type(error)
+    return RaisedParts(kind.__module__, kind.__qualname__, _args_of(error), dict(vars(error)))
+
+
+def _args_of(error: BaseException) -> tuple[Any, ...]:
+    """What its built-in class takes: ``args`` of an ``OSError`` lacks the files."""
     args: object = error.args
-    state = {name: each for name, each in vars(error).items() if isinstance(name, str)}
-    return RaisedParts(kind.__module__, kind.__qualname__, args if type(args) is tuple else (), state)
+    given = args if type(args) is tuple else ()
+    if isinstance(error, OSError) and error.filename is not None and len(given) == 2:  # noqa: PLR2004 - number and text
+        second = () if error.filename2 is None else (None, error.filename2)
+        return (*given, error.filename, *second)
+    return given
 
 
 def rebuilt(parts: RaisedParts) -> BaseException | None:
@@ -39,12 +47,11 @@ def rebuilt(parts: RaisedParts) -> BaseException | None:
     base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
     try:
         made: BaseException = base.__new__(kind, *parts.args)
-        base.__init__(made, *parts.args)
         if type(made) is not kind:
             return None
-        made.args = parts.args
+        base.__init__(made, *parts.args)  # type: ignore[misc]
         made.__dict__.update(parts.state)
-    except Exception:  # noqa: BLE001 - arguments that the class does not take
+    except Exception:
         return None
     return made
 

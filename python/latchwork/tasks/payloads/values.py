@@ -223,7 +223,7 @@ def _pairs(decode: _Decode, data: memoryview) -> dict[Any, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _moment(kind: type[datetime] | type[time]) -> Callable[[_Decode, memoryview], Any]:
+def _moment(kind: type[datetime | time]) -> Callable[[_Decode, memoryview], Any]:
     def make(decode: _Decode, data: memoryview) -> datetime | time:
         text, zone, fold = _listed(decode, data, (str, str, int))
         moment = kind.fromisoformat(text).replace(fold=fold)
@@ -260,7 +260,7 @@ def _raised(decode: _Decode, data: memoryview) -> BaseException:
 
 
 def _uuid(decode: _Decode, data: memoryview) -> UUID:
-    from uuid import SafeUUID  # noqa: PLC0415 - rarely needed
+    from uuid import SafeUUID  # rarely needed
 
     return UUID(bytes=bytes(data[:16]), is_safe=SafeUUID(decode(data[16:])))
 

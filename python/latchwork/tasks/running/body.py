@@ -74,7 +74,9 @@ class Body:
         try:
             return reduce(getattr, place.qualname.split("."), self._module(place.module))
         except AttributeError:
-            raise UnknownFunction(f"module {place.module!r} has no {place.qualname!r} in a process of its own") from None
+            raise UnknownFunction(
+                f"module {place.module!r} has no {place.qualname!r} in a process of its own"
+            ) from None
 
     def _module(self, name: str) -> Any:
         main_name, main_path = self._main

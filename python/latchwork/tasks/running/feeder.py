@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
-from latchwork.errors import Closed, LatchworkError, SessionLost
+from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
 from latchwork.store import Backoff
 from latchwork.store.forks import Home
@@ -27,6 +27,7 @@ from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
 from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided
 from latchwork.tasks.running.slots import Slots
+from latchwork.types import Absent, Check, Op
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -191,8 +192,10 @@ class Feeder:
                 found = await self._look()
             except Closed:
                 return
-            except (LatchworkError, OSError) as error:
-                _log.warning("node %s could not look for items, and will again: %s", self._node_id, error)
+            except (Exception, SystemExit) as error:
+                is_ours = isinstance(error, LatchworkError)
+                text = "node %s could not look for items, and will again: %s"
+                _log.warning(text, self._node_id, error, exc_info=not is_ours)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
@@ -210,8 +213,8 @@ class Feeder:
             self._hooks.lanes(),
             limit=room,
             accept=self._accept,
-            extra=self._hooks.extra,
-            on_refused=self._hooks.refused,
+            extra=self._extra,
+            on_refused=self._told_refused,
         )
         for claim in claims:
             self._begin(claim)
@@ -275,7 +278,29 @@ class Feeder:
             if until > self._clock.now():
                 return False
             self._refused.pop(item.path, None)
-        return self._hooks.accept(item)
+        try:
+            return self._hooks.accept(item)
+        except (Exception, SystemExit):
+            self._leave_broken(item)
+            return False
+
+    def _extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        try:
+            return self._hooks.extra(item)
+        except (Exception, SystemExit):
+            self._leave_broken(item)
+            return [Absent(item.key)], []  # it is there: so it is left out
+
+    def _told_refused(self, item: BacklogItem) -> None:
+        try:
+            self._hooks.refused(item)
+        except (Exception, SystemExit):
+            self._leave_broken(item)
+
+    def _leave_broken(self, item: BacklogItem) -> None:
+        """A hook raised: one item must not keep a node from all others."""
+        _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
+        self._leave_to_others(item)
 
     # Running
 
@@ -326,17 +351,17 @@ class Feeder:
         task.forget()
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
-            self._leave_to_others(task)
+            self._leave_to_others(task.claim.item)
         if ours is not None:
             self._endings.end(task, ours)
         else:
             self._endings.finish(task)
 
-    def _leave_to_others(self, task: Taken) -> None:
+    def _leave_to_others(self, item: BacklogItem) -> None:
         now = self._clock.now()
         if len(self._refused) >= _MOST_REFUSED:
             self._refused = {path: until for path, until in self._refused.items() if until > now}
-        self._refused[task.claim.item.path] = now + REFUSED_S
+        self._refused[item.path] = now + REFUSED_S
 
     def _forget(self, task: Taken, how: str) -> None:
         """A claim is over, one way or the other."""

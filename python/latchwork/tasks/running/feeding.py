@@ -12,7 +12,6 @@ from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
 from latchwork.types import Check, Op
 
-
 #: So much of a reason is kept in an item.
 _MOST_WHY = 200
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.checks import late_result
-from latchwork.tasks.payloads.codec import Arguments, Payloads
-from latchwork.tasks.running.context import TaskContext, running
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, TaskRefused, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered
+from latchwork.tasks.payloads.codec import Arguments, Payloads
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext, running
 
 #: The name of a call whose function is in its payload: pickled.
 PICKLED = ""
@@ -123,7 +123,7 @@ def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) 
         return Outcome(payloads.encode(value, what, hint, like=call.payload))
     except (NotSerializable, PayloadTooLarge, BadPayload) as error:
         return Outcome.failed(error, is_final=True)
-    except Exception as error:  # noqa: BLE001 - a hook of the value's own: __eq__, __reduce__, __post_init__
+    except Exception as error:
         return Outcome.failed(error, is_final=True)
 
 

@@ -238,7 +238,9 @@ class Slots:
             now = self._clock.now()
             moments = [moment for run in runs if (moment := self._looked_at(run, now)) is not None]
             with self._mutex:
-                if list(self._runs) == runs and all(r.stopped_at is not None or not r.context.should_stop for r in runs):
+                if list(self._runs) == runs and all(
+                    r.stopped_at is not None or not r.context.should_stop for r in runs
+                ):
                     self._clock.wait_condition(self._changed, min(moments) - now if moments else None)
 
     def _looked_at(self, run: _Run, now: float) -> float | None:

@@ -1,0 +1,108 @@
+"""A small system on a feeder: items are calls, results are keys. For tests, and for processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+
+import latchwork
+from latchwork.primitives import Backlog
+from latchwork.tasks import (
+    DEFAULT,
+    Bury,
+    Call,
+    Done,
+    Feeder,
+    FeederHooks,
+    GroupCommit,
+    Outcome,
+    Payloads,
+    Release,
+    Retry,
+    Run,
+    Slots,
+    after_failure,
+)
+from latchwork.types import Create, Exists
+
+from . import examples
+
+PAYLOADS = Payloads()
+
+
+def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):
+    one = DEFAULT.of(fn)
+    body = {"fn": one.name, "args": PAYLOADS.encode_call(one, args, {}).hex(), "owner": owner, **about}
+    Backlog(store, "work").put(lane, shelf, id, json.dumps(body).encode())
+
+
+class System(FeederHooks):
+    """Results are created with the end of their items, so that each can be only once."""
+
+    def __init__(self, *, retry=Retry(), lanes=("any",), accepts=None):
+        self.retry, self.all_lanes, self.accepts = retry, list(lanes), accepts
+        self.refusals, self.losses, self.finished = [], [], []
+
+    def lanes(self):
+        return self.all_lanes
+
+    def accept(self, item):
+        return self.accepts is None or self.accepts(item)
+
+    def extra(self, item):
+        owner = json.loads(item.value)["owner"] if item.value else ""  # a large value is not in the item
+        return ([Exists(f"owners/{owner}")] if owner else []), []
+
+    def refused(self, item):
+        self.refusals.append(item.id)
+
+    def lost(self, claim):
+        self.losses.append(claim.item.id)
+
+    def begin(self, claim):
+        body = json.loads(claim.value)
+        if body.get("ends"):
+            return Done(ops=(Create(f"results/{claim.item.id}", b"at once"),))
+        if body.get("broken"):
+            raise ValueError("broken")
+        return Run(Call(body["fn"], bytes.fromhex(body["args"])), claim.item.id, timeout_s=body.get("timeout_s"))
+
+    def finish(self, claim, outcome):
+        self.finished.append(claim.item.id)
+        pause_s = after_failure(self.retry, claim.attempts, outcome)
+        if pause_s is not None:
+            return Release(outcome.failure.summary, after_s=pause_s)
+        if outcome.failure is not None and "bury" in outcome.failure.text:
+            return Bury("buried", (Create(f"results/{claim.item.id}", outcome.to_bytes()),))
+        return Done(ops=(Create(f"results/{claim.item.id}", outcome.to_bytes()),))
+
+
+class Node(ExitStack):
+    """One node: a feeder and all that it needs."""
+
+    def __init__(self, store, system=None, *, slots=2, name="n1", max_attempts=5, session=None, **options):
+        super().__init__()
+        self.system = system or System()
+        slot_options = {key: options.pop(key) for key in ("run_in", "stop_grace_s", "leash") if key in options}
+        self.commits = self.enter_context(GroupCommit(store, label=name))
+        self.slots = self.enter_context(Slots(slots, DEFAULT, PAYLOADS, label=name, **slot_options))
+        backlog = Backlog(store, "work", max_attempts=max_attempts, session=session, label=name)
+        self.feeder = self.enter_context(
+            Feeder(backlog, self.slots, self.commits, self.system, store=store, node_id=name, **options)
+        )
+
+
+def result_of(store, id, patience_s=45.0):
+    end = time.monotonic() + patience_s
+    while (entry := store.get(f"results/{id}")) is None:
+        assert time.monotonic() < end, f"{id} has no result"
+        time.sleep(0.01)
+    return Outcome.of(entry.value)
+
+
+if __name__ == "__main__":
+    with latchwork.connect(sys.argv[1], session_ttl_s=float(sys.argv[2])) as opened, Node(opened, name=sys.argv[3]):
+        print("ready", flush=True)
+        time.sleep(300)

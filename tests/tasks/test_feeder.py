@@ -1,0 +1,386 @@
+"""The feeder: what it takes it runs, and each item comes to one end, whatever happens to nodes and stores."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork.errors import Closed
+from latchwork.primitives import Backlog
+from latchwork.tasks import DEFAULT, Feeder, Functions, Retry, TaskTimeout, task
+from latchwork.testing.faults import Fault, FaultyStore
+
+from . import examples
+from .feeding import PAYLOADS, Node, System, put, result_of
+from .test_children import eventually
+
+PATIENCE_S = 45.0
+
+
+def is_empty(store):
+    return store.list("work", recursive=True) == []
+
+
+def test_items_run_and_come_to_one_end_each(store):
+    for n in range(30):
+        put(store, examples.square, n, id=f"i{n}", shelf=f"s{n % 3}")
+    with Node(store) as node:
+        assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(30)] == [n * n for n in range(30)]
+        eventually(lambda: node.feeder.running() == [])
+        assert node.feeder.stats() == {"taken": 30, "done": 30}
+    assert is_empty(store)
+
+
+def test_an_item_that_comes_later_wakes_an_idle_node(store, connect):
+    with Node(store, look_s=300.0):
+        time.sleep(0.3)
+        put(connect(), examples.square, 3, id="late")
+        assert result_of(store, "late").result(PAYLOADS) == 9
+
+
+def test_an_idle_node_writes_nothing(store, connect):
+    with Node(store, look_s=0.05):
+        eventually(lambda: store.list("work", recursive=True))
+        time.sleep(0.3)
+        before = [(entry.key, entry.version) for entry in connect().list("", recursive=True)]
+        time.sleep(0.5)
+        assert [(entry.key, entry.version) for entry in connect().list("", recursive=True)] == before
+
+
+def test_a_full_node_leaves_items_to_others(store, connect):
+    with Node(store, slots=1, stop_grace_s=0.1) as busy:
+        put(store, examples.waits, id="long")
+        eventually(lambda: busy.feeder.running() == ["any/s1/long"])
+        put(store, examples.square, 2, id="next")
+        time.sleep(0.3)
+        assert store.get("results/next") is None
+        with Node(connect(), name="n2"):
+            assert result_of(store, "next").result(PAYLOADS) == 4
+
+
+def test_a_task_that_fails_is_tried_again_after_a_pause_without_a_slot(store):
+    tries = []
+
+    @task(name="flaky")
+    def flaky() -> int:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise OSError("not yet")
+        return len(tries)
+
+    put(store, flaky, id="flaky")
+    with Node(store, System(retry=Retry(attempts=5, initial_s=0.3, jitter=0.0)), slots=1):
+        eventually(lambda: len(tries) == 1)
+        put(store, examples.square, 2, id="other")
+        assert result_of(store, "other").result(PAYLOADS) == 4
+        assert len(tries) == 1, "the slot is free in the pause"
+        assert result_of(store, "flaky").result(PAYLOADS) == 3
+    assert tries[1] - tries[0] >= 0.3
+
+
+def test_a_failure_for_good_is_an_end_like_any(store):
+    put(store, examples.fails, "x", id="bad")
+    with Node(store), pytest.raises(KeyError, match="x"):
+        result_of(store, "bad").result(PAYLOADS)
+
+
+def test_a_task_may_be_buried_with_its_result(store):
+    put(store, examples.fails, "bury me", id="bad")
+    with Node(store):
+        assert not result_of(store, "bad").is_success
+        eventually(lambda: [letter.id for letter in Backlog(store, "work").dead_letters()] == ["bad"])
+
+
+def test_a_task_beyond_its_time_is_stopped(store):
+    put(store, examples.is_deaf, 2.0, id="deaf", timeout_s=0.2)
+    with Node(store, stop_grace_s=0.2), pytest.raises(TaskTimeout):
+        result_of(store, "deaf").result(PAYLOADS)
+
+
+def test_an_item_that_needs_no_run_ends_at_once(store):
+    put(store, examples.square, 1, id="quick", ends=True)
+    with Node(store):
+        eventually(lambda: store.get("results/quick") is not None)
+    assert store.get("results/quick").value == b"at once"
+
+
+def test_a_task_that_refuses_to_run_here_is_left_to_another(store, connect):
+    where = []
+
+    @task(name="picky")
+    def picky() -> None:
+        from latchwork.tasks import current_task
+
+        where.append(current_task().node_id)
+        if current_task().node_id == "n1":
+            current_task().refuse("not on n1")
+
+    put(store, picky, id="picky")
+    with Node(store) as first:
+        eventually(lambda: first.feeder.stats().get("released") == 1)
+        item = Backlog(store, "work").find("any", "s1", "picky")
+        assert (item.attempts, "not on n1" in item.why) == (0, True)
+        time.sleep(0.3)
+        assert where == ["n1"], "it is not offered to the same node again at once"
+        with Node(connect(), name="n2"):
+            result_of(store, "picky")
+    assert where == ["n1", "n2"]
+
+
+def test_a_function_that_this_node_does_not_know_is_left_to_another(store):
+    @task(name="elsewhere")
+    def elsewhere() -> None: ...
+
+    put(store, elsewhere, id="x")
+    mine = Functions()
+    node = Node(store)
+    node.slots._functions = mine
+    with node:
+        eventually(lambda: node.feeder.stats().get("released") == 1)
+        assert Backlog(store, "work").find("any", "s1", "x").attempts == 0
+
+
+def test_an_item_whose_extra_checks_do_not_hold_is_told_and_stays(store):
+    put(store, examples.square, 1, id="orphan", owner="gone")
+    put(store, examples.square, 3, id="fine")
+    with Node(store) as node:
+        assert result_of(store, "fine").result(PAYLOADS) == 9
+        eventually(lambda: "orphan" in node.system.refusals)
+        assert store.get("results/orphan") is None
+        store.put("owners/gone", b"")
+        node.feeder.poke()
+        assert result_of(store, "orphan").result(PAYLOADS) == 1
+
+
+def test_an_item_that_is_not_accepted_stays(store):
+    put(store, examples.square, 1, id="no")
+    with Node(store, System(accepts=lambda item: item.id != "no")) as node:
+        put(store, examples.square, 2, id="yes")
+        result_of(store, "yes")
+        assert node.feeder.stats()["taken"] == 1
+
+
+def test_a_record_that_nobody_of_us_wrote_is_one_dead_letter_and_no_more(store):
+    Backlog(store, "work").put("any", "s0", "junk", b"\xff no json")
+    put(store, examples.square, 2, id="fine")
+    put(store, examples.square, 2, id="broken", broken=True)
+    with Node(store, max_attempts=2) as node:
+        node.system.extra = lambda item: ((), ())
+        assert result_of(store, "fine").result(PAYLOADS) == 4
+        eventually(lambda: {letter.id for letter in Backlog(store, "work").dead_letters()} == {"junk", "broken"})
+
+
+@pytest.mark.parametrize("hook", ["accept", "extra", "refused"])
+def test_a_hook_that_raises_for_one_item_keeps_the_node_from_no_other(store, hook):
+    put(store, examples.square, 1, id="bad", shelf="s0", owner="gone")
+    put(store, examples.square, 2, id="fine")
+
+    class Raising(System):
+        pass
+
+    def raises(self, item):
+        if item.id == "bad":
+            raise SystemExit(1)
+        return getattr(System, hook)(self, item)
+
+    setattr(Raising, hook, raises)
+    with Node(store, Raising()):
+        assert result_of(store, "fine").result(PAYLOADS) == 4
+        put(store, examples.square, 3, id="after")
+        assert result_of(store, "after").result(PAYLOADS) == 9
+    assert store.get("results/bad") is None
+
+
+def test_hostile_payloads_harm_only_their_own_task(store):
+    hostile = [b"", b"plain:" + b"\xdd\xff\xff\xff\xff", b"plain:" + b"\x91" * 10_000, b"pickle:cos\nsystem\n(S'true'\ntR.", b"junk"]
+    name = DEFAULT.of(examples.square).name
+    for number, payload in enumerate(hostile):
+        body = {"fn": name, "args": payload.hex(), "owner": ""}
+        Backlog(store, "work").put("any", "s1", f"evil{number}", json.dumps(body).encode())
+    Backlog(store, "work").put("any", "s1", "os", json.dumps({"fn": "os:abort", "args": "", "owner": ""}).encode())
+    put(store, examples.square, 5, id="fine")
+    with Node(store) as node:
+        assert result_of(store, "fine").result(PAYLOADS) == 25
+        for number in range(len(hostile)):
+            assert result_of(store, f"evil{number}").failure.is_final
+        eventually(lambda: node.feeder.stats().get("released") == 1)  # unknown here: os:abort
+        put(store, examples.square, 6, id="after")
+        assert result_of(store, "after").result(PAYLOADS) == 36
+
+
+# Ends
+
+
+def test_close_gives_back_what_does_not_end_and_it_is_free_at_once(store, connect):
+    put(store, examples.is_deaf, 1.5, id="deaf")
+    put(store, examples.square, 1, id="later", lane="none")
+    node = Node(store, stop_grace_s=0.2)
+    with node:
+        eventually(lambda: node.feeder.running() == ["any/s1/deaf"])
+    assert node.feeder.running() == []
+    item = Backlog(connect(), "work").find("any", "s1", "deaf")
+    assert (item.attempts, item.why) == (0, "its node closed")
+    assert Backlog(connect(), "work").claims() == {}
+    with pytest.raises(Closed, match="make another one"):
+        node.feeder.start()
+
+
+def test_close_ends_pauses_of_retries(store):
+    put(store, examples.fails, "x", id="bad")
+    with Node(store, System(retry=Retry(attempts=9, initial_s=300.0, max_s=300.0))) as node:
+        eventually(lambda: node.system.finished == ["bad"])
+        assert Backlog(store, "work").find("any", "s1", "bad").attempts == 1
+    assert Backlog(store, "work").claims() == {}
+
+
+def test_drain_lets_tasks_end_and_takes_no_more(store):
+    put(store, examples.waits, id="long")
+    with Node(store) as node:
+        eventually(lambda: node.feeder.running())
+        assert not node.feeder.drain(0.3)
+        put(store, examples.square, 1, id="more")
+        assert node.feeder.stop_task("any/s1/long")
+        assert node.feeder.drain(PATIENCE_S)
+        assert result_of(store, "long").result(PAYLOADS) is True
+        assert store.get("results/more") is None
+        assert not node.feeder.stop_task("any/s1/long")
+
+
+def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped(store, connect):
+    session = store.open_session(5)
+    stopped = threading.Event()
+
+    @task(name="listens")
+    def listens() -> None:
+        from latchwork.tasks import current_task
+
+        current_task().wait_stop(PATIENCE_S)
+        stopped.set()
+
+    put(store, listens, id="x")
+    with Node(store, session=session) as node:
+        eventually(lambda: node.feeder.running())
+        session.close()
+        assert stopped.wait(PATIENCE_S)
+        eventually(lambda: node.system.losses == ["x"])
+        assert node.system.finished == []
+    assert store.get("results/x") is None
+    assert Backlog(connect(), "work").find("any", "s1", "x") is not None
+
+
+def test_a_removed_items_result_is_never_written(store, connect):
+    go_on = threading.Event()
+
+    @task(name="slow")
+    def slow() -> None:
+        go_on.wait(PATIENCE_S)
+
+    put(store, slow, id="x")
+    with Node(store) as node:
+        eventually(lambda: node.feeder.running())
+        other = Backlog(connect(), "work")
+        assert other.remove(other.find("any", "s1", "x"), if_taken=True)
+        go_on.set()
+        eventually(lambda: node.feeder.stats().get("lost") == 1)
+    assert store.get("results/x") is None
+
+
+def test_an_end_whose_own_checks_fail_is_decided_anew(store):
+    """Somebody else has written the result: the system sees that when it is asked again."""
+    put(store, examples.square, 2, id="x")
+    store.put("results/x", b"theirs")
+
+    class Again(System):
+        def finish(self, claim, outcome):
+            from latchwork.tasks import Done
+
+            return super().finish(claim, outcome) if not self.finished else Done()
+
+    with Node(store, Again()) as node:
+        eventually(lambda: node.feeder.stats().get("done") == 1)
+    assert store.get("results/x").value == b"theirs"
+    assert is_empty(store)
+
+
+def test_an_end_that_can_never_be_written_gives_the_item_back_and_buries_it_in_the_end(store):
+    put(store, examples.square, 2, id="x")
+    from latchwork.tasks import Done
+    from latchwork.types import Put
+
+    class Broken(System):
+        def finish(self, claim, outcome):
+            return Done(ops=(Put("not a key!", b""),))
+
+    with Node(store, Broken(), max_attempts=1):
+        eventually(lambda: [letter.id for letter in Backlog(store, "work").dead_letters()] == ["x"])
+
+
+@pytest.mark.parametrize("fault", ["fail", "cut_after", "land_late"])
+def test_trouble_with_the_store_changes_no_end(backend_url, fault):
+    with FaultyStore(latchwork.connect(backend_url)) as store:
+        for n in range(10):
+            put(store, examples.square, n, id=f"i{n}")
+        store.add(Fault(fault, op="commit", key="results/*", times=4, delay_s=0.3))
+        with Node(store) as node:
+            assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(10)] == [n * n for n in range(10)]
+            eventually(lambda: node.feeder.running() == [])
+            assert node.feeder.stats()["done"] == 10
+        assert is_empty(store)
+
+
+def test_two_nodes_share_the_work_and_no_item_ends_twice(store, connect):
+    for n in range(60):
+        put(store, examples.square, n, id=f"i{n}", shelf=f"s{n % 2}")
+    with Node(store) as one, Node(connect(), name="n2") as two:
+        assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(60)] == [n * n for n in range(60)]
+        eventually(lambda: one.feeder.running() == two.feeder.running() == [])
+        assert one.feeder.stats()["done"] + two.feeder.stats()["done"] == 60
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, connect, how):
+    if backend_url.startswith("memory"):
+        pytest.skip("needs a second process")
+    folder = Path(__file__).parent.parent
+    put(store, examples.waits, id="long")
+    code = f"import sys, runpy; sys.path[:0] = [{str(folder)!r}]; sys.argv = sys.argv[0:]; runpy.run_module('tasks.feeding', run_name='__main__')"
+    node = subprocess.Popen([sys.executable, "-c", code, backend_url, "2", "n1"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout.readline() == "ready\n"
+        eventually(lambda: Backlog(store, "work").claims())
+        node.send_signal(how)
+        with Node(connect(), name="n2") as other:
+            eventually(lambda: other.feeder.running() == ["any/s1/long"])
+            if how == signal.SIGSTOP:
+                node.send_signal(signal.SIGCONT)
+                time.sleep(1)
+                assert store.get("results/long") is None, "the one that was frozen ends nothing"
+            other.feeder.stop_task("any/s1/long")
+            assert result_of(store, "long").result(PAYLOADS) is True
+    finally:
+        node.kill()
+        node.wait()
+        node.stdout.close()
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"look_s": 0}, {"margin_s": -1}])
+def test_a_feeder_that_cannot_be_is_refused(store, options):
+    with Node(store) as node, pytest.raises(ValueError, match="must be"):
+        Feeder(Backlog(store, "w"), node.slots, node.commits, node.system, store=store, **options)
+
+
+def test_a_feeder_whose_store_is_closed_ends(backend_url):
+    store = latchwork.connect(backend_url)
+    with closing(Node(store)) as node:
+        store.close()
+        node.feeder.poke()
+        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("latchwork-feeder-n1")])
