@@ -414,18 +414,24 @@ def _results(
     """The results in order, the first future being the last of the list; those left over are cancelled."""
     try:
         while futures:
-            future = futures.pop()
-            try:
-                yield future.result(None if until is None else max(0.0, until - now()))
-            finally:
-                future.cancel()
-                del future
+            yield _result_or_cancel(futures.pop(), None if until is None else max(0.0, until - now()))
             args = next(more, None)
             if args is not None:
                 futures.insert(0, submit(*args))
     finally:
         for future in futures:
             future.cancel()
+
+
+def _result_or_cancel(future: TaskFuture[T], timeout_s: float | None) -> T:
+    """The result, of which nothing here keeps hold."""
+    try:
+        try:
+            return future.result(timeout_s)
+        finally:
+            future.cancel()
+    finally:
+        del future
 
 
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
