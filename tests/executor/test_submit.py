@@ -9,7 +9,15 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.work import blob, boom, fail_twice, length, mark, returned_error, square, unstorable, wait
 from latchwork.executor import AllFailed, Call, Executor
-from latchwork.tasks import NotSerializable, PickleCodec, RemoteTraceback, Retry, UnknownFunction
+from latchwork.tasks import (
+    NotSerializable,
+    PickleCodec,
+    RemoteTraceback,
+    Retry,
+    TaskStopped,
+    TaskTimeout,
+    UnknownFunction,
+)
 
 
 def starts(store, key):
@@ -198,9 +206,11 @@ def test_a_task_is_not_tried_again_for_other_exceptions_than_its_submitter_named
     assert len(starts(store, "other")) == 1
 
 
-def test_a_task_is_stopped_when_its_time_is_over(runners, pool):
+def test_a_task_is_stopped_when_its_time_is_over(runners, pool, store):
     runners(stop_grace_s=0.5)
-    assert pool.with_options(timeout_s=0.3).submit(wait, "timed").result(PATIENCE_S) == "stopped"
+    with pytest.raises((TaskStopped, TaskTimeout)):
+        pool.with_options(timeout_s=0.3).submit(wait, "timed").result(PATIENCE_S)
+    assert store.children("timed/stops")
 
 
 def test_priorities_run_before_others(runners, pool, store):
