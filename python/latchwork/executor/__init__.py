@@ -18,6 +18,7 @@ from latchwork.executor.pickers import (
     TaskInfo,
     Weighted,
 )
+from latchwork.executor.refs import TaskRef
 from latchwork.executor.runner import Runner, RunnerHealth, RunnerStats
 from latchwork.executor.stored import TaskState
 from latchwork.executor.targets import All, Key, Label, Member
@@ -48,6 +49,7 @@ __all__ = [
     "TaskExists",
     "TaskFuture",
     "TaskInfo",
+    "TaskRef",
     "TaskState",
     "Weighted",
 ]

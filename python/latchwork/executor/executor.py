@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import logging
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED
@@ -24,8 +25,9 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
-from latchwork.executor.keys import PRIORITIES, Keys
+from latchwork.executor.keys import DETACHED, PRIORITIES, Keys, check_task_id, detached_id
 from latchwork.executor.pickers import Picker, Pull
+from latchwork.executor.refs import Detached, TaskRef
 from latchwork.executor.submitting import OnSessionLost, Submitter, Wanted
 from latchwork.executor.targets import All, Member, Target
 from latchwork.primitives import Group
@@ -160,6 +162,7 @@ class Executor(concurrent.futures.Executor):
             on_session_lost=on_session_lost,
             label=label,
         )
+        self._detached = Detached(store, self._keys, self._payloads, partial(_hint_of, functions))
         self._end = weakref.finalize(self, _end_when_idle, self._submitter)
         self._end.atexit = False
         _LIVE.add(self._submitter)
@@ -272,6 +275,40 @@ class Executor(concurrent.futures.Executor):
         errors = tuple(_error_of(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
+    @driven
+    async def detached(
+        self,
+        fn: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere here
+        **kwargs: Any,
+    ) -> TaskRef:
+        """Submit a task that outlives us, and wait until it is stored.
+
+        Args:
+            fn: as for ``submit``.
+            args: likewise.
+            id: names it: submitted again with the same call, it is the same task; None makes an id.
+            kwargs: likewise.
+        Returns:
+            By which any process asks for its state and its result.
+        Raises:
+            TaskExists: the id has another call.
+            InvalidKey: the id cannot be a part of a key.
+            NoSuchMember, Unavailable, OutcomeUnknown: it is not stored, or perhaps is.
+        """
+        item, _, _ = self._item(fn, args, kwargs)
+        if isinstance(self._options.target, All):
+            raise LatchworkError("a detached task is run once; submit one for each member, with target=Member(id)")
+        task_id = detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
+        return await self._detached.put(replace(item, id=task_id), self._options.picker, self._options.copies)
+
+    def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
+        """A detached task by the id that it was given, or by that of its reference. Does no I/O."""
+        given = id.removeprefix(f"{DETACHED}.")
+        return TaskRef(self._detached, detached_id(check_task_id(given)))
+
     def with_options(
         self,
         *,
@@ -328,6 +365,7 @@ class Executor(concurrent.futures.Executor):
         if cancel_futures:
             self._cancel_quietly([ticket.future for ticket in tickets], interrupt=False)
         self._end.detach()
+        self._detached.close()
         if wait:
             run(_finish(self._submitter))
         else:
@@ -386,6 +424,11 @@ class Executor(concurrent.futures.Executor):
                 future.cancel(interrupt=interrupt)
             except LatchworkError as error:
                 _log.warning("executor %s: task %s is not cancelled: %s", self.name, future.id, error)
+
+
+def _hint_of(functions: Functions, name: str) -> Any:
+    """The annotation of a function's result, as far as it is known here."""
+    return functions.get(name).hints.get("return", Any) if name in functions else Any
 
 
 async def _finish(submitter: Submitter) -> None:

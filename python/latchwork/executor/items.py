@@ -81,7 +81,7 @@ class TaskItem:
             "lanes": list(self.lanes),
             "shelf": self.shelf,
         }
-        more = {
+        more: dict[str, object] = {
             "id": self.id if self.is_detached else "",
             "blob": dict(self.blob),
             "priority": self.priority if self.priority != DEFAULT_PRIORITY else None,
