@@ -4,8 +4,9 @@ It keeps to itself how tasks are stored, found, taken back and swept. There is n
 """
 
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
-from latchwork.executor.executor import Call, Executor
+from latchwork.executor.executor import Executor
 from latchwork.executor.futures import TaskFuture
+from latchwork.executor.options import Call
 from latchwork.executor.pickers import (
     LeastLoaded,
     Load,

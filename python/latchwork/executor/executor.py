@@ -15,20 +15,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
-from latchwork.executor.keys import DETACHED, PRIORITIES, Keys, check_task_id, detached_id
+from latchwork.executor.keys import DETACHED, Keys, check_store, check_task_id, detached_id
+from latchwork.executor.line import Wanted
+from latchwork.executor.options import Call, Options, error_of, results_of
 from latchwork.executor.pickers import Picker, Pull
 from latchwork.executor.refs import Detached, TaskRef
-from latchwork.executor.submitting import OnSessionLost, Submitter, Wanted
+from latchwork.executor.submitting import OnSessionLost, Submitter
 from latchwork.executor.targets import All, Member, Target
 from latchwork.primitives import Group
 from latchwork.store import Store
@@ -46,65 +48,8 @@ from latchwork.tasks import (
     UnknownFunction,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-_MOST_COPIES = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call for ``Executor.first``: ``Call(fetch, "https://a", timeout=3)``.
-
-    Attributes:
-        fn: a registered function, or its name.
-        args: its arguments.
-        kwargs: its named arguments.
-    """
-
-    fn: Callable[..., Any] | str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def __init__(self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> None:
-        object.__setattr__(self, "fn", fn)
-        object.__setattr__(self, "args", args)
-        object.__setattr__(self, "kwargs", kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How tasks are submitted: what ``with_options`` changes.
-
-    Attributes:
-        picker: who is asked first.
-        priority: 0 runs before 9.
-        retry: how often a task is tried; None: as its function says.
-        timeout_s: seconds after which a run is stopped; None: as its function says.
-        copies: how many may run at a time, each on another member.
-        target: who may run it; None: all.
-    """
-
-    picker: Picker = field(default_factory=Pull)
-    priority: int = DEFAULT_PRIORITY
-    retry: Retry | None = None
-    timeout_s: float | None = None
-    copies: int = 1
-    target: Target | None = None
-
-    def __post_init__(self) -> None:
-        if type(self.priority) is not int or self.priority not in PRIORITIES:
-            raise ValueError(f"priority must be a whole number from 0 (first) to 9 (last), not {self.priority!r}")
-        if type(self.copies) is not int or not 1 <= self.copies <= _MOST_COPIES:
-            raise ValueError(f"copies must be a whole number from 1 to {_MOST_COPIES}, not {self.copies!r}")
-        if self.timeout_s is not None and (not is_number(self.timeout_s) or self.timeout_s <= 0):
-            raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {self.timeout_s!r}")
-        if not callable(getattr(self.picker, "pick", None)):
-            raise TypeError(f"a picker needs a method pick(task, view, load), and {self.picker!r} has none")
 
 
 class Executor(concurrent.futures.Executor):
@@ -142,8 +87,7 @@ class Executor(concurrent.futures.Executor):
         on_session_lost: OnSessionLost = "fail",
         label: str = "",
     ) -> None:
-        if not isinstance(store, Store):
-            raise TypeError("an executor needs a store, not a URL; open one first: latchwork.connect(url)")
+        check_store(store, "an executor")
         if on_session_lost not in ("fail", "resubmit"):
             raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
         if not is_number(session_ttl_s) or session_ttl_s <= 0:
@@ -222,7 +166,7 @@ class Executor(concurrent.futures.Executor):
         first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
         first.reverse()
         more = calls if buffersize is not None else iter(())
-        return _results(first, more, partial(self.submit, fn), until, clock.now)
+        return results_of(first, more, partial(self.submit, fn), until, clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
         """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
@@ -272,7 +216,7 @@ class Executor(concurrent.futures.Executor):
                 left = others
         finally:
             self._cancel_quietly([future for future in futures if not future.done()])
-        errors = tuple(_error_of(future) for future in futures)
+        errors = tuple(error_of(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
     @driven
@@ -371,9 +315,6 @@ class Executor(concurrent.futures.Executor):
         else:
             Background(partial(_finish, self._submitter), f"latchwork-closes-{self.name}")
 
-    def __enter__(self) -> Self:
-        return self
-
     # Inside
 
     def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
@@ -441,40 +382,6 @@ def _end_when_idle(submitter: Submitter) -> None:
     """Nobody has the executor any more: end once nobody waits for a result either."""
     submitter.begin_close()
     Background(partial(_finish, submitter), "latchwork-closes-executor")
-
-
-def _error_of(future: TaskFuture[Any]) -> BaseException:
-    return concurrent.futures.CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
-
-
-def _results(
-    futures: list[TaskFuture[T]],
-    more: Iterator[tuple[Any, ...]],
-    submit: Callable[..., TaskFuture[T]],
-    until: float | None,
-    now: Callable[[], float],
-) -> Iterator[T]:
-    """The results in order, the first future being the last of the list; those left over are cancelled."""
-    try:
-        while futures:
-            yield _result_or_cancel(futures.pop(), None if until is None else max(0.0, until - now()))
-            args = next(more, None)
-            if args is not None:
-                futures.insert(0, submit(*args))
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-def _result_or_cancel(future: TaskFuture[T], timeout_s: float | None) -> T:
-    """The result, of which nothing here keeps hold."""
-    try:
-        try:
-            return future.result(timeout_s)
-        finally:
-            future.cancel()
-    finally:
-        del future
 
 
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()

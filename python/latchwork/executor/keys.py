@@ -22,6 +22,7 @@ import zlib
 
 from latchwork.errors import InvalidKey
 from latchwork.records import short
+from latchwork.store import Store
 from latchwork.store.keys import validate_key
 
 #: The lane that every member takes from.
@@ -140,6 +141,12 @@ def detached_id(given: str) -> str:
 def item_id_of(task_id: str, copy: int) -> str:
     """The name of one copy of a task in the backlog."""
     return f"{task_id}.{copy}"
+
+
+def check_store(store: object, what: str) -> None:
+    """``TypeError`` for what is no store, such as the text of a URL: it is not shown, it may have a password."""
+    if not isinstance(store, Store):
+        raise TypeError(f"{what} needs a store, not a URL; open one first: latchwork.connect(url)")
 
 
 def check_member_id(member: str) -> str:

@@ -20,10 +20,10 @@ from latchwork.executor.collecting import ref_of
 from latchwork.executor.errors import NoSuchTask, TaskExists
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
+from latchwork.executor.line import INLINE_BYTES
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
-from latchwork.executor.submitting import INLINE_BYTES
 from latchwork.primitives import Backlog
 from latchwork.records import Record
 from latchwork.store import Backoff, Store

@@ -24,7 +24,7 @@ from latchwork.errors import (
     PermissionDenied,
     WaitTimeout,
 )
-from latchwork.executor.keys import Keys, check_member_id
+from latchwork.executor.keys import Keys, check_member_id, check_store
 from latchwork.executor.lanes import Node
 from latchwork.executor.shift import Plan, Shift
 from latchwork.store import Backoff, Store
@@ -132,8 +132,7 @@ class Runner:
         stop_grace_s: float = 5.0,
         context: object = None,
     ) -> None:
-        if not isinstance(store, Store):
-            raise TypeError("a runner needs a store, not a URL; open one first: latchwork.connect(url)")
+        check_store(store, "a runner")
         self.name = validate_name(name)
         self.node_id = check_member_id(node_id if node_id is not None else _default_id())
         count = (os.cpu_count() or 1) if slots is None else slots

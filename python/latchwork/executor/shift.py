@@ -136,7 +136,8 @@ class Shift:
         self._number = 0
         self._idle_since = store.clock.now()
         self._help_after_s = plan.steal_after_s
-        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
+        self._sweep_s = min(_SWEEP_S, max(1.0, plan.unknown_after_s))
+        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * self._sweep_s
         self._ended = False
 
     def _members(self) -> Collection[str] | None:
@@ -332,7 +333,7 @@ class Shift:
         now = self._store.clock.now()
         if now < self._sweep_at:
             return
-        self._sweep_at = now + _SWEEP_S
+        self._sweep_at = now + self._sweep_s
         view = self._view
         if view is not None and view.members and view.by_age[0].id == self._node.member_id:
             await self._sweeper.sweep(view.ids)

@@ -6,13 +6,13 @@ and makes the second. An item may be moved to the lane of all, and never from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Literal
 
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
-from latchwork.executor.items import task_of
+from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.records import Record
@@ -25,6 +25,8 @@ Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled",
 
 #: Seconds to go on trying to find out how a write ended.
 _PATIENCE_S = 30.0
+#: So many keys are read in one call.
+_TOGETHER = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Place:
     shelf: str
     result_key: str
 
+    @classmethod
+    def of(cls, item: TaskItem, keys: Keys) -> Place:
+        """The place of a task as it is stored."""
+        return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
+
 
 class Stored:
     """The tasks of one executor, as they are stored. Safe to share between threads.
@@ -97,6 +104,22 @@ class Stored:
                 if item is not None:
                     found[each] = item
         return list(found.values())
+
+    async def missing(self, places: Mapping[int, Place]) -> set[int]:
+        """Of tasks that may be there, those of which there is neither an item nor an outcome. Looks in this order."""
+        left = set(places)
+        for look in range(3):
+            wanted = [(number, key) for number in sorted(left) for key in self._looked_at(places[number], look)]
+            for start in range(0, len(wanted), _TOGETHER):
+                part = wanted[start : start + _TOGETHER]
+                found = await ask(self._store.get_many, [key for _, key in part])
+                left -= {number for (number, _), entry in zip(part, found, strict=True) if entry is not None}
+        return left
+
+    def _looked_at(self, place: Place, look: int) -> list[str]:
+        """What to look at first, second and last: where it was put, where it may have been moved to, how it ended."""
+        first, moved = self.keys_of(place)
+        return (first, moved, [place.result_key])[look]
 
     async def state(self, place: Place) -> TaskState:
         """What the store says of a task."""

@@ -7,32 +7,27 @@ lands any more, and a task of which neither an item nor an outcome is there then
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
-from latchwork.executor.collecting import Collector
 from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
-from latchwork.executor.keys import Keys, new_sid, shelf_of, task_id_of
-from latchwork.executor.pickers import Picker
+from latchwork.executor.keys import Keys
+from latchwork.executor.line import Line, Preparing, Wanted, open_line, until, write_anew
 from latchwork.executor.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.primitives import Backlog
-from latchwork.store import Backoff, Session, Store
+from latchwork.store import Backoff, Store
 from latchwork.store.forks import Home
-from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven, steps_of
-from latchwork.tasks import BlobRef, Blobs, Payloads
-from latchwork.types import At, Check, Create, Entry, Op, Put
+from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven
+from latchwork.tasks import Payloads
+from latchwork.types import At, Check, Op
 
 _log = logging.getLogger(__name__)
 
@@ -40,38 +35,6 @@ OnSessionLost = Literal["fail", "resubmit"]
 
 #: What one transaction puts: items, and bytes.
 MOST_ITEMS, MOST_BYTES = 80, 500_000
-#: A larger payload is kept beside its item.
-INLINE_BYTES = 3000
-
-
-@dataclass(slots=True)
-class Line:
-    """One incarnation of a submitter.
-
-    Attributes:
-        sid: its id; no other has it, ever.
-        session: as long as which it is there.
-        sub: the key that says so.
-        collector: what brings its results.
-    """
-
-    sid: str
-    session: Session
-    sub: Entry
-    collector: Collector
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """How a task is to be placed.
-
-    Attributes:
-        picker: who is asked first.
-        copies: how many.
-    """
-
-    picker: Picker
-    copies: int = 1
 
 
 class Submitter:
@@ -106,8 +69,7 @@ class Submitter:
         self._backlog = Backlog(store, keys.backlog, label=label)
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
-        self._blobs = Blobs(store, keys.data)
-        self._written: dict[int, BlobRef] = {}
+        self._preparing = Preparing(store, keys, self._backlog, self._placing)
         self._changed = Bell()
         self._wake = Signal()
         self._stop = Signal()
@@ -151,24 +113,11 @@ class Submitter:
         def is_done() -> bool:
             return not any(ticket.number < last for ticket in self._waiting)
 
-        return await self._until(is_done, timeout_s)
+        return await until(self._changed, self._store.clock, is_done, timeout_s)
 
     async def wait_over(self, timeout_s: float | None) -> bool:
         """Wait until no task is left; False when the time is over."""
-        return await self._until(lambda: not self._tickets, timeout_s)
-
-    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
-        clock = self._store.clock
-        until = None if timeout_s is None else clock.now() + timeout_s
-        while True:
-            with self._changed.mutex:
-                if is_so():
-                    return True
-                rings = self._changed.rings
-            left_s = None if until is None else max(0.0, until - clock.now())
-            if left_s == 0.0:
-                return False
-            await self._changed.rung(rings, clock, left_s)
+        return await until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
 
     # The thread that stores
 
@@ -238,7 +187,7 @@ class Submitter:
         ops: list[Op] = []
         for _, item in placed:
             checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
-            ops += self._creations(item)
+            ops += self._preparing.creations(item)
         try:
             await ask(self._store.commit, list(checks), ops)
         except Conflict as error:
@@ -256,30 +205,11 @@ class Submitter:
         item = ticket.item
         if item is None:
             return None
-        wanted = self._wanted[ticket.number]
-        shelf = shelf_of(item.priority, at_ms, line.sid)
-        ready = replace(item, id=task_id_of(line.sid, ticket.number), sid=line.sid, number=ticket.number, shelf=shelf)
         try:
-            lanes = await self._placing.place(ready, wanted.picker, wanted.copies)
+            return ticket, await self._preparing.ready(item, ticket.number, line, self._wanted[ticket.number], at_ms)
         except NoSuchMember as error:
             self._fail(ticket, error)
             return None
-        return ticket, await self._fitting(ticket, replace(ready, lanes=lanes))
-
-    async def _fitting(self, ticket: TaskTicket, item: TaskItem) -> TaskItem:
-        """The item with a payload that is too large for it beside it: written once, before what names it."""
-        if len(item.payload) <= INLINE_BYTES:
-            return item
-        ref = self._written.get(ticket.number)
-        if ref is None or ref.owner != item.sid:
-            ref = await steps_of(self._blobs.write)(item.sid, item.payload)
-            self._written[ticket.number] = ref
-        return replace(item, payload=b"", blob=ref.to_record())
-
-    def _creations(self, item: TaskItem) -> list[Create]:
-        stored = item.to_bytes()
-        pairs = zip(item.lanes, item.item_ids, strict=True)
-        return [self._backlog.put_op(lane, item.shelf, each, stored) for lane, each in pairs]
 
     def _is_doubtful_now(self, ticket: TaskTicket, item: TaskItem) -> bool:
         """Mark a task as being sent; False when it was cancelled meanwhile."""
@@ -318,69 +248,26 @@ class Submitter:
     async def _settle(self, line: Line, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
         """Make sure that nothing of it lands any more; then look what has."""
         self._doubts = placed
-        await self._write_anew(line)
-        missing = {ticket.number: (ticket, item) for ticket, item in placed}
-        for look in range(3):
-            wanted = [(number, key) for number, (_, item) in missing.items() for key in self._looked_at(item, look)]
-            for start in range(0, len(wanted), MOST_ITEMS):
-                part = wanted[start : start + MOST_ITEMS]
-                found = await ask(self._store.get_many, [key for _, key in part])
-                for (number, _), entry in zip(part, found, strict=True):
-                    if entry is not None:
-                        missing.pop(number, None)
-        gone = {number: each for number, each in missing.items() if not each[0].future.done()}
+        await write_anew(self._store, line)
+        places = {ticket.number: Place.of(item, self._keys) for ticket, item in placed}
+        missing = await self._stored.missing(places)
+        gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
+        gone = {number: each for number, each in gone.items() if not each[0].future.done()}
         self._unsent(gone.values())
         self._settled([each for each in placed if each[0].number not in gone])
         self._doubts = ()
-
-    def _looked_at(self, item: TaskItem, look: int) -> list[str]:
-        """What to look at first, second and last: where it was put, where it may have been moved to, how it ended."""
-        place = Place(item.id, item.lanes, item.shelf, item.result_key(self._keys))
-        first, moved = self._stored.keys_of(place)
-        return (first, moved, [place.result_key])[look]
 
     # The line
 
     async def _open_line(self) -> Line:
         line = self._line
-        if line is not None:
-            return line
-        session = await ask(self._store.open_session, self._ttl_s)
-        sid = new_sid()
-        try:
-            sub = await ask(self._store.put, self._keys.sub(sid), self._about(), session=session)
-        except BaseException:
-            session.close()
-            raise
-        collector = Collector(self._store, self._keys, sid, self._payloads, self)
-        line = Line(sid, session, sub, collector)
-        session.on_end(self._wake.set)
-        with self._changed.mutex:
-            self._line = line
-        collector.start()
+        if line is None:
+            line = await open_line(self._store, self._keys, self._payloads, self, ttl_s=self._ttl_s, label=self._label)
+            line.session.on_end(self._wake.set)
+            with self._changed.mutex:
+                self._line = line
+            line.collector.start()
         return line
-
-    def _about(self) -> bytes:
-        return json.dumps({"label": self._label, "host": socket.gethostname(), "pid": os.getpid()}).encode()
-
-    async def _write_anew(self, line: Line) -> None:
-        """Write the key that says we are there once more: what checks its version does not land any more."""
-        clock, backoff = self._store.clock, Backoff()
-        while True:
-            now = await ask(self._store.get, line.sub.key)
-            if now is None or now.owner != line.session.id:
-                raise SessionLost(f"submitter {line.sid} of executor {self._keys.name!r} is not there any more")
-            try:
-                done = await ask(self._store.commit, [At(now)], [Put(now.key, now.value, line.session)])
-            except Conflict:
-                continue
-            except (OutcomeUnknown, Unavailable):
-                if line.session.remaining_s() <= 0.0:
-                    raise
-                await Pause(clock, line.session.lost, backoff.next_s())
-            else:
-                line.sub = done.entries[0]
-                return
 
     async def _lose_line(self, line: Line) -> None:
         """The session has ended: what came before that counts; the rest fails, or is submitted again."""
@@ -422,7 +309,7 @@ class Submitter:
         with self._changed.mutex:
             self._tickets.pop(ticket.number, None)
             self._wanted.pop(ticket.number, None)
-            self._written.pop(ticket.number, None)
+            self._preparing.forget(ticket.number)
             self._changed.ring()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
