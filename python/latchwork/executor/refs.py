@@ -154,7 +154,7 @@ class TaskRef:
     async def _outcome(self, key: str, timeout_s: float | None) -> Entry:
         clock = self._tasks.store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
-        with self._tasks.store.watch(key, leaf=True) as watch:
+        with self._tasks.store.watch(key) as watch:
             while True:
                 left_s = None if until is None else max(0.0, until - clock.now())
                 try:
