@@ -109,6 +109,8 @@ def _with_context(
     registered: Registered, arguments: Arguments, context: TaskContext
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as the function takes them: with the context by name, behind what is positional."""
+    if not registered.context_names:  # as of most functions that are built in, whose parameters are not known
+        return arguments
     names = registered.context_names & registered.all_parameters
     if not names:
         return arguments

@@ -1,0 +1,395 @@
+"""``Executor``: a ``concurrent.futures.Executor`` whose workers are the runners of a cluster.
+
+Keys: see ``keys``. Who submits need not run anything, and who runs need not be there yet.
+
+docs/design/0022-executor.md has the steps and the races.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar, cast
+
+from latchwork.checks import is_number
+from latchwork.errors import LatchworkError
+from latchwork.executor.errors import AllFailed
+from latchwork.executor.futures import AllFuture, TaskFuture
+from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
+from latchwork.executor.keys import DETACHED, Keys, check_store, check_task_id, detached_id
+from latchwork.executor.line import Wanted
+from latchwork.executor.options import Call, Options, error_of, results_of
+from latchwork.executor.pickers import Picker, Pull
+from latchwork.executor.refs import Detached, TaskRef
+from latchwork.executor.submitting import OnSessionLost, Submitter
+from latchwork.executor.targets import All, Member, Target
+from latchwork.primitives import Group
+from latchwork.store import Store
+from latchwork.store.keys import validate_name
+from latchwork.store.steps import Background, driven, run
+from latchwork.tasks import (
+    DEFAULT,
+    PICKLED,
+    Codec,
+    Functions,
+    Payloads,
+    PickleCodec,
+    Registered,
+    Retry,
+    UnknownFunction,
+)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Executor(concurrent.futures.Executor):
+    """Submits calls that runners of the cluster run: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
+
+    All of ``concurrent.futures.Executor``, and all that takes one (``as_completed``, ``wait``,
+    ``loop.run_in_executor``), works unchanged. A task is run at least once, wherever its nodes die, and has one result.
+    Not promised: that a task whose node dies is not run twice. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the executor's name; its runners have the same.
+        functions: which functions may be submitted; those registered by ``task`` by default.
+        codec: how arguments are stored; ``PickleCodec()`` takes any function and any value, if the runners allow it.
+        allow_pickle: whether pickled results are read: who can write to the store can run code here then.
+        picker: who is asked first; default whoever is free.
+        priority: 0 runs before 9.
+        session_ttl_s: seconds for which nodes keep our tasks when they do not hear from us.
+        on_session_lost: ``fail`` ends the futures of stored tasks with ``SessionLost`` then; ``resubmit`` submits them
+            again, so that they may run twice.
+        label: what others see of us.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str = "executor",
+        *,
+        functions: Functions = DEFAULT,
+        codec: Codec | None = None,
+        allow_pickle: bool = False,
+        picker: Picker | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        session_ttl_s: float = 30.0,
+        on_session_lost: OnSessionLost = "fail",
+        label: str = "",
+    ) -> None:
+        check_store(store, "an executor")
+        if on_session_lost not in ("fail", "resubmit"):
+            raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
+        if not is_number(session_ttl_s) or session_ttl_s <= 0:
+            raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
+        self.name = validate_name(name)
+        self._store = store
+        self._keys = Keys(name)
+        self._functions = functions
+        self._payloads = Payloads(codec, allow_pickle=allow_pickle)
+        self._options = Options(picker or Pull(), priority)
+        self._submitter = Submitter(
+            store,
+            self._keys,
+            self._payloads,
+            session_ttl_s=float(session_ttl_s),
+            on_session_lost=on_session_lost,
+            label=label,
+        )
+        self._detached = Detached(store, self._keys, self._payloads, partial(_hint_of, functions))
+        self._end = weakref.finalize(self, _end_when_idle, self._submitter)
+        self._end.atexit = False
+        _LIVE.add(self._submitter)
+
+    def __repr__(self) -> str:
+        return f"<Executor {self.name!r}>"
+
+    # Submitting
+
+    def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
+        """Submit a call; it is stored a moment later, with others. Does no I/O.
+
+        Args:
+            fn: a registered function, or its name.
+            args: its arguments, checked against its annotations.
+            kwargs: likewise.
+        Returns:
+            Its future. Of the target ``All()``: a future with a dictionary of results by member.
+        Raises:
+            UnknownFunction: it is not registered, and not to be pickled.
+            NotSerializable, PayloadTooLarge: an argument cannot be stored; the message names it.
+            TypeError: the function does not take these arguments.
+            RuntimeError: the executor was shut down.
+        """
+        item, hint, what = self._item(fn, args, kwargs)
+        if isinstance(self._options.target, All):
+            return cast("TaskFuture[T]", self._for_all(item, hint, what))
+        return self._submitter.add(item, hint, what, Wanted(self._options.picker, self._options.copies))
+
+    def map(
+        self,
+        fn: Callable[..., T] | str,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]:
+        """The results of a call for each of the arguments, in their order; see ``concurrent.futures.Executor.map``.
+
+        Args:
+            fn: as for ``submit``.
+            iterables: read at once, and as far as the shortest goes.
+            timeout: seconds from this call on, after which ``TimeoutError`` is raised.
+            chunksize: as for threads it changes nothing: tasks are stored and fetched many at a time anyway.
+            buffersize: so many tasks at most whose results were not asked for; the arguments are read as needed then.
+        Raises:
+            ValueError: ``chunksize`` or ``buffersize`` is below 1.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and (type(buffersize) is not int or buffersize < 1):
+            raise ValueError(f"buffersize must be None or a whole number from 1, not {buffersize!r}")
+        clock = self._store.clock
+        until = None if timeout is None else clock.now() + timeout
+        calls = zip(*iterables, strict=False)
+        first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
+        first.reverse()
+        more = calls if buffersize is not None else iter(())
+        return results_of(first, more, partial(self.submit, fn), until, clock.now)
+
+    def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
+        """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
+
+        Raises:
+            TimeoutError: it did not end in that time; it is told to stop if it runs.
+            Exception: the task's own; and what ``submit`` raises.
+        """
+        future = self.submit(fn, *args, **kwargs)
+        try:
+            return future.result(timeout_s)
+        except BaseException as error:
+            if not future.done():
+                self._cancel_quietly([future])
+                if isinstance(error, concurrent.futures.TimeoutError):
+                    late = f"task {future.id} did not end within {timeout_s:g} s; it was cancelled"
+                    raise TimeoutError(late) from None
+            raise
+
+    def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
+        """The value of the first of these calls that succeeds; the others are cancelled.
+
+        Args:
+            calls: at least one.
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            AllFailed: none succeeded.
+            TimeoutError: none succeeded in that time; all are cancelled.
+            ValueError: there are no calls.
+        """
+        futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
+        if not futures:
+            raise ValueError("first needs at least one call")
+        clock = self._store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        left: set[concurrent.futures.Future[Any]] = set(futures)
+        try:
+            while left:
+                left_s = None if until is None else max(0.0, until - clock.now())
+                done, others = concurrent.futures.wait(left, left_s, FIRST_COMPLETED)
+                if not done:
+                    late = f"none of {len(futures)} calls succeeded within {timeout_s or 0:g} s; all are cancelled"
+                    raise TimeoutError(late)
+                for future in done:
+                    if not future.cancelled() and future.exception() is None:
+                        return future.result()
+                left = others
+        finally:
+            self._cancel_quietly([future for future in futures if not future.done()])
+        errors = tuple(error_of(future) for future in futures)
+        raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
+
+    @driven
+    async def detached(
+        self,
+        fn: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere here
+        **kwargs: Any,
+    ) -> TaskRef:
+        """Submit a task that outlives us, and wait until it is stored.
+
+        Args:
+            fn: as for ``submit``.
+            args: likewise.
+            id: names it: submitted again with the same call, it is the same task; None makes an id.
+            kwargs: likewise.
+        Returns:
+            By which any process asks for its state and its result.
+        Raises:
+            TaskExists: the id has another call.
+            InvalidKey: the id cannot be a part of a key.
+            NoSuchMember, Unavailable, OutcomeUnknown: it is not stored, or perhaps is.
+        """
+        item, _, _ = self._item(fn, args, kwargs)
+        if isinstance(self._options.target, All):
+            raise LatchworkError("a detached task is run once; submit one for each member, with target=Member(id)")
+        task_id = detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
+        return await self._detached.put(replace(item, id=task_id), self._options.picker, self._options.copies)
+
+    def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
+        """A detached task by the id that it was given, or by that of its reference. Does no I/O."""
+        given = id.removeprefix(f"{DETACHED}.")
+        return TaskRef(self._detached, detached_id(check_task_id(given)))
+
+    def with_options(
+        self,
+        *,
+        picker: Picker | None = None,
+        priority: int | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        copies: int | None = None,
+        target: Target | None = None,
+    ) -> Executor:
+        """The same executor with other options for what is submitted through it. None leaves one as it is.
+
+        Args:
+            picker: who is asked first.
+            priority: 0 runs before 9.
+            retry: how often a task is tried; else as its function says.
+            timeout_s: seconds after which a run is stopped; else as its function says.
+            copies: so many run at a time, each on another member; the first that ends counts.
+            target: who may run it.
+        """
+        given: dict[str, Any] = {
+            "picker": picker,
+            "priority": priority,
+            "retry": retry,
+            "timeout_s": timeout_s,
+            "copies": copies,
+            "target": target,
+        }
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, _whole=self)  # the submitter ends when nobody has the whole any more
+        view._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
+        return view
+
+    @driven
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that was submitted before is stored: then it survives everything but our own end.
+
+        Raises:
+            TimeoutError: not all is stored in that time.
+        """
+        if not await self._submitter.flush(timeout_s):
+            raise TimeoutError(f"not all tasks of executor {self.name!r} are stored within {timeout_s or 0:g} s")
+
+    # The end
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; wait for those that were submitted, and end.
+
+        Args:
+            wait: False returns at once; the rest goes on in the background, and the interpreter waits for it.
+            cancel_futures: cancel all that does not run yet.
+        """
+        tickets = self._submitter.begin_close()
+        if cancel_futures:
+            self._cancel_quietly([ticket.future for ticket in tickets], interrupt=False)
+        self._end.detach()
+        self._detached.close()
+        if wait:
+            run(_finish(self._submitter))
+        else:
+            Background(partial(_finish, self._submitter), f"latchwork-closes-{self.name}")
+
+    # Inside
+
+    def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
+        """One task for each member that is there now."""
+        wanted = Wanted(Pull())
+        with closing(Group(self._store, self._keys.group)) as group:
+            ids = [member.id for member in group.members()]
+        items = {member: replace(item, target=Member(member)) for member in ids}
+        parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
+        return AllFuture(parts, f"task {what} for all members")
+
+    def _item(
+        self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[TaskItem, Any, str]:
+        """What is to be stored of a call, the annotation of its result, and what it is called in messages."""
+        registered = self._registered(fn)
+        if registered is None:
+            payload = self._payloads.encode((fn, args, dict(kwargs)), "a pickled call")
+            name, hint, what = PICKLED, Any, getattr(fn, "__qualname__", repr(fn)[:80])
+        else:
+            payload = self._payloads.encode_call(registered, args, kwargs)
+            name, hint, what = registered.name, registered.hints.get("return", Any), repr(registered.name)
+        options = self._options
+        item = TaskItem(
+            "",
+            name,
+            payload,
+            priority=options.priority,
+            target=options.target,
+            retry=options.retry,
+            timeout_s=options.timeout_s,
+            is_kept=bool(getattr(options.picker, "keeps", False)),
+        )
+        return item, hint, what
+
+    def _registered(self, fn: Callable[..., Any] | str) -> Registered | None:
+        """What a function is registered as; None when it is to be pickled."""
+        try:
+            return self._functions.of(fn)
+        except UnknownFunction:
+            if isinstance(self._payloads.codec, PickleCodec) and callable(fn):
+                return None
+            raise
+
+    def _cancel_quietly(self, futures: Iterable[TaskFuture[Any]], *, interrupt: bool = True) -> None:
+        for future in futures:
+            try:
+                future.cancel(interrupt=interrupt)
+            except LatchworkError as error:
+                _log.warning("executor %s: task %s is not cancelled: %s", self.name, future.id, error)
+
+
+def _hint_of(functions: Functions, name: str) -> Any:
+    """The annotation of a function's result, as far as it is known here."""
+    return functions.get(name).hints.get("return", Any) if name in functions else Any
+
+
+async def _finish(submitter: Submitter) -> None:
+    await submitter.wait_over(None)
+    await submitter.close()
+    _LIVE.discard(submitter)
+
+
+def _end_when_idle(submitter: Submitter) -> None:
+    """Nobody has the executor any more: end once nobody waits for a result either."""
+    submitter.begin_close()
+    Background(partial(_finish, submitter), "latchwork-closes-executor")
+
+
+_LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """As for pools of threads: what was submitted is run, although nobody waited for it."""
+    for submitter in list(_LIVE):
+        submitter.begin_close()
+        run(_finish(submitter))

@@ -1,0 +1,193 @@
+"""The future of a task: all of ``concurrent.futures.Future``, an id, a cancellation that reaches the store.
+
+States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future hears of
+the last ones alone: nobody sends a message when a task begins to run. ``state`` asks the store. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from latchwork.executor.errors import SomeFailed
+from latchwork.executor.keys import task_id_of
+from latchwork.interrupts import mutex
+
+if TYPE_CHECKING:
+    from latchwork.executor.items import TaskItem
+    from latchwork.executor.stored import TaskState
+
+T = TypeVar("T")
+
+
+class Stage(Enum):
+    """How far a task is on its way into the store."""
+
+    WAITING = "waiting"  # here alone
+    DOUBTFUL = "doubtful"  # in a transaction whose answer is not here
+    STORED = "stored"
+    OVER = "over"  # nothing of it is asked of the store any more
+
+
+class Tasks(Protocol):
+    """The tasks of one submitter, as its futures need them."""
+
+    def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
+        """Take a task back; False when it runs or is over."""
+        ...
+
+    def state(self, ticket: TaskTicket) -> TaskState:
+        """What the store says of a task."""
+        ...
+
+
+class TaskTicket:
+    """One task of a submitter: what has to be remembered until its result is here. Its submitter owns the mutex.
+
+    Attributes:
+        number: counts the tasks of the submitter.
+        sid: of the submitter, once it is stored.
+        stage: how far it is.
+        item: what is stored, until it is; afterwards only when it may have to be stored again.
+        lanes: where its copies are.
+        shelf: where they are there.
+        hint: the annotation of its result.
+        what: its function, for messages.
+        future: told of the end.
+    """
+
+    __slots__ = ("future", "hint", "item", "lanes", "number", "shelf", "sid", "stage", "what")
+
+    def __init__(self, number: int, item: TaskItem, hint: Any, what: str, tasks: Tasks) -> None:
+        self.number = number
+        self.sid = ""
+        self.stage = Stage.WAITING
+        self.item: TaskItem | None = item
+        self.lanes: tuple[str, ...] = ()
+        self.shelf = ""
+        self.hint = hint
+        self.what = what
+        self.future: TaskFuture[Any] = TaskFuture(self, tasks)
+
+    @property
+    def id(self) -> str:
+        """The id of the task; empty before it was first sent."""
+        return task_id_of(self.sid, self.number) if self.sid else ""
+
+
+class TaskFuture(Future[T], Generic[T]):
+    """What ``Executor.submit`` returns. Safe to share between threads.
+
+    ``running()`` is always False: nobody tells the submitter when a task begins; ask ``state()``.
+    """
+
+    def __init__(self, ticket: TaskTicket, tasks: Tasks) -> None:
+        super().__init__()
+        self._ticket = ticket
+        self._tasks = tasks
+
+    @property
+    def id(self) -> str:
+        """The id of the task, by which people and other processes know it; empty until it is first sent."""
+        return self._ticket.id
+
+    def cancel(self, *, interrupt: bool = False) -> bool:
+        """Take the task back, everywhere.
+
+        Args:
+            interrupt: also when it runs: it is told to stop, and what it returns is dropped. Nobody waits for it.
+        Returns:
+            True: it has not run, or its run counts for nothing; ``result`` raises ``CancelledError``. False: it runs,
+            or it is over.
+        Raises:
+            Unavailable, OutcomeUnknown: the store could not be reached; ask again.
+        """
+        if self.done():
+            return self.cancelled()
+        if not self._tasks.cancel(self._ticket, interrupt=interrupt):
+            return self.cancelled()
+        return self.end_cancelled()
+
+    def state(self) -> TaskState:
+        """What the store says of the task now: queued, running and where, or how it ended.
+
+        Raises:
+            Unavailable: the store could not be reached.
+        """
+        return self._tasks.state(self._ticket)
+
+    # What the submitter says
+
+    def end_cancelled(self) -> bool:
+        """It was cancelled; False when it ended before."""
+        done = super().cancel()
+        teller = object()
+        if done and self.__dict__.setdefault("_teller", teller) is teller:  # once: twice is an error of the library's
+            self.set_running_or_notify_cancel()
+        return done
+
+    def end_with(self, value: Any) -> None:
+        """It returned."""
+        with suppress(InvalidStateError):  # it was cancelled
+            self.set_result(value)
+
+    def end_raising(self, error: BaseException) -> None:
+        """It raised; a cancellation by somebody else cancels it here."""
+        if isinstance(error, CancelledError):
+            self.end_cancelled()
+            return
+        with suppress(InvalidStateError):
+            self.set_exception(error)
+
+
+class AllFuture(Future[dict[str, T]], Generic[T]):
+    """The future of a task that runs on all members: a dictionary of their results. Safe to share between threads.
+
+    Attributes:
+        parts: the futures of the single runs, by member.
+    """
+
+    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        self._what = what
+        self._left = len(self.parts)
+        self._lock = mutex()
+        if not self.parts:
+            self.set_result({})
+        for part in self.parts.values():
+            part.add_done_callback(self._ended)
+
+    def cancel(self, *, interrupt: bool = False) -> bool:
+        """Cancel all runs; False if one of them has begun, or is over. See ``TaskFuture.cancel``."""
+        cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
+        return all(cancelled) and self.cancelled()
+
+    def _ended(self, _part: Future[T]) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            with suppress(InvalidStateError):
+                self._end()
+
+    def _end(self) -> None:
+        errors = {member: _error(part) for member, part in self.parts.items()}
+        failed = {member: error for member, error in errors.items() if error is not None}
+        results = {member: part.result() for member, part in self.parts.items() if member not in failed}
+        if all(part.cancelled() for part in self.parts.values()):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif failed:
+            first = next(iter(failed))
+            text = f"{self._what} failed on {len(failed)} of {len(self.parts)} members; on {first}: {failed[first]!r}"
+            self.set_exception(SomeFailed(text, results, failed))
+        else:
+            self.set_result(results)
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()

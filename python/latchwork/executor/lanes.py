@@ -1,0 +1,332 @@
+"""What a runner takes, from which lanes, and how a run ends: the decisions of its feeder. Little of it does I/O.
+
+A runner looks into its own lane, the lane of all, the lanes of members that are gone, and, when it has nothing to do,
+that of the member that has most to do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from latchwork.errors import BadRecord
+from latchwork.executor.errors import NoSuchMember, TaskDied
+from latchwork.executor.items import TaskItem, may_run, task_of, type_name
+from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
+from latchwork.executor.targets import Member
+from latchwork.interrupts import mutex
+from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.records import Record
+from latchwork.store import Store
+from latchwork.tasks import (
+    PICKLED,
+    BlobRef,
+    Blobs,
+    Bury,
+    Call,
+    Done,
+    Ending,
+    FeederHooks,
+    Functions,
+    Outcome,
+    Release,
+    Retry,
+    Run,
+    after_failure,
+)
+from latchwork.types import Check, Create, Delete, Exists, Op
+
+_log = logging.getLogger(__name__)
+
+#: An outcome of more bytes is kept beside the key that says where.
+INLINE_BYTES = 100_000
+#: Seconds for which a mark is kept for a task that has not begun here.
+MARKED_S = 5.0
+_TRIED = re.compile(r"try (\d{1,6}) failed")
+_ONCE = Retry()
+
+
+class Node:
+    """What a runner is, as far as taking tasks depends on it. Safe to share between threads.
+
+    Args:
+        member_id: the member.
+        functions: what it can run.
+        allow_pickle: whether it runs pickled functions.
+        labels: what it says of itself.
+        accept: of the user's: whether a task will do; called with its function's name.
+    """
+
+    def __init__(
+        self,
+        member_id: str,
+        functions: Functions,
+        *,
+        allow_pickle: bool,
+        labels: Mapping[str, Any],
+        accept: Callable[[str], bool] | None,
+    ) -> None:
+        self.member_id = member_id
+        self.lane = lane_of(member_id)
+        self.functions = functions
+        self.allow_pickle = allow_pickle
+        self.labels = dict(labels)
+        self._accept = accept
+
+    def knows(self, function: str) -> bool:
+        """Whether it can run a function."""
+        return self.allow_pickle if function == PICKLED else function in self.functions
+
+    def suits(self, item: TaskItem, lane: str, members: Collection[str] | None) -> bool:
+        """Whether a task of a lane is one to take.
+
+        Args:
+            item: the task.
+            lane: where it is.
+            members: who is there; None while that is not known.
+        """
+        if not self.knows(item.function) or (self._accept is not None and not self._accept(item.function)):
+            return False
+        if lane in (ANY, self.lane):
+            return may_run(item, self.member_id, self.labels)
+        owner = member_of(lane)
+        is_gone = members is not None and owner not in members
+        if isinstance(item.target, Member) and item.target.id != self.member_id:
+            return is_gone and item.target.otherwise != "wait"  # to run it, or to end it
+        return (is_gone or not item.is_kept) and may_run(item, self.member_id, self.labels)
+
+
+class Lanes(FeederHooks):
+    """The hooks of a runner's feeder.
+
+    Args:
+        store: the store.
+        keys: the executor's keys.
+        backlog: its tasks.
+        node: who we are.
+        members: the ids of those who are there; None while that is not known.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, backlog: Backlog, node: Node, members: Callable[[], Collection[str] | None]
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._backlog = backlog
+        self._node = node
+        self._members = members
+        self._blobs = Blobs(store, keys.data)
+        self._lock = mutex()
+        self._orphans: dict[str, None] = {}
+        self._longest: str | None = None
+        self._running: dict[str, tuple[str, str]] = {}
+        self._marked: dict[str, float] = {}
+        self._submitters_gone: set[str] = set()
+
+    # Where
+
+    def lanes(self) -> Sequence[str]:
+        """Our own, that of all, those of members that are gone, and the one to help with."""
+        with self._lock:
+            more = [*self._orphans, *([self._longest] if self._longest is not None else [])]
+        return [self._node.lane, ANY, *more]
+
+    def waits(self) -> Sequence[str]:
+        """Our own, and that of all."""
+        return [self._node.lane, ANY]
+
+    def adopt(self, lane: str) -> None:
+        """A lane whose member is gone."""
+        with self._lock:
+            self._orphans[lane] = None
+
+    def disown(self, lane: str) -> None:
+        """A lane that has its member again, or nothing any more."""
+        with self._lock:
+            self._orphans.pop(lane, None)
+
+    @property
+    def orphans(self) -> list[str]:
+        """The lanes without a member that we look into."""
+        with self._lock:
+            return list(self._orphans)
+
+    def help(self, lane: str | None) -> None:
+        """Take from this lane too, while there is nothing else."""
+        with self._lock:
+            self._longest = lane
+
+    # Which
+
+    def accept(self, item: BacklogItem) -> bool:
+        """Whether it is for us; what is no task is, so that it gets out of the way."""
+        lane = item.path.partition("/")[0]
+        try:
+            found = task_of(item.value)
+        except BadRecord:
+            return True
+        return self._node.suits(found, lane, self._members())
+
+    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Its submitter has to be there."""
+        try:
+            return self._wanted(task_of(item.value)), ()
+        except BadRecord:
+            return (), ()
+
+    def extra_dead(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """With the dead letter of a task that nobody ended: its outcome, for who waits for it."""
+        try:
+            found = task_of(item.value)
+        except BadRecord:
+            return (), ()
+        return (), self._over(found, Outcome.failed(_died(found, item)), keep=item.id)
+
+    def refused(self, item: BacklogItem) -> None:
+        """Its submitter is gone: a chore removes what there is of it."""
+        try:
+            sid = task_of(item.value).sid
+        except BadRecord:
+            return
+        with self._lock:
+            self._submitters_gone.add(sid)
+
+    def submitters_gone(self) -> list[str]:
+        """The submitters whose tasks were refused, since the last time that somebody asked."""
+        with self._lock:
+            found, self._submitters_gone = self._submitters_gone, set()
+        return sorted(found)
+
+    # What runs
+
+    def running_of(self, sid: str) -> list[str]:
+        """The paths of the tasks of a submitter that run here."""
+        with self._lock:
+            return [path for path, owner in self._running.values() if owner == sid]
+
+    def cancelled(self, item_id: str) -> str | None:
+        """A task is not wanted any more: its path if it runs here; else it does not begin, should it come now."""
+        now = self._store.clock.now()
+        with self._lock:
+            found = self._running.get(item_id)
+            if found is not None:
+                return found[0]
+            self._marked = {each: until for each, until in self._marked.items() if until > now}
+            self._marked[item_id] = now + MARKED_S
+            return None
+
+    def over(self, path: str, item_id: str) -> None:
+        """A task runs here no more."""
+        with self._lock:
+            if self._running.get(item_id, ("", ""))[0] == path:
+                del self._running[item_id]
+
+    # How it runs, and ends
+
+    def begin(self, claim: BacklogClaim) -> Run | Ending:
+        """What to run."""
+        try:
+            item = task_of(claim.value)
+        except BadRecord as error:
+            return Bury(f"it is no task: {error}"[:500])
+        target = item.target
+        if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
+            left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
+            return self._done(item, Outcome.failed(left), claim)
+        with self._lock:
+            if self._marked.pop(claim.item.id, None) is not None:
+                return Release("it was cancelled", count=False)
+            self._running[claim.item.id] = (claim.item.path, item.sid)
+        attempt = tries_of(_why(claim)) + 1
+        registered = self._node.functions.get(item.function) if item.function != PICKLED else None
+        timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
+        call = partial(self._call, item) if item.blob else Call(item.function, item.payload)
+        return Run(call, item.id, timeout_s, attempt)
+
+    def _call(self, item: TaskItem) -> Call:
+        return Call(item.function, self._blobs.read(BlobRef.of(Record(item.blob))))
+
+    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+        """Another try, or the outcome for who waits for it."""
+        item = task_of(claim.value)
+        self.over(claim.item.path, claim.item.id)
+        attempt = tries_of(_why(claim)) + 1
+        pause_s = after_failure(self._retry(item), attempt, outcome) if is_retried(item, outcome) else None
+        if pause_s is not None and outcome.failure is not None:
+            why = f"try {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
+            return Release(why[:300], after_s=pause_s, count=False, lane=self._home_of(claim))
+        return self._done(item, outcome, claim)
+
+    def lost(self, claim: BacklogClaim) -> None:
+        """It is not ours any more."""
+        self.over(claim.item.path, claim.item.id)
+
+    def _home_of(self, claim: BacklogClaim) -> str | None:
+        """Where a task goes that is given back: from a lane that nobody watches to that of all."""
+        lane = claim.item.path.partition("/")[0]
+        return None if lane in (ANY, self._node.lane) else ANY
+
+    def _retry(self, item: TaskItem) -> Retry:
+        """What the submitter says, else what the function says; by names of exceptions if they are loaded here."""
+        own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
+        return own if item.retry is None else item.retry
+
+    def _done(self, item: TaskItem, outcome: Outcome, claim: BacklogClaim) -> Done:
+        return Done(tuple(self._wanted(item)), tuple(self._over(item, outcome, keep=claim.item.id)))
+
+    def _wanted(self, item: TaskItem) -> list[Check]:
+        """That somebody waits for it."""
+        return [] if item.is_detached else [_is_there(self._keys, item.sid)]
+
+    def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
+        """The outcome, and the end of the other copies; that of the copy itself is its claim's."""
+        stored = outcome.to_bytes()
+        if len(stored) > INLINE_BYTES:
+            ref = self._blobs.write(item.sid, stored)
+            stored = json.dumps(ref.to_record()).encode()
+        ops: list[Op] = [Create(item.result_key(self._keys), stored)]
+        if item.blob:
+            ops += self._blobs.delete_ops(BlobRef.of(Record(item.blob)))
+        return [*ops, *self._other_copies(item, keep)]
+
+    def _other_copies(self, item: TaskItem, keep: str) -> list[Op]:
+        ops: list[Op] = []
+        for copy, lane in enumerate(item.lanes):
+            name = item_id_of(item.id, copy)
+            if name != keep:
+                ops += [Delete(self._backlog.key(place, item.shelf, name)) for place in dict.fromkeys((lane, ANY))]
+        return ops
+
+
+def _is_there(keys: Keys, sid: str) -> Check:
+    return Exists(keys.sub(sid))
+
+
+def _died(item: TaskItem, stored: BacklogItem) -> TaskDied:
+    what = f"task {item.id} of {item.function!r}" if item.function else f"task {item.id}"
+    return TaskDied(
+        f"{what} was taken {stored.attempts} times and ended never; the last: {stored.why or 'its node died'}"
+    )
+
+
+def is_retried(item: TaskItem, outcome: Outcome) -> bool:
+    """Whether the submitter wants another try after such an exception; True when it says nothing of classes."""
+    if outcome.failure is None or not item.retry_on:
+        return True
+    kind = outcome.failure.loaded_class
+    names = [outcome.failure.type_name] if kind is None else [type_name(each) for each in kind.__mro__[:-1]]
+    return not set(names).isdisjoint(item.retry_on) or (kind is None and type_name(Exception) in item.retry_on)
+
+
+def tries_of(why: str) -> int:
+    """How many tries have failed, as what was said at the last of them has it."""
+    found = _TRIED.match(why)
+    return int(found.group(1)) if found is not None else 0
+
+
+def _why(claim: BacklogClaim) -> str:
+    return str(getattr(claim.item, "why", ""))

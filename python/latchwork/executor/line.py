@@ -1,0 +1,159 @@
+"""One incarnation of a submitter: a session, a key that says it is there, and what brings its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from latchwork.clock import Clock
+from latchwork.errors import Conflict, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.executor.collecting import Collector, Ends
+from latchwork.executor.items import TaskItem
+from latchwork.executor.keys import Keys, new_sid, shelf_of, task_id_of
+from latchwork.executor.pickers import Picker
+from latchwork.executor.placing import Placing
+from latchwork.primitives import Backlog
+from latchwork.store import Backoff, Session, Store
+from latchwork.store.steps import Bell, Pause, ask, steps_of
+from latchwork.tasks import BlobRef, Blobs, Payloads
+from latchwork.types import At, Create, Entry, Put
+
+#: A larger payload is kept beside its item.
+INLINE_BYTES = 3000
+
+
+@dataclass(slots=True)
+class Line:
+    """One incarnation of a submitter.
+
+    Attributes:
+        sid: its id; no other has it, ever.
+        session: as long as which it is there.
+        sub: the key that says so.
+        collector: what brings its results.
+    """
+
+    sid: str
+    session: Session
+    sub: Entry
+    collector: Collector
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a task is to be placed.
+
+    Attributes:
+        picker: who is asked first.
+        copies: how many.
+    """
+
+    picker: Picker
+    copies: int = 1
+
+
+async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *, ttl_s: float, label: str) -> Line:
+    """A new session, and its key; the results are not collected yet.
+
+    Raises:
+        Unavailable, OutcomeUnknown: the server could not be reached.
+    """
+    session = await ask(store.open_session, ttl_s)
+    sid = new_sid()
+    said = json.dumps({"label": label, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+    try:
+        sub = await ask(store.put, keys.sub(sid), said, session=session)
+    except BaseException:
+        session.close()
+        raise
+    return Line(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
+
+
+async def write_anew(store: Store, line: Line) -> None:
+    """Write the key that says we are there once more: what checks its version does not land any more.
+
+    Raises:
+        SessionLost: it is gone.
+        Unavailable, OutcomeUnknown: the server could not be reached until the session ended.
+    """
+    backoff = Backoff()
+    while True:
+        now = await ask(store.get, line.sub.key)
+        if now is None or now.owner != line.session.id:
+            raise SessionLost(f"submitter {line.sid} is not there any more, its key {line.sub.key!r} is gone")
+        try:
+            done = await ask(store.commit, [At(now)], [Put(now.key, now.value, line.session)])
+        except Conflict:
+            continue
+        except (OutcomeUnknown, Unavailable):
+            if line.session.remaining_s() <= 0.0:
+                raise
+            await Pause(store.clock, line.session.lost, backoff.next_s())
+        else:
+            line.sub = done.entries[0]
+            return
+
+
+async def until(bell: Bell, clock: Clock, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until something is so, which is asked with the bell's mutex held; False when the time is over."""
+    ends_at = None if timeout_s is None else clock.now() + timeout_s
+    while True:
+        with bell.mutex:
+            if is_so():
+                return True
+            rings = bell.rings
+        left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
+        if left_s == 0.0:
+            return False
+        await bell.rung(rings, clock, left_s)
+
+
+class Preparing:
+    """Makes of a task what is stored: with its place, and its payload beside it if that is large. Safe to share.
+
+    Args:
+        store: the store.
+        keys: the executor's keys.
+        backlog: its tasks.
+        placing: where they go.
+    """
+
+    def __init__(self, store: Store, keys: Keys, backlog: Backlog, placing: Placing) -> None:
+        self._backlog = backlog
+        self._placing = placing
+        self._blobs = Blobs(store, keys.data)
+        self._written: dict[int, BlobRef] = {}
+
+    async def ready(self, item: TaskItem, number: int, line: Line, wanted: Wanted, at_ms: int) -> TaskItem:
+        """The item as it is stored.
+
+        Raises:
+            NoSuchMember: the member that alone may run it is not there.
+        """
+        shelf = shelf_of(item.priority, at_ms, line.sid)
+        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf)
+        lanes = await self._placing.place(ready, wanted.picker, wanted.copies)
+        return await self._fitting(replace(ready, lanes=lanes))
+
+    async def _fitting(self, item: TaskItem) -> TaskItem:
+        """The item with a payload that is too large for it beside it: written once, before what names it."""
+        if len(item.payload) <= INLINE_BYTES:
+            return item
+        ref = self._written.get(item.number)
+        if ref is None or ref.owner != item.sid:
+            ref = await steps_of(self._blobs.write)(item.sid, item.payload)
+            self._written[item.number] = ref
+        return replace(item, payload=b"", blob=ref.to_record())
+
+    def creations(self, item: TaskItem) -> list[Create]:
+        """The writes that store all copies of it."""
+        stored = item.to_bytes()
+        pairs = zip(item.lanes, item.item_ids, strict=True)
+        return [self._backlog.put_op(lane, item.shelf, each, stored) for lane, each in pairs]
+
+    def forget(self, number: int) -> None:
+        """The task is over."""
+        self._written.pop(number, None)

@@ -1,0 +1,175 @@
+"""Where a task is put: in the lane of the member that its target and its picker say, or in that of all.
+
+It follows the members from the first task that asks for one. What it knows may be old: the transaction that puts the
+task checks that the member is there, and who is asked first never decides who runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.executor.items import TaskItem
+from latchwork.executor.keys import ANY, Keys, lane_of, member_of
+from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, spread_over
+from latchwork.executor.targets import Key, Label, Member, candidates, owner_of
+from latchwork.interrupts import mutex
+from latchwork.primitives import Group, View
+from latchwork.records import Record
+from latchwork.store import Mirror, Store
+from latchwork.store.steps import steps_of
+from latchwork.types import Check
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to wait for the first view; without one a task is put into the lane of all.
+_FIRST_VIEW_S = 10.0
+#: Seconds to wait for a view that is newer than what the store has said already.
+_NEWER_VIEW_S = 2.0
+
+
+class Placing:
+    """Knows members and their load as far as tasks need that. Safe to share between threads.
+
+    Args:
+        store: where the executor is.
+        keys: its keys.
+    """
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store = store
+        self._keys = keys
+        self._lock = mutex()
+        self._group: Group | None = None
+        self._loads: Mirror | None = None
+        self._put: dict[str, tuple[int, int]] = {}
+        self._gone: set[str] = set()
+        self._view_number = -1
+
+    async def place(self, item: TaskItem, picker: Picker, copies: int) -> tuple[str, ...]:
+        """The lanes of a task's copies.
+
+        Raises:
+            NoSuchMember: the member that alone may run it is not there.
+        """
+        if item.target is None and copies == 1 and isinstance(picker, Pull):
+            return (ANY,)
+        if isinstance(item.target, Member) and item.target.otherwise == "wait":
+            return (lane_of(item.target.id),)
+        view = await self._view(item)
+        able = View(view.number, candidates(item.target, view))
+        if isinstance(item.target, Member):
+            return (lane_of(item.target.id),) if able.members else (ANY,)
+        if isinstance(item.target, Key):
+            owner = owner_of(item.target.text, able.members)
+            picker = _Preferred(owner, picker)
+        loads = self._load(able) if getattr(picker, "needs_load", False) else {}
+        task = TaskInfo(item.id, item.function, item.number)
+        picked = spread_over(picker, task, able, loads, copies)
+        for member in loads.keys() & set(picked):
+            self._note(str(member))
+        return tuple(ANY if member is None else lane_of(member) for member in picked)
+
+    def checks(self, lanes: tuple[str, ...], target: object) -> list[Check]:
+        """That the members of these lanes are there."""
+        if isinstance(target, Member) and target.otherwise == "wait":
+            return []
+        members = [member for lane in lanes if (member := member_of(lane)) is not None]
+        return [self._looking().check(member) for member in members]
+
+    def refused(self, failed: tuple[object, ...]) -> bool:
+        """Take note of members that a transaction says are not there; whether there are any."""
+        prefix = f"{self._keys.group}/members/"
+        keys = [str(getattr(each, "key", "")) for each in failed]
+        gone = {key[len(prefix) :] for key in keys if key.startswith(prefix)}
+        with self._lock:
+            self._gone |= gone
+            self._view_number = self._looking_at().number if gone else self._view_number
+        return bool(gone)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        with self._lock:
+            group, loads = self._group, self._loads
+        if group is not None:
+            group.close()
+        if loads is not None:
+            loads.close()
+
+    def _looking(self) -> Group:
+        with self._lock:
+            if self._group is None:
+                self._group = Group(self._store, self._keys.group)
+                self._group.start()
+            return self._group
+
+    def _looking_at(self) -> View:
+        return View() if self._group is None else self._group.view
+
+    async def _view(self, item: TaskItem) -> View:
+        """The newest view, without members of which the store said that they are gone."""
+        group = self._looking()
+        view = group.view
+        try:
+            if view.number == 0:
+                view = await steps_of(group.wait)(_FIRST_VIEW_S)
+            target = item.target
+            wanted = isinstance(target, (Member, Label)) and not candidates(_lenient(target), view)
+            if not view.members or wanted:  # those that came a moment ago are not in a view yet
+                view = View(view.number, tuple(await steps_of(group.members)()))
+        except WaitTimeout:
+            _log.info("executor %s: no view of its members yet", self._keys.name)
+        with self._lock:
+            if view.number != self._view_number:
+                self._gone.clear()
+            gone = frozenset(self._gone)
+        return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
+
+    def _load(self, view: View) -> dict[str, Load]:
+        """What members said, and what was put there since."""
+        if self._loads is None:
+            with suppress(LatchworkError):
+                self._loads = self._store.mirror(self._keys.load)
+        found: dict[str, Load] = {}
+        for member in view.ids:
+            entry = None if self._loads is None else self._loads.get(self._keys.load_of(member))
+            number, load = read_load(b"" if entry is None else entry.value)
+            with self._lock:
+                seen, count = self._put.get(member, (number, 0))
+                count = count if seen == number else 0
+                self._put[member] = (number, count)
+            found[member] = replace(load, queued=load.queued + count)
+        return found
+
+    def _note(self, member: str) -> None:
+        """We put one more there, since the member last said what it does."""
+        with self._lock:
+            number, count = self._put.get(member, (0, 0))
+            self._put[member] = (number, count + 1)
+
+
+def read_load(value: bytes) -> tuple[int, Load]:
+    """How often a member has said what it does, and what it said last; nothing when nobody of ours wrote it."""
+    record = Record.or_empty(value)
+    load = Load(
+        record.whole("running", 0, least=0), record.whole("queued", 0, least=0), record.whole("slots", 1, least=0)
+    )
+    return record.whole("number", 0, least=0), load
+
+
+class _Preferred:
+    """Picks the owner of a key first; its copies go where another picker says."""
+
+    def __init__(self, owner: str | None, picker: Picker) -> None:
+        self._owner = owner
+        self._picker = picker
+
+    def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:
+        return self._owner if self._owner in view else self._picker.pick(task, view, load)
+
+
+def _lenient(target: Member | Label) -> Member | Label:
+    return Member(target.id, "any") if isinstance(target, Member) else target

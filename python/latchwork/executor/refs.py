@@ -1,0 +1,215 @@
+"""Detached tasks: they outlive who submitted them, and are known to every process by their id.
+
+What is written: a record that says where the task was put, with its items, in one transaction; so an id is put once.
+Record and outcome stay until somebody forgets them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import Any
+
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
+from latchwork.executor.collecting import ref_of
+from latchwork.executor.errors import NoSuchTask, TaskExists
+from latchwork.executor.items import TaskItem
+from latchwork.executor.keys import DETACHED, Keys, shelf_of
+from latchwork.executor.line import INLINE_BYTES
+from latchwork.executor.pickers import Picker
+from latchwork.executor.placing import Placing
+from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.primitives import Backlog
+from latchwork.records import Record
+from latchwork.store import Backoff, Store
+from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
+from latchwork.tasks import Blobs, Outcome, Payloads
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
+
+_PATIENCE_S = 30.0
+
+
+class Detached:
+    """The detached tasks of one executor. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: its keys.
+        payloads: how results are read.
+        hint_of: the annotation of a function's result, by its name.
+    """
+
+    def __init__(self, store: Store, keys: Keys, payloads: Payloads, hint_of: Callable[[str], Any]) -> None:
+        self.store = store
+        self.keys = keys
+        self.payloads = payloads
+        self.hint_of = hint_of
+        self.backlog = Backlog(store, keys.backlog)
+        self.stored = Stored(store, keys, self.backlog)
+        self.blobs = Blobs(store, keys.data)
+        self._placing = Placing(store, keys)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._placing.close()
+        self.backlog.close()
+
+    async def put(self, item: TaskItem, picker: Picker, copies: int) -> TaskRef:
+        """Store a task, whose id is its own; twice is once.
+
+        Raises:
+            TaskExists: the id has another call.
+            NoSuchMember: the member that alone may run it is not there.
+            Unavailable, OutcomeUnknown: it is not stored, or perhaps is.
+        """
+        digest = hashlib.sha256(f"{item.function}\n".encode() + item.payload).hexdigest()[:32]
+        ready = replace(item, sid=DETACHED, shelf=shelf_of(item.priority, int(time.time() * 1000), DETACHED))
+        blob = None
+        if len(ready.payload) > INLINE_BYTES:
+            blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
+            ready = replace(ready, payload=b"", blob=blob.to_record())
+        nonce, clock, backoff = uuid.uuid4().hex, self.store.clock, Backoff()
+        until = clock.now() + _PATIENCE_S
+        while True:
+            placed = replace(ready, lanes=await self._placing.place(ready, picker, copies))
+            checks = self._placing.checks(placed.lanes, placed.target)
+            try:
+                await ask(self.store.commit, checks, self._ops(placed, digest, nonce))
+            except Conflict as error:
+                there = await ask(self.store.get, self.keys.record(item.id))
+                if there is None:
+                    self._placing.refused(error.failed)
+                    continue
+                record = Record.or_empty(there.value)
+                if record.text("nonce", "") != nonce and blob is not None:
+                    await steps_of(self.blobs.delete)(blob)
+                if record.text("digest", "") != digest:
+                    raise TaskExists(
+                        f"task {item.id!r} is another call, of {record.text('fn', '?')!r}; give an id of its own"
+                    ) from error
+            except OutcomeUnknown:
+                if clock.now() >= until:
+                    raise
+                await Pause(clock, Signal(), backoff.next_s())
+                continue
+            return TaskRef(self, item.id)
+
+    def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
+        said = {"fn": item.function, "lanes": item.lanes, "shelf": item.shelf, "digest": digest, "nonce": nonce}
+        stored = item.to_bytes()
+        pairs = zip(item.lanes, item.item_ids, strict=True)
+        items = [self.backlog.put_op(lane, item.shelf, each, stored) for lane, each in pairs]
+        return [Create(self.keys.record(item.id), json.dumps(said).encode()), *items]
+
+
+class TaskRef:
+    """A detached task, by its id: ``executor.ref("d.nightly-7")``. Safe to share between threads.
+
+    Attributes:
+        id: of the task.
+    """
+
+    __slots__ = ("_tasks", "id")
+
+    def __init__(self, tasks: Detached, task_id: str) -> None:
+        self.id = task_id
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<TaskRef {self.id}>"
+
+    @driven
+    async def state(self) -> TaskState:
+        """What the store says of it now.
+
+        Raises:
+            NoSuchTask: it is not known.
+        """
+        place, _ = await self._place()
+        return await self._tasks.stored.state(place)
+
+    @driven
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for its value; it stays until it is forgotten.
+
+        Raises:
+            TimeoutError: it is not over.
+            CancelledError: somebody cancelled it.
+            NoSuchTask: it is not known, or was forgotten meanwhile.
+            Exception: the task's own.
+        """
+        place, record = await self._place()
+        entry = await self._outcome(place.result_key, timeout_s)
+        ref = ref_of(entry.value)
+        value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
+        function = record.text("fn", "")
+        hint = self._tasks.hint_of(function)
+        return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {function!r}")
+
+    async def _outcome(self, key: str, timeout_s: float | None) -> Entry:
+        clock = self._tasks.store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        with self._tasks.store.watch(key) as watch:
+            while True:
+                left_s = None if until is None else max(0.0, until - clock.now())
+                try:
+                    batch = await steps_of(watch.next)(left_s)
+                except WaitTimeout:
+                    raise TimeoutError(f"task {self.id} is not over within {timeout_s:g} s") from None
+                found = [change.entry for change in batch if change.entry is not None]
+                if found:
+                    return found[-1]
+                await self._place()  # somebody may have forgotten it
+
+    @driven
+    async def cancel(self, *, interrupt: bool = False) -> bool:
+        """Take it back, everywhere; who waits for its result gets ``CancelledError``.
+
+        Args:
+            interrupt: also when it runs: it is told to stop, and what it returns is dropped.
+        Returns:
+            False: it runs, or is over.
+        """
+        place, _ = await self._place()
+        cancelled = Outcome.failed(CancelledError(f"task {self.id} was cancelled")).to_bytes()
+        ops: Sequence[Op] = [Create(place.result_key, cancelled)]
+        return await self._tasks.stored.take_back(
+            place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops
+        )
+
+    @driven
+    async def forget(self) -> bool:
+        """Delete what is known of it, its result too; False if it is not known.
+
+        Raises:
+            LatchworkError: it is not over; cancel it before.
+        """
+        tasks, key = self._tasks, self._tasks.keys.record(self.id)
+        record, outcome = await ask(tasks.store.get_many, [key, tasks.keys.outcome(self.id)])
+        if record is None:
+            return False
+        place, _ = _place_of(tasks.keys, self.id, record)
+        if outcome is None and await tasks.stored.items(place):
+            raise LatchworkError(f"task {self.id} is not over; cancel it before it is forgotten")
+        ref = None if outcome is None else ref_of(outcome.value)
+        blob = [] if ref is None else tasks.blobs.delete_ops(ref)
+        same: Check = Absent(place.result_key) if outcome is None else At(outcome)
+        await ask(tasks.store.commit, [At(record), same], [Delete(key), Delete(place.result_key), *blob])
+        return True
+
+    async def _place(self) -> tuple[Place, Record]:
+        entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
+        if entry is None:
+            raise NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
+        return _place_of(self._tasks.keys, self.id, entry)
+
+
+def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[Place, Record]:
+    record = Record.or_empty(entry.value)
+    lanes = record.texts("lanes", ())
+    return Place(task_id, lanes, record.text("shelf", ""), keys.outcome(task_id)), record

@@ -1,0 +1,339 @@
+"""One shift of a runner: from the beginning of a session to its end. The runner begins another one then.
+
+Session, membership and claims have one life: what the store lets go of with one of them, it lets go of with all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from latchwork.errors import Closed, LatchworkError
+from latchwork.executor.keys import Keys, lane_of, member_of
+from latchwork.executor.lanes import Lanes, Node
+from latchwork.executor.placing import read_load
+from latchwork.executor.sweeping import Sweeper
+from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
+from latchwork.store import Backoff, Session, Store, Watch
+from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
+from latchwork.tasks import Feeder, GroupCommit, Payloads, RunIn, Slots
+from latchwork.tasks.children import Leash
+from latchwork.types import Change, Delete
+
+_log = logging.getLogger(__name__)
+
+#: Chores are looked at so often while something runs, and so seldom while nothing does.
+_BUSY_S, _IDLE_S = 1.0, 5.0
+#: The oldest member sweeps so often, whatever it hears.
+_SWEEP_S = 30.0
+#: Tasks in a lane are counted up to here.
+_COUNTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a runner was told: its options, checked.
+
+    Attributes:
+        slots: tasks at a time.
+        run_in: ``thread`` or ``process``.
+        weight: how much it can bear.
+        labels: what it says of itself.
+        steal_after_s: seconds without work after which it helps others; None for never.
+        max_attempts: a task taken that often, and never ended, becomes a dead letter.
+        unknown_after_s: seconds for which a task waits for a member that has its function.
+        stop_grace_s: seconds from being told to stop to an end by force.
+        context: what tasks get.
+    """
+
+    slots: int
+    run_in: RunIn
+    weight: float
+    labels: Mapping[str, str]
+    steal_after_s: float | None
+    max_attempts: int
+    unknown_after_s: float
+    stop_grace_s: float
+    context: object = field(default=None)
+
+
+class Tasks(Backlog):
+    """The backlog of an executor: with each dead letter comes an outcome for who waits."""
+
+    extra_dead: Any = None
+
+    def try_take(self, lanes: Sequence[str], **options: Any) -> list[BacklogClaim]:
+        """See ``Backlog``."""
+        return super().try_take(lanes, **{"extra_dead": self.extra_dead, **options})
+
+
+class Shift:
+    """Runs tasks as long as one session lasts. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: the executor's keys.
+        node: who we are.
+        plan: how we run.
+        payloads: how arguments and results are read and written.
+        session: what we live by; closed at the end.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, node: Node, plan: Plan, *, payloads: Payloads, session: Session
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._node = node
+        self._plan = plan
+        self.session = session
+        self._what = f"runner {node.member_id!r} of executor {keys.name!r}"
+        self.group = Group(
+            store, keys.group, member_id=node.member_id, weight=plan.weight, labels=node.labels, session=session
+        )
+        self._backlog = Tasks(
+            store, keys.backlog, max_attempts=plan.max_attempts, session=session, label=node.member_id
+        )
+        self.lanes = Lanes(store, keys, self._backlog, node, self._members)
+        self._backlog.extra_dead = self.lanes.extra_dead
+        self._leash = Leash(session.remaining_s)
+        self.slots = Slots(
+            plan.slots,
+            node.functions,
+            payloads,
+            run_in=plan.run_in,
+            leash=self._leash,
+            stop_grace_s=plan.stop_grace_s,
+            label=node.member_id,
+            clock=store.clock,
+        )
+        self._commits = GroupCommit(store, label=node.member_id)
+        self.feeder = Feeder(
+            self._backlog,
+            self.slots,
+            self._commits,
+            self.lanes,
+            store=store,
+            node_id=node.member_id,
+            context=plan.context,
+        )
+        self._records = Backlog(store, keys.backlog, session=session, label=node.member_id)
+        self._sweeper = Sweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
+        self._view: View | None = None
+        self._subs: set[str] = set()
+        self._gone: set[str] = set()
+        self._stop = Signal()
+        self._wake = Signal()
+        self._threads: list[Background] = []
+        self._watches: list[Watch] = []
+        self._said: tuple[int, int] = (-1, -1)
+        self._number = 0
+        self._idle_since = store.clock.now()
+        self._help_after_s = plan.steal_after_s
+        self._sweep_s = min(_SWEEP_S, max(1.0, plan.unknown_after_s))
+        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * self._sweep_s
+        self._ended = False
+
+    def _members(self) -> Collection[str] | None:
+        return None if self._view is None else self._view.ids
+
+    async def begin(self) -> None:
+        """Join, and begin to take tasks.
+
+        Raises:
+            NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: we cannot.
+        """
+        self.group.start()
+        await steps_of(self.group.wait_joined)(None)
+        said = {"functions": [each.name for each in self._node.functions], "allow_pickle": self._node.allow_pickle}
+        key = self._keys.functions_of(self._node.member_id)
+        await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
+        self._view = await steps_of(self.group.wait)(None)
+        for lane in await steps_of(self._records.lanes)():
+            owner = member_of(lane)
+            if owner is not None and owner not in self._view:
+                self.lanes.adopt(lane)
+        self.group.on_view(self._seen)
+        self.feeder.start()
+        for name, prefix, see in (
+            ("subs", self._keys.subs, self._see_sub),
+            ("cancels", self._keys.cancels_at(self._node.member_id), self._see_mark),
+        ):
+            thread = f"latchwork-runner-{name}-{self._node.member_id}"
+            self._threads.append(Background(partial(self._follow, prefix, see), thread))
+        self._threads.append(Background(self._chores, f"latchwork-runner-{self._node.member_id}"))
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Leave the group, so that our lane is everybody's; then wait for what runs. False when the time is over."""
+        with suppress(LatchworkError):
+            self.group.close()
+        return self.feeder.drain(timeout_s)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Stop all tasks, give them back, leave; the paths of those that did not end."""
+        if self._ended:
+            return []
+        self._ended = True
+        self._stop.set()
+        self._wake.set()
+        for watch in list(self._watches):
+            watch.close()
+        left = self.feeder.close(timeout_s)
+        self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
+        for thread in self._threads:
+            thread.block()
+        self.slots.close(min(timeout_s, 1.0))
+        self._records.close()
+        self.group.close()
+        self._leash.close()
+        self.session.close()
+        return left
+
+    # What others do
+
+    def _seen(self, change: ViewChange) -> None:
+        """Of members that left the lanes are everybody's."""
+        self._view = change.view
+        for member in change.left:
+            if member.id not in change.view:
+                self.lanes.adopt(lane_of(member.id))
+        for member in change.joined:
+            self.lanes.disown(lane_of(member.id))
+        if change.left:
+            self._sweep_at = min(self._sweep_at, self._store.clock.now() + 1.0)
+        self.feeder.poke()
+        self._wake.set()
+
+    async def _follow(self, prefix: str, see: Callable[[Iterable[Change]], None]) -> None:
+        backoff = Backoff()
+        while not self._stop.is_set():
+            try:
+                with self._store.watch(prefix) as watch:
+                    self._watches.append(watch)
+                    if self._stop.is_set():
+                        return
+                    while True:
+                        see(await steps_of(watch.next)(None))
+                        backoff.reset()
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.warning("%s cannot follow %s, trying again: %s", self._what, prefix, error)
+                await Pause(self._store.clock, self._stop, backoff.next_s())
+
+    def _see_sub(self, batch: Iterable[Change]) -> None:
+        """Of submitters that are gone nothing runs on."""
+        for change in batch:
+            sid = change.key.rpartition("/")[2]
+            if change.entry is not None:
+                self._subs.add(sid)
+                continue
+            self._subs.discard(sid)
+            self._gone.add(sid)
+            self._sweep_at = min(self._sweep_at, self._store.clock.now() + 0.5)
+            for path in self.lanes.running_of(sid):
+                self.feeder.stop_task(path)
+            self._wake.set()
+
+    def _see_mark(self, batch: Iterable[Change]) -> None:
+        """Tasks that were cancelled while they run here."""
+        marks = [change.key for change in batch if change.entry is not None]
+        for key in marks:
+            path = self.lanes.cancelled(key.rpartition("/")[2])
+            if path is not None:
+                self.feeder.stop_task(path)
+        for start in range(0, len(marks), _COUNTED // 2):
+            part = marks[start : start + _COUNTED // 2]
+            try:
+                self._store.commit([], [Delete(key) for key in part])
+            except LatchworkError as error:
+                _log.info("%s: marks stay for now: %s", self._what, error)
+
+    # Chores
+
+    async def _chores(self) -> None:
+        clock = self._store.clock
+        while not self._stop.is_set():
+            is_busy = bool(self.feeder.running()) or bool(self.lanes.orphans) or self._help_after_s is not None
+            await Pause(clock, self._wake, _BUSY_S if is_busy else _IDLE_S)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                await self._say_load()
+                await self._drop()
+                await self._look_at_orphans()
+                await self._help()
+                await self._sweep()
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("%s: a chore waits: %s", self._what, error)
+            except Exception:  # a chore must not end all others
+                _log.exception("%s: a chore failed", self._what)
+            await Pause(clock, self._stop, 0.2)
+
+    async def _say_load(self) -> None:
+        """Write what is queued and running here, if that has changed."""
+        running = len(self.feeder.running())
+        queued = 0
+        if self.slots.free == 0:
+            mine = await steps_of(self._records.items)(self._node.lane, _COUNTED)
+            queued = max(0, len(mine) - running)
+        if (running, queued) == self._said or (self._said == (-1, -1) and running == 0):
+            return
+        self._number += 1
+        said = {"running": running, "queued": queued, "slots": self._plan.slots, "number": self._number}
+        key = self._keys.load_of(self._node.member_id)
+        await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
+        self._said = (running, queued)
+
+    async def _drop(self) -> None:
+        """Remove tasks whose submitters turned out to be gone when we wanted to take them."""
+        sids = set(self.lanes.submitters_gone())
+        if sids:
+            await self._sweeper.drop_of(sids)
+
+    async def _look_at_orphans(self) -> None:
+        """Forget lanes without a member that have nothing any more."""
+        for lane in self.lanes.orphans:
+            if not await steps_of(self._records.items)(lane, 1):
+                self.lanes.disown(lane)
+            else:
+                self.feeder.poke()
+
+    async def _help(self) -> None:
+        """With nothing to do for a while, take from the member that has most to do."""
+        clock, after_s = self._store.clock, self._help_after_s
+        if self.feeder.running() or self.slots.free == 0:
+            self._idle_since = clock.now()
+            self._help_after_s = self._plan.steal_after_s
+            return
+        if after_s is None or clock.now() - self._idle_since < after_s:
+            return
+        loads = [
+            (entry.key.rpartition("/")[2], read_load(entry.value)[1])
+            for entry in await ask(self._store.list, self._keys.load)
+        ]
+        busy = {member: load.queued for member, load in loads if load.queued > 0 and member != self._node.member_id}
+        self.lanes.help(lane_of(max(busy, key=lambda each: busy[each])) if busy else None)
+        if busy:
+            self.feeder.poke()
+        self._idle_since = clock.now()
+        self._help_after_s = min(2 * after_s, 8 * (self._plan.steal_after_s or 1.0)) if not busy else after_s
+
+    async def _sweep(self) -> None:
+        """The oldest member clears up after the dead."""
+        now = self._store.clock.now()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + self._sweep_s
+        view = self._view
+        if view is not None and view.members and view.by_age[0].id == self._node.member_id:
+            await self._sweeper.sweep(view.ids)

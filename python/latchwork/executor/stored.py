@@ -1,0 +1,221 @@
+"""One task in the store: where it is, what its state is, and how it is taken back.
+
+A task is there as its items, one for each copy, until its outcome is there: one transaction removes all of the first
+and makes the second. An item may be moved to the lane of all, and never from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Literal
+
+from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
+from latchwork.executor.items import TaskItem, task_of
+from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
+from latchwork.primitives import Backlog, BacklogItem
+from latchwork.records import Record
+from latchwork.store import Backoff, Session, Store
+from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.tasks import BadPayload, BlobRef, Blobs, Outcome
+from latchwork.types import Check, Op, Put
+
+Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
+
+#: Seconds to go on trying to find out how a write ended.
+_PATIENCE_S = 30.0
+#: So many keys are read in one call.
+_TOGETHER = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What the store says of a task.
+
+    Attributes:
+        phase: ``submitted``: not stored yet; ``queued``; ``running``, also between two tries; ``done``, ``failed``,
+            ``cancelled``; ``gone``: nothing of it is there, its result was fetched or it was forgotten.
+        running_on: the members that have a copy of it, sorted.
+        attempts: how often it was taken, of the copy that was taken most.
+        queued_at_s: when it was stored, in Unix seconds by its submitter's clock; 0 when that is not known.
+        why: what the last one that gave it back said, or how it failed.
+    """
+
+    phase: Phase
+    running_on: tuple[str, ...] = ()
+    attempts: int = 0
+    queued_at_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task is: what its submitter remembers of it.
+
+    Attributes:
+        id: of the task.
+        lanes: of its copies.
+        shelf: where they are there.
+        result_key: where its outcome comes to.
+    """
+
+    id: str
+    lanes: tuple[str, ...]
+    shelf: str
+    result_key: str
+
+    @classmethod
+    def of(cls, item: TaskItem, keys: Keys) -> Place:
+        """The place of a task as it is stored."""
+        return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
+
+
+class Stored:
+    """The tasks of one executor, as they are stored. Safe to share between threads.
+
+    Args:
+        store: where it is.
+        keys: its keys.
+        backlog: its tasks.
+    """
+
+    def __init__(self, store: Store, keys: Keys, backlog: Backlog) -> None:
+        self._store = store
+        self._keys = keys
+        self._backlog = backlog
+        self._blobs = Blobs(store, keys.data)
+
+    def keys_of(self, place: Place) -> tuple[list[str], list[str]]:
+        """The keys of its copies where they were put, and where they may have been moved to."""
+        ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
+        pairs = list(zip(place.lanes, ids, strict=True))
+        first = [self._backlog.key(lane, place.shelf, item) for lane, item in pairs]
+        return first, [self._backlog.key(ANY, place.shelf, item) for lane, item in pairs if lane != ANY]
+
+    async def items(self, place: Place) -> list[BacklogItem]:
+        """The copies that are there. In this order: one that is moved meanwhile is found, twice at most."""
+        ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
+        found: dict[str, BacklogItem] = {}
+        for lanes in (place.lanes, [ANY] * len(ids)):
+            wanted = [(lane, each) for lane, each in zip(lanes, ids, strict=True) if each not in found]
+            for lane, each in wanted:
+                item = await steps_of(self._backlog.find)(lane, place.shelf, each)
+                if item is not None:
+                    found[each] = item
+        return list(found.values())
+
+    async def missing(self, places: Mapping[int, Place]) -> set[int]:
+        """Of tasks that may be there, those of which there is neither an item nor an outcome. Looks in this order."""
+        left = set(places)
+        for look in range(3):
+            wanted = [(number, key) for number in sorted(left) for key in self._looked_at(places[number], look)]
+            for start in range(0, len(wanted), _TOGETHER):
+                part = wanted[start : start + _TOGETHER]
+                found = await ask(self._store.get_many, [key for _, key in part])
+                left -= {number for (number, _), entry in zip(part, found, strict=True) if entry is not None}
+        return left
+
+    def _looked_at(self, place: Place, look: int) -> list[str]:
+        """What to look at first, second and last: where it was put, where it may have been moved to, how it ended."""
+        first, moved = self.keys_of(place)
+        return (first, moved, [place.result_key])[look]
+
+    async def state(self, place: Place) -> TaskState:
+        """What the store says of a task."""
+        items = await self.items(place)
+        at_s = queued_at_s(place.shelf)
+        if items:
+            holders = [await steps_of(self._backlog.holder)(item) for item in items]
+            running = tuple(sorted(holder.label for holder in holders if holder is not None))
+            latest = max(items, key=lambda item: item.attempts)
+            return TaskState("running" if running else "queued", running, latest.attempts, at_s, latest.why)
+        entry = await ask(self._store.get, place.result_key)
+        return TaskState("gone", queued_at_s=at_s) if entry is None else ended(entry.value, at_s)
+
+    async def take_back(
+        self,
+        place: Place,
+        session: Session | None,
+        *,
+        interrupt: bool,
+        is_over: Callable[[], bool],
+        ops: Callable[[], Sequence[Op]] = tuple,
+        checks: Sequence[Check] = (),
+    ) -> bool:
+        """Remove a task: False when it is over, or runs and is not to be interrupted.
+
+        What was sent and not answered is sent again until it is known how it ended: it must not land later, when nobody
+        counts on it any more.
+
+        Args:
+            place: where it is.
+            session: by which members are told that they need not go on; None: until they have read it.
+            interrupt: also when it runs.
+            is_over: whether its outcome was fetched here.
+            ops: written in the same transaction.
+            checks: must hold too.
+        """
+        while True:
+            items = await self.items(place)
+            if not items:
+                return await self._is_taken_back(place, is_over)
+            holders = [await steps_of(self._backlog.holder)(item) for item in items]
+            if any(holders) and not interrupt:
+                return False
+            parts = [self._backlog.removal(item, if_taken=interrupt) for item in items]
+            marks = [
+                Put(self._keys.cancel(holder.label, item.id), b"", session)
+                for item, holder in zip(items, holders, strict=True)
+                if holder is not None and holder.label
+            ]
+            held = [check for each, _ in parts for check in each]
+            writes = [*(op for _, each in parts for op in each), *self._blob_of(items[0])]
+            try:
+                await self._surely([*held, *checks], [*writes, *marks, *ops()])
+            except Conflict:  # by an earlier try of ours, perhaps
+                continue
+            return True
+
+    def _blob_of(self, item: BacklogItem) -> list[Op]:
+        """The writes that delete what is kept beside a task."""
+        try:
+            blob = task_of(item.value).blob
+            return self._blobs.delete_ops(BlobRef.of(Record(blob))) if blob else []
+        except BadRecord:
+            return []
+
+    async def _is_taken_back(self, place: Place, is_over: Callable[[], bool]) -> bool:
+        """Of a task without items: whether it has no outcome either."""
+        entry = await ask(self._store.get, place.result_key)
+        return entry is None and not is_over()
+
+    async def _surely(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
+        """Commit, again and again until it is known how that ended."""
+        clock, backoff = self._store.clock, Backoff()
+        until = clock.now() + _PATIENCE_S
+        while True:
+            try:
+                await ask(self._store.commit, checks, ops)
+            except OutcomeUnknown:
+                if clock.now() >= until:
+                    raise
+                await Pause(clock, Signal(), backoff.next_s())
+            else:
+                return
+
+
+def ended(value: bytes, at_s: float = 0.0) -> TaskState:
+    """The state of a task that has this outcome."""
+    try:
+        outcome = Outcome.of(value)
+    except BadPayload as error:
+        return TaskState("failed", queued_at_s=at_s, why=str(error))
+    if outcome.failure is None:
+        return TaskState("done", queued_at_s=at_s)
+    is_cancelled = outcome.failure.type_name == CANCELLED
+    return TaskState("cancelled" if is_cancelled else "failed", queued_at_s=at_s, why=outcome.failure.summary)
+
+
+#: How the outcome of a task that somebody else cancelled is told from a failure.
+CANCELLED = f"{CancelledError.__module__}:{CancelledError.__qualname__}"

@@ -1,0 +1,400 @@
+"""The tasks of one submitter on their way into the store, and back: many in one transaction, none twice.
+
+A submitter has a session, and a key that says it is there; both are a ``Line``. Every transaction that puts tasks
+checks the version of that key. When the answer to one is lost, the key is written anew: so nothing of that transaction
+lands any more, and a task of which neither an item nor an outcome is there then may be put again, and runs once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.executor.errors import NoSuchMember
+from latchwork.executor.futures import Stage, TaskFuture, TaskTicket
+from latchwork.executor.items import TaskItem
+from latchwork.executor.keys import Keys
+from latchwork.executor.line import Line, Preparing, Wanted, open_line, until, write_anew
+from latchwork.executor.placing import Placing
+from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.primitives import Backlog
+from latchwork.store import Backoff, Store
+from latchwork.store.forks import Home
+from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven
+from latchwork.tasks import Payloads
+from latchwork.types import At, Check, Op
+
+_log = logging.getLogger(__name__)
+
+OnSessionLost = Literal["fail", "resubmit"]
+
+#: What one transaction puts: items, and bytes.
+MOST_ITEMS, MOST_BYTES = 80, 500_000
+
+
+class Submitter:
+    """All tasks that one executor has submitted and whose results are not here. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: the executor's keys.
+        payloads: how results are read.
+        session_ttl_s: of its session.
+        on_session_lost: what becomes of the tasks when that is lost.
+        label: what others see of it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        payloads: Payloads,
+        *,
+        session_ttl_s: float,
+        on_session_lost: OnSessionLost,
+        label: str,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._payloads = payloads
+        self._ttl_s = session_ttl_s
+        self._resubmits = on_session_lost == "resubmit"
+        self._label = label
+        self._home = Home(f"executor {keys.name!r}")
+        self._backlog = Backlog(store, keys.backlog, label=label)
+        self._stored = Stored(store, keys, self._backlog)
+        self._placing = Placing(store, keys)
+        self._preparing = Preparing(store, keys, self._backlog, self._placing)
+        self._changed = Bell()
+        self._wake = Signal()
+        self._stop = Signal()
+        self._tickets: dict[int, TaskTicket] = {}
+        self._wanted: dict[int, Wanted] = {}
+        self._waiting: deque[TaskTicket] = deque()
+        self._next = 0
+        self._doubts: Sequence[tuple[TaskTicket, TaskItem]] = ()
+        self._line: Line | None = None
+        self._background: Background | None = None
+        self._closing = False
+        self._ended = False
+
+    # Submitting
+
+    def add(self, item: TaskItem, hint: Any, what: str, wanted: Wanted) -> TaskFuture[Any]:
+        """A task more; stored soon, in order. Does no I/O.
+
+        Raises:
+            RuntimeError: the executor was shut down.
+        """
+        self._home.check()
+        with self._changed.mutex:
+            if self._closing:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            ticket = TaskTicket(self._next, item, hint, what, self)
+            self._next += 1
+            self._tickets[ticket.number] = ticket
+            self._wanted[ticket.number] = wanted
+            self._waiting.append(ticket)
+            if self._background is None:
+                self._background = Background(self._run, f"latchwork-submits-{self._keys.name}")
+        self._wake.set()
+        return ticket.future
+
+    async def flush(self, timeout_s: float | None) -> bool:
+        """Wait until all that was submitted before is stored, or over; False when the time is over."""
+        with self._changed.mutex:
+            last = self._next
+
+        def is_done() -> bool:
+            return not any(ticket.number < last for ticket in self._waiting)
+
+        return await until(self._changed, self._store.clock, is_done, timeout_s)
+
+    async def wait_over(self, timeout_s: float | None) -> bool:
+        """Wait until no task is left; False when the time is over."""
+        return await until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
+
+    # The thread that stores
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._wake.clear()
+            batch = self._batch()
+            if self._ended:
+                return
+            if self._line is not None and self._line.session.remaining_s() <= 0.0:
+                await self._lose_line(self._line)
+                continue
+            if not batch:
+                await Pause(self._store.clock, self._wake, None)
+                continue
+            try:
+                await self._send(batch)
+                backoff.reset()
+            except Exception as error:  # of a picker of the user's, too: nobody must wait for ever
+                await self._trouble(batch, error, backoff)
+
+    async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
+        """What could not be stored is tried again, unless no other try mends it."""
+        if isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
+            _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
+            line = self._line
+            if isinstance(error, SessionLost) and line is not None and line.session.remaining_s() > 0.0:
+                line.session.notice_gone()
+            await Pause(self._store.clock, self._stop, backoff.next_s())
+            return
+        if not isinstance(error, LatchworkError):
+            _log.error("executor %s: tasks cannot be placed", self._keys.name, exc_info=error)
+        for ticket in batch:
+            self._fail(ticket, error)
+
+    def _batch(self) -> list[TaskTicket]:
+        """The next to be stored, which stay in line until they are."""
+        with self._changed.mutex:
+            while self._waiting and self._waiting[0].stage in {Stage.OVER, Stage.STORED}:
+                self._waiting.popleft()
+                self._changed.ring()
+            batch: list[TaskTicket] = []
+            writes = size = 0
+            for ticket in self._waiting:
+                if ticket.stage in {Stage.OVER, Stage.STORED} or ticket.item is None:
+                    continue
+                writes += self._wanted[ticket.number].copies
+                size += len(ticket.item.payload) + 500
+                if batch and (writes > MOST_ITEMS or size > MOST_BYTES or len(batch) >= MOST_ITEMS):
+                    break
+                batch.append(ticket)
+            return batch
+
+    async def _send(self, batch: Sequence[TaskTicket]) -> None:
+        """Store these, or as many as can be."""
+        line = await self._open_line()
+        if self._doubts:
+            await self._settle(line, self._doubts)
+            return
+        at_ms = int(time.time() * 1000)
+        found = [each for ticket in batch if (each := await self._placed(ticket, line, at_ms)) is not None]
+        placed = [(ticket, item) for ticket, item in found if self._is_doubtful_now(ticket, item)]
+        if not placed:
+            return
+        checks: dict[Check, None] = {At(line.sub): None}
+        ops: list[Op] = []
+        for _, item in placed:
+            checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
+            ops += self._preparing.creations(item)
+        try:
+            await ask(self._store.commit, list(checks), ops)
+        except Conflict as error:
+            await self._refused(line, placed, error)
+        except OutcomeUnknown:
+            await self._settle(line, placed)
+        except BaseException:
+            self._unsent(placed)
+            raise
+        else:
+            self._settled(placed)
+
+    async def _placed(self, ticket: TaskTicket, line: Line, at_ms: int) -> tuple[TaskTicket, TaskItem] | None:
+        """The ticket with its item as it is to be stored; None when it is over."""
+        item = ticket.item
+        if item is None:
+            return None
+        try:
+            return ticket, await self._preparing.ready(item, ticket.number, line, self._wanted[ticket.number], at_ms)
+        except NoSuchMember as error:
+            self._fail(ticket, error)
+            return None
+
+    def _is_doubtful_now(self, ticket: TaskTicket, item: TaskItem) -> bool:
+        """Mark a task as being sent; False when it was cancelled meanwhile."""
+        with self._changed.mutex:
+            if ticket.stage is not Stage.WAITING:
+                return False
+            ticket.sid, ticket.lanes, ticket.shelf, ticket.stage = item.sid, item.lanes, item.shelf, Stage.DOUBTFUL
+            return True
+
+    def _settled(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
+        with self._changed.mutex:
+            for ticket, _ in placed:
+                if ticket.stage is Stage.DOUBTFUL:
+                    ticket.stage = Stage.STORED
+                    if not self._resubmits:
+                        ticket.item = None
+                        self._wanted.pop(ticket.number, None)
+            self._changed.ring()
+        self._wake.set()
+
+    def _unsent(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
+        with self._changed.mutex:
+            for ticket, _ in placed:
+                if ticket.stage is Stage.DOUBTFUL:
+                    ticket.stage = Stage.WAITING
+            self._changed.ring()
+
+    async def _refused(self, line: Line, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict) -> None:
+        """A check did not hold, so nothing was written: not by this try."""
+        failed = {getattr(each, "key", None) for each in error.failed}
+        if self._placing.refused(error.failed) and line.sub.key not in failed:
+            self._unsent(placed)
+        else:
+            await self._settle(line, placed)
+
+    async def _settle(self, line: Line, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
+        """Make sure that nothing of it lands any more; then look what has."""
+        self._doubts = placed
+        await write_anew(self._store, line)
+        places = {ticket.number: Place.of(item, self._keys) for ticket, item in placed}
+        missing = await self._stored.missing(places)
+        gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
+        gone = {number: each for number, each in gone.items() if not each[0].future.done()}
+        self._unsent(gone.values())
+        self._settled([each for each in placed if each[0].number not in gone])
+        self._doubts = ()
+
+    # The line
+
+    async def _open_line(self) -> Line:
+        line = self._line
+        if line is None:
+            line = await open_line(self._store, self._keys, self._payloads, self, ttl_s=self._ttl_s, label=self._label)
+            line.session.on_end(self._wake.set)
+            with self._changed.mutex:
+                self._line = line
+            line.collector.start()
+        return line
+
+    async def _lose_line(self, line: Line) -> None:
+        """The session has ended: what came before that counts; the rest fails, or is submitted again."""
+        await line.collector.finish()
+        error = SessionLost(
+            f"the session of submitter {line.sid} of executor {self._keys.name!r} has ended, and nodes drop its tasks: "
+            "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
+        )
+        self._doubts = ()
+        with self._changed.mutex:
+            self._line = None
+            left = [each for each in self._tickets.values() if each.sid == line.sid and each.stage is not Stage.OVER]
+            again = [
+                each for each in left if each.item is not None and (self._resubmits or each.stage is Stage.WAITING)
+            ]
+            waiting = {each.number for each in self._waiting}
+            for ticket in again:
+                ticket.stage = Stage.WAITING
+            back = sorted((each for each in again if each.number not in waiting), key=lambda each: each.number)
+            self._waiting.extendleft(reversed(back))
+            self._changed.ring()
+        for ticket in left:
+            if ticket.stage is not Stage.WAITING:
+                self._fail(ticket, error)
+        self._wake.set()
+
+    # Ends
+
+    def ticket(self, number: int) -> TaskTicket | None:
+        """The ticket of a result that has come; None for a task that is over."""
+        ticket = self._tickets.get(number)
+        return None if ticket is None or ticket.stage is Stage.OVER else ticket
+
+    def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
+        """A task is over: forget it, then tell its future."""
+        with self._changed.mutex:
+            ticket.stage, ticket.item = Stage.OVER, None
+        tell()
+        with self._changed.mutex:
+            self._tickets.pop(ticket.number, None)
+            self._wanted.pop(ticket.number, None)
+            self._preparing.forget(ticket.number)
+            self._changed.ring()
+
+    def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
+        self.end(ticket, partial(ticket.future.end_raising, error))
+        self._wake.set()
+
+    # Taking back
+
+    @driven
+    async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
+        """See ``TaskFuture.cancel``."""
+        self._home.check()
+        while True:
+            with self._changed.mutex:
+                if ticket.stage is Stage.OVER:
+                    return ticket.future.cancelled()
+                if ticket.stage is Stage.WAITING:
+                    ticket.stage = Stage.OVER
+                    break
+                line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings
+            if not is_doubtful and line is not None:
+                await OnInterrupt(partial(self._cancel_later, ticket, interrupt))
+                if not await self._take_back(ticket, line, interrupt):
+                    return ticket.future.cancelled()
+                break
+            await self._changed.rung(rings, self._store.clock, None)
+        self.end(ticket, ticket.future.end_cancelled)
+        self._wake.set()
+        return True
+
+    async def _take_back(self, ticket: TaskTicket, line: Line, interrupt: bool) -> bool:
+        done = ticket.future.done
+        return await self._stored.take_back(self._place(ticket), line.session, interrupt=interrupt, is_over=done)
+
+    def _cancel_later(self, ticket: TaskTicket, interrupt: bool) -> None:
+        if not ticket.future.done() and not self._home.is_foreign:
+            Background(partial(self._cancel_quietly, ticket, interrupt), f"latchwork-cancels-{self._keys.name}")
+
+    async def _cancel_quietly(self, ticket: TaskTicket, interrupt: bool) -> None:
+        try:
+            line = self._line
+            if line is not None and await self._take_back(ticket, line, interrupt):
+                self.end(ticket, ticket.future.end_cancelled)
+        except LatchworkError as error:
+            _log.warning("executor %s: task %s is not cancelled: %s", self._keys.name, ticket.id, error)
+
+    @driven
+    async def state(self, ticket: TaskTicket) -> TaskState:
+        """See ``TaskFuture.state``."""
+        self._home.check()
+        future = ticket.future
+        if future.cancelled():
+            return TaskState("cancelled")
+        if future.done():
+            return TaskState("done" if future.exception() is None else "failed")
+        if ticket.stage is not Stage.STORED:
+            return TaskState("submitted")
+        return await self._stored.state(self._place(ticket))
+
+    def _place(self, ticket: TaskTicket) -> Place:
+        return Place(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
+
+    # Closing
+
+    def begin_close(self) -> list[TaskTicket]:
+        """Take no more tasks; those that are not over, in order."""
+        with self._changed.mutex:
+            self._closing = True
+            return sorted(self._tickets.values(), key=lambda ticket: ticket.number)
+
+    async def close(self) -> None:
+        """End the threads, and the session: what is not over now fails."""
+        with self._changed.mutex:
+            self._closing = self._ended = True
+            background, line = self._background, self._line
+            left = list(self._tickets.values())
+        closed = Closed(f"executor {self._keys.name!r} was closed before the task had ended")
+        for ticket in left:
+            self._fail(ticket, closed)
+        self._stop.set()
+        self._wake.set()
+        if background is not None and not background.is_mine:
+            await background
+        if line is not None:
+            await line.collector.close()
+            line.session.close()
+        self._placing.close()
+        self._backlog.close()

@@ -1,0 +1,159 @@
+"""What the dead have left: results that nobody reads, tasks of submitters that are gone, tasks that nobody can run.
+
+The oldest member looks now and then; what is found to be gone is gone for good, because no submitter's id is used
+again. Nothing is written while there is nothing to sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from latchwork.errors import BadRecord, Conflict
+from latchwork.executor.items import TaskItem, task_of
+from latchwork.executor.keys import ANY, DETACHED, Keys, queued_at_s
+from latchwork.primitives import Backlog, BacklogItem
+from latchwork.records import Record
+from latchwork.store import Store
+from latchwork.store.steps import ask, steps_of
+from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
+from latchwork.types import Create
+
+_log = logging.getLogger(__name__)
+
+#: So many tasks at the head of the lane of all are looked at.
+_LOOKED_AT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What was found and removed.
+
+    Attributes:
+        submitters: ids of submitters that are gone, and had left something; sorted.
+        shelves: how many shelves of tasks of theirs.
+        members: members that are gone, and had marks; sorted.
+        unknown: ids of tasks whose function no member had.
+    """
+
+    submitters: tuple[str, ...] = ()
+    shelves: int = 0
+    members: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+class Sweeper:
+    """Removes what the dead have left. Safe to share between threads and processes.
+
+    Args:
+        store: the store.
+        keys: the executor's keys.
+        backlog: its tasks.
+        unknown_after_s: seconds for which a task waits for a member that has its function.
+    """
+
+    def __init__(self, store: Store, keys: Keys, backlog: Backlog, *, unknown_after_s: float) -> None:
+        self._store = store
+        self._keys = keys
+        self._backlog = backlog
+        self._unknown_after_s = unknown_after_s
+        self._blobs = Blobs(store, keys.data)
+
+    async def sweep(self, members: Iterable[str]) -> Swept:
+        """Sweep once; by one member at a time, as a rule: two do no harm.
+
+        Args:
+            members: who is there.
+        """
+        had = set(await ask(self._store.children, self._keys.results)) | await self._data_owners()
+        shelves = await self._shelves()
+        had |= {sid for _, _, sid in shelves}
+        gone = await self._gone(had)
+        for sid in sorted(gone):
+            await ask(self._store.delete_tree, self._keys.results_of(sid))
+            await ask(self._store.delete_tree, f"{self._keys.data}/{sid}")
+        count = await self._drop(shelves, gone)
+        marked = set(await ask(self._store.children, self._keys.cancels)) - set(members)
+        for member in sorted(marked):
+            await ask(self._store.delete_tree, self._keys.cancels_at(member))
+        unknown = await self._end_unknown()
+        swept = Swept(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown))
+        if swept != Swept():
+            _log.info("executor %s: swept %s", self._keys.name, swept)
+        return swept
+
+    async def drop_of(self, sids: Iterable[str]) -> int:
+        """Remove the tasks of these submitters, if they are gone; how many shelves that were."""
+        gone = await self._gone(set(sids))
+        return await self._drop(await self._shelves(), gone) if gone else 0
+
+    async def _gone(self, seen: set[str]) -> set[str]:
+        """Those that are not there. What was seen of them was seen before: so they are not new, but gone."""
+        seen = seen - {DETACHED}
+        return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()
+
+    async def _data_owners(self) -> set[str]:
+        return set(await ask(self._store.children, self._keys.data))
+
+    async def _shelves(self) -> list[tuple[str, str, str]]:
+        """Lane, prefix and submitter of each shelf there is."""
+        found = []
+        for lane in await steps_of(self._backlog.lanes)():
+            prefix = self._backlog.key(lane, "x", "x").rpartition("/")[0].rpartition("/")[0]
+            for shelf in await ask(self._store.children, prefix):
+                parts = shelf.split("-")
+                if len(parts) == len(("priority", "time", "sid")):
+                    found.append((lane, f"{prefix}/{shelf}", parts[2]))
+        return found
+
+    async def _drop(self, shelves: Iterable[tuple[str, str, str]], gone: set[str]) -> int:
+        """Remove shelves whole: who runs one of their tasks is refused at its end anyway."""
+        dropped = [prefix for _, prefix, sid in shelves if sid in gone]
+        for prefix in dropped:
+            await ask(self._store.delete_tree, prefix)
+        return len(dropped)
+
+    async def _end_unknown(self) -> list[str]:
+        """End tasks at the head of the lane of all that have waited for long, and whose function no member has."""
+        now = time.time()
+        heads = await steps_of(self._backlog.items)(ANY, _LOOKED_AT)
+        old = [item for item in heads if now - queued_at_s(item.shelf) >= self._unknown_after_s]
+        if not old:
+            return []
+        known = await self._functions()
+        ended = [await self._end_if_unknown(item, known) for item in old]
+        return [each for each in ended if each]
+
+    async def _functions(self) -> set[str]:
+        """What the members can run, all together."""
+        found: set[str] = set()
+        for entry in await ask(self._store.list, self._keys.functions):
+            record = Record.or_empty(entry.value)
+            found.update(record.texts("functions", ()))
+            if record.body.get("allow_pickle") is True:
+                found.add(PICKLED)
+        return found
+
+    async def _end_if_unknown(self, stored: BacklogItem, known: set[str]) -> str:
+        try:
+            item = task_of(stored.value)
+        except BadRecord:
+            return ""
+        if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
+            return ""
+        outcome = Outcome.failed(_unknown(item, known), is_final=True)
+        checks, ops = self._backlog.removal(stored)
+        try:
+            await ask(self._store.commit, checks, [*ops, Create(item.result_key(self._keys), outcome.to_bytes())])
+        except Conflict as error:
+            _log.info("task %s of %r is left: %s", item.id, item.function, error)
+            return ""
+        return item.id
+
+
+def _unknown(item: TaskItem, known: set[str]) -> UnknownFunction:
+    if item.function == PICKLED:
+        return UnknownFunction("no member of the executor runs pickled functions; see allow_pickle=True of a runner")
+    return UnknownFunction.of(item.function, known)

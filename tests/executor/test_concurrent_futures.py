@@ -1,0 +1,222 @@
+"""CPython's own tests of executors and futures, run on ours: adapted only in how the executor is made.
+
+They come with the interpreter's package ``test``; where that was left out, from the folder in LATCHWORK_CPYTHON_TESTS
+(that of the same version: ``Lib/test``), or from where Debian's libpython3-testsuite puts it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import unittest
+import uuid
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork.executor import Executor, Runner, TaskFuture
+from latchwork.executor.futures import Stage
+from latchwork.tasks import Functions, PickleCodec
+from levels import LONG
+
+PACKAGE = "test.test_concurrent_futures"
+#: Where each class is since 3.12; before, all are in one file.
+PARTS = {
+    "ExecutorTest": "executor",
+    "ExecutorShutdownTest": "test_shutdown",
+    "WaitTests": "test_wait",
+    "AsCompletedTests": "test_as_completed",
+    "FutureTests": "test_future",
+}
+#: What every run has; the others wait for seconds, and ask little of an executor.
+SHORT = {"ExecutorTest", "ExecutorShutdownTest", "FutureTests"}
+#: Left out, with the reason.
+LEFT_OUT = {
+    "test_interpreter_shutdown": "makes an executor of concurrent.futures in a script; ours is below",
+    "test_submit_after_interpreter_shutdown": "likewise",
+    "test_hang_gh83386": "likewise",
+    "test_hang_gh94440": "likewise",
+    "test_max_workers_negative": "an executor has no workers: its runners have slots",
+    "test_repr": "has the name of the class Future in what it expects",
+    "test_multiple_set_result": "likewise",
+    "test_multiple_set_exception": "likewise",
+    "test_cancel_futures": "wants one of 50 tasks begun when all are submitted; here none need be stored by then; see "
+    "test_shutdown_with_cancel_futures_cancels_what_does_not_run",
+    "test_cancel": "looks at the private state between cancelling and telling of it, which are one step here",
+}
+
+
+def folders():
+    given = os.environ.get("LATCHWORK_CPYTHON_TESTS")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return [Path(each) for each in (given, f"/usr/lib/{version}/test") if each]
+
+
+def load(part):
+    """The module that has a class; None where the tests are not."""
+    try:
+        whole = importlib.import_module(PACKAGE)
+    except ImportError:
+        whole = from_folders()
+    if whole is None or not hasattr(whole, "__path__"):
+        return whole
+    return importlib.import_module(f"{PACKAGE}.{part}")
+
+
+def from_folders():
+    """The module or package in a folder beside the interpreter."""
+    for folder in folders():
+        for file, inside in (("test_concurrent_futures.py", None), ("test_concurrent_futures/__init__.py", folder)):
+            if (folder / file).exists():
+                where = [str(folder / "test_concurrent_futures")] if inside else None
+                spec = importlib.util.spec_from_file_location(PACKAGE, folder / file, submodule_search_locations=where)
+                module = importlib.util.module_from_spec(spec)
+                sys.modules[PACKAGE] = module
+                spec.loader.exec_module(module)
+                return module
+    return None
+
+
+def classes():
+    try:
+        return {name: getattr(load(part), name) for name, part in PARTS.items()}
+    except (ImportError, AttributeError, unittest.SkipTest):
+        return {}
+
+
+CLASSES = classes()
+CASES = [
+    (name, method)
+    for name, kind in CLASSES.items()
+    for method in unittest.TestLoader().getTestCaseNames(kind)
+    if method not in LEFT_OUT and (LONG or name in SHORT)
+]
+
+
+class Pool(Executor):
+    """An executor that has runners of its own, as a pool of threads has its threads."""
+
+    def __init__(self, max_workers=5):
+        self.mine = latchwork.connect(f"memory://futures-{uuid.uuid4().hex}")
+        nothing = Functions()
+        codec = PickleCodec(allow_pickle=True)
+        super().__init__(self.mine, functions=nothing, codec=codec, allow_pickle=True)
+        self.runner = Runner(self.mine, slots=max_workers, functions=nothing, allow_pickle=True)
+        self.runner.start()
+        self.runner.wait_ready(60)
+        self.submit(abs, 0).result(60)  # as a pool of threads is, it is ready when it is made
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        if wait:
+            self.runner.close()
+            self.mine.close()
+
+
+class Nobody:
+    """Whose tasks nobody stores: they can be cancelled."""
+
+    def cancel(self, ticket, *, interrupt):
+        return True
+
+
+class Ticket:
+    id = ""
+    stage = Stage.WAITING
+
+
+def plain_future():
+    return TaskFuture(Ticket(), Nobody())
+
+
+def as_pool(kind):
+    class Ours(kind, unittest.TestCase):
+        executor_type = Pool
+        worker_count = 5
+
+        def setUp(self):
+            super().setUp()
+            self.executor = Pool(self.worker_count)
+
+        def tearDown(self):
+            self.executor.shutdown()
+            self.executor = None
+            super().tearDown()
+
+    return Ours
+
+
+def run(case):
+    result = unittest.TestResult()
+    case.run(result)
+    for _, trouble in result.errors + result.failures:
+        pytest.fail(trouble)
+    assert result.testsRun == 1
+
+
+@pytest.mark.skipif(not CASES, reason="CPython's tests are not here: install libpython3-testsuite")
+@pytest.mark.parametrize(("name", "method"), CASES or [("none", "none")])
+def test_cpythons_test_passes(name, method, monkeypatch):
+    kind = CLASSES[name]
+    if name != "FutureTests":
+        run(as_pool(kind)(method))
+        return
+    monkeypatch.setattr(logging.getLogger("concurrent.futures"), "propagate", False)  # to stderr, not to pytest
+    monkeypatch.setattr(sys.modules[kind.__module__], "Future", plain_future)
+    if hasattr(sys.modules[kind.__module__], "create_future"):
+        monkeypatch.setattr(sys.modules[kind.__module__], "create_future", create_future)
+    run(kind(method))
+
+
+def create_future(state="PENDING", exception=None, result=None):
+    future = plain_future()
+    future._state, future._exception, future._result = state, exception, result
+    return future
+
+
+def test_what_is_left_out_is_there_to_be_left_out():
+    there = {method for kind in CLASSES.values() for method in unittest.TestLoader().getTestCaseNames(kind)}
+    assert not CLASSES or set(LEFT_OUT) - there <= {"test_hang_gh94440", "test_hang_gh83386"}
+
+
+SCRIPT = """
+import latchwork, sys, time
+from latchwork.executor import Executor, Runner
+from latchwork.tasks import Functions
+work = Functions()
+@work.task(name="show")
+def show(text: str) -> None:
+    time.sleep(0.3)
+    print(text, flush=True)
+store = latchwork.connect("memory://x")
+runner = Runner(store, functions=work, slots=2)
+runner.start()
+pool = Executor(store, functions=work)
+"""
+
+
+def said_by(script):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT + script], capture_output=True, text=True, timeout=100, check=False
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_the_interpreter_waits_at_its_end_for_what_was_submitted():
+    assert said_by("pool.submit(show, 'apple')") == (["apple"], "")
+
+
+def test_the_interpreter_waits_at_its_end_after_a_shutdown_that_did_not():
+    assert said_by("pool.submit(show, 'apple'); pool.shutdown(wait=False)") == (["apple"], "")
+
+
+def test_nothing_is_submitted_after_the_interpreters_end_began():
+    script = "import atexit\natexit._run_exitfuncs()\npool.submit(show, 'late')"
+    out, error = said_by(script)
+    assert out == []
+    assert "RuntimeError: cannot schedule new futures" in error

@@ -1,0 +1,115 @@
+"""Detached tasks: they outlive their submitter, and are known by their ids to everybody."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.work import blob, boom, length, mark, square, wait
+from latchwork.errors import InvalidKey, LatchworkError
+from latchwork.executor import Member, NoSuchTask, TaskExists
+
+
+def starts(store, key):
+    return [store.get(f"{key}/starts/{name}").value.decode() for name in store.children(f"{key}/starts")]
+
+
+def test_a_detached_task_runs_after_its_submitter_has_gone(runners, pools, connect):
+    with pools(store=connect()) as gone:
+        ref = gone.detached(square, 6, id="nightly-7")
+    assert ref.id == "d.nightly-7"
+    runners()
+    assert pools(store=connect()).ref("nightly-7").result(PATIENCE_S) == 36
+
+
+def test_a_detached_task_of_a_killed_submitter_runs(processes, runners, pool, store, eventually):
+    submitter = processes("serve_submitter", {"session_ttl_s": 2.0})
+    submitter.detached("mark", "detached")
+    submitter.kill()
+    eventually(lambda: not store.children("executor/subs"))
+    runners("n1")
+    assert pool.ref("one").result(PATIENCE_S) == "n1"
+
+
+def test_the_same_id_is_one_task(runners, pool, store):
+    refs = [pool.detached(mark, "once", id="once") for _ in range(3)]
+    runners()
+    assert {ref.result(PATIENCE_S) for ref in refs} == {"n1"}
+    pool.detached(mark, "once", id="once")
+    assert len(starts(store, "once")) == 1
+    with pytest.raises(TaskExists, match="'mark'"):
+        pool.detached(square, 1, id="once")
+
+
+def test_a_result_stays_until_it_is_forgotten(runners, pool, store):
+    runners()
+    ref = pool.detached(square, 3)
+    assert ref.result(PATIENCE_S) == ref.result(PATIENCE_S) == 9
+    assert ref.state().phase == "done"
+    assert ref.forget()
+    assert not ref.forget()
+    with pytest.raises(NoSuchTask):
+        ref.state()
+    assert store.children("executor/detached") == store.children("executor/outcomes") == []
+
+
+def test_a_detached_task_that_is_not_over_is_not_forgotten(pool):
+    ref = pool.detached(square, 3)
+    assert ref.state().phase == "queued"
+    with pytest.raises(LatchworkError, match="cancel it before"):
+        ref.forget()
+    with pytest.raises(TimeoutError, match="not over"):
+        ref.result(0.05)
+
+
+def test_a_detached_task_is_cancelled_queued_and_running(runners, pool, store, eventually):
+    queued = pool.detached(mark, "queued", id="queued")
+    assert queued.cancel()
+    runners()
+    running = pool.detached(wait, "running", id="running")
+    eventually(lambda: starts(store, "running"))
+    assert not running.cancel()
+    assert running.cancel(interrupt=True)
+    eventually(lambda: store.children("running/stops"))
+    for ref in (queued, running):
+        assert ref.state().phase == "cancelled"
+        with pytest.raises(concurrent.futures.CancelledError):
+            ref.result(PATIENCE_S)
+        assert not ref.cancel(interrupt=True)
+    assert starts(store, "queued") == []
+
+
+def test_a_failed_detached_task_raises_for_everybody(runners, pool):
+    runners()
+    ref = pool.detached(boom, "again")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="again"):
+            ref.result(PATIENCE_S)
+    assert ref.state().phase == "failed"
+    assert "again" in ref.state().why
+
+
+def test_large_values_of_detached_tasks_are_deleted_when_they_are_forgotten(runners, pool, store, eventually):
+    runners()
+    refs = [pool.detached(length, b"x" * 200_000), pool.detached(blob, 200_000)]
+    assert refs[0].result(PATIENCE_S) == 200_000
+    assert len(refs[1].result(PATIENCE_S)) == 200_000
+    for ref in refs:
+        ref.forget()
+    eventually(lambda: store.children("executor/data") == [])
+
+
+def test_a_detached_task_may_wait_for_its_member(runners, pool):
+    ref = pool.with_options(target=Member("later", "wait")).detached("where")
+    runners("other")
+    assert ref.state().phase == "queued"
+    runners("later")
+    assert ref.result(PATIENCE_S) == "later"
+
+
+def test_ids_that_cannot_be_keys_are_refused(pool):
+    for bad in ("a/b", "", "x" * 101):
+        with pytest.raises(InvalidKey, match="task id"):
+            pool.detached(square, 1, id=bad)

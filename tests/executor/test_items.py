@@ -1,0 +1,148 @@
+"""What is stored of a task, and the names of keys: records that anybody may have written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from latchwork.errors import BadRecord, InvalidKey
+from latchwork.executor.items import TaskItem, may_run
+from latchwork.executor.keys import (
+    Keys,
+    check_member_id,
+    check_task_id,
+    lane_of,
+    member_of,
+    new_sid,
+    number_of,
+    queued_at_s,
+    shelf_of,
+    task_id_of,
+)
+from latchwork.executor.lanes import is_retried, tries_of
+from latchwork.executor.targets import Key, Label, Member
+from latchwork.tasks import Outcome, Retry
+
+SMALL = TaskItem("s.000000007", "square", b"plain:x", "s", 7, lanes=("any",), shelf="5-0-s")
+FULL = TaskItem(
+    "s.000000007",
+    "square",
+    b"\n\x00\nxyz",
+    "s",
+    7,
+    {"owner": "s", "id": "x", "size": 9, "digest": "d"},
+    0,
+    Label(zone="a"),
+    Retry(3, 0.5, 2.0, 9.0, 0.0),
+    ("builtins:ValueError",),
+    2.5,
+    ("m.a", "m.b"),
+    "0-0-s",
+    is_kept=True,
+)
+DETACHED = TaskItem("d.nightly", "report", b"", "d", 0, lanes=("any",), shelf="5-0-d")
+
+
+@pytest.mark.parametrize("item", [SMALL, FULL, DETACHED])
+def test_a_task_comes_back_from_its_record(item):
+    assert TaskItem.of(item.to_bytes()) == item
+
+
+def test_a_plain_task_takes_few_bytes():
+    assert len(SMALL.to_bytes()) < 100
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": -1},
+        {"n": "7"},
+        {"fn": 7},
+        {"lanes": []},
+        {"lanes": "any"},
+        {"lanes": ["any"] * 2000},
+        {"priority": 10},
+        {"priority": True},
+        {"retry": {"attempts": 0, "initial_s": 1, "increase": 1, "max_s": 1, "jitter": 0, "on": []}},
+        {"retry": {"attempts": 1}},
+        {"timeout_s": -1},
+        {"target": {"labels": {}}},
+        {"blob": 7, "shelf": None},
+    ],
+)
+def test_a_record_that_nobody_of_ours_wrote_is_refused(change):
+    line, _, payload = SMALL.to_bytes().partition(b"\n")
+    stored = json.dumps({**json.loads(line), **change}).encode() + b"\n" + payload
+    with pytest.raises(BadRecord):
+        TaskItem.of(stored)
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"{}", b"{}\n", b"[]\n", b"\xff\n", b"null\n"])
+def test_bytes_that_are_no_record_are_refused(value):
+    with pytest.raises(BadRecord):
+        TaskItem.of(value)
+
+
+def test_ids_sort_as_tasks_were_submitted():
+    ids = [task_id_of("s", number) for number in (0, 9, 10, 99, 100, 123_456)]
+    assert ids == sorted(ids)
+    shelves = [shelf_of(*parts, "s") for parts in ((0, 9), (0, 10), (5, 1), (9, 0))]
+    assert shelves == sorted(shelves)
+
+
+def test_a_shelf_says_when_it_was_written():
+    assert queued_at_s(shelf_of(5, 1_700_000_000_123, "s")) == 1_700_000_000.123
+    assert queued_at_s("whatever") == queued_at_s("5-zz-s") == 0.0
+
+
+@pytest.mark.parametrize("number", [0, 7, 999, 1000, 123_456_789])
+def test_the_number_of_a_result_comes_back_from_its_key(number):
+    assert number_of(Keys("executor").result("s", number)) == number
+
+
+@pytest.mark.parametrize("key", ["x/results/s/0/x", "x/results/s/0/07", "x/results/s/x/007", "x/results/s/²/007"])
+def test_a_key_that_is_no_result_has_no_number(key):
+    assert number_of(key) is None
+
+
+def test_lanes_have_members():
+    assert member_of(lane_of("web-1")) == "web-1"
+    assert member_of("any") is None
+    assert len(lane_of("x" * 100)) <= 120
+
+
+def test_ids_that_cannot_be_parts_of_keys_are_refused():
+    for bad in ("", "a/b", "x" * 101, 7, "a b", ".."):
+        with pytest.raises(InvalidKey):
+            check_member_id(bad)
+        with pytest.raises(InvalidKey):
+            check_task_id(bad)
+    assert len({new_sid() for _ in range(100)}) == 100
+
+
+def test_who_may_run_a_task():
+    plain = SMALL
+    assert may_run(plain, "a", {})
+    for target, member, labels, may in [
+        (Member("a"), "a", {}, True),
+        (Member("a"), "b", {}, False),
+        (Member("a", "any"), "b", {}, True),
+        (Key("k"), "b", {}, True),
+        (Label(zone="a"), "b", {"zone": "a"}, True),
+        (Label(zone="a"), "b", {"zone": "b"}, False),
+    ]:
+        item = TaskItem("s.1", "f", sid="s", lanes=("any",), target=target)
+        assert may_run(item, member, labels) is may
+
+
+def test_tries_are_counted_in_what_was_said_at_the_last():
+    assert tries_of("try 3 failed on n1: ValueError") == 3
+    assert tries_of("") == tries_of("its node closed") == tries_of("try x failed") == 0
+
+
+def test_classes_that_are_tried_again_are_known_by_their_names():
+    item = TaskItem("s.1", "f", sid="s", lanes=("any",), retry_on=("builtins:LookupError",))
+    assert is_retried(item, Outcome.failed(KeyError("x")))
+    assert not is_retried(item, Outcome.failed(ValueError("x")))
+    assert is_retried(SMALL, Outcome.failed(ValueError("x")))

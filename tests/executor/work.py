@@ -1,0 +1,134 @@
+"""Functions that tests submit, and processes that run and submit them."""
+
+from __future__ import annotations
+
+import os
+
+import latchwork
+from latchwork.executor import Executor, Runner
+from latchwork.tasks import Functions, Retry, TaskContext, TaskStopped
+
+WORK = Functions()
+task = WORK.task
+
+
+@task(name="square")
+def square(n: int) -> int:
+    return n * n
+
+
+@task(name="boom")
+def boom(what: str) -> None:
+    raise ValueError(what)
+
+
+@task(name="returned-error")
+def returned_error(what: str) -> ValueError:
+    return ValueError(what)
+
+
+@task(name="where")
+def where(context: TaskContext) -> str:
+    return context.node_id
+
+
+@task(name="slow-where")
+def slow_where(seconds: float, context: TaskContext) -> str:
+    context.wait_stop(seconds)
+    return context.node_id
+
+
+@task(name="wait")
+def wait(key: str, context: TaskContext) -> str:
+    """Count a start under a key, and go on until told to stop, or until somebody writes ``<key>/go``."""
+    store = context.store
+    store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    while not context.wait_stop(0.02):
+        if store.get(f"{key}/go") is not None:
+            return context.node_id
+    store.create(f"{key}/stops/s", context.node_id.encode(), sequential=True)
+    raise TaskStopped("told to stop")
+
+
+@task(name="mark")
+def mark(key: str, context: TaskContext) -> str:
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    return context.node_id
+
+
+@task(name="kill-node")
+def kill_node(key: str, context: TaskContext) -> None:
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    os._exit(9)
+
+
+@task(name="fail-twice", retry=Retry(attempts=3, initial_s=0.01))
+def fail_twice(key: str, context: TaskContext) -> int:
+    starts = context.store.create(f"{key}/starts/s", b"", sequential=True)
+    count = len(context.store.children(f"{key}/starts"))
+    if count < 3:
+        raise ValueError(f"try {count} of {starts.key}")
+    return context.attempt
+
+
+@task(name="refuse-on")
+def refuse_on(node: str, context: TaskContext) -> str:
+    if context.node_id == node:
+        context.refuse("not here")
+    return context.node_id
+
+
+@task(name="length")
+def length(data: bytes) -> int:
+    return len(data)
+
+
+@task(name="blob")
+def blob(size: int) -> bytes:
+    return b"x" * size
+
+
+@task(name="unstorable")
+def unstorable() -> object:
+    return object()
+
+
+def serve_runner(wire, url, node_id, options):
+    """A runner in a process of its own, until it is killed or told to close."""
+    store = latchwork.connect(url)
+    runner = Runner(store, node_id=node_id, functions=WORK, **options)
+    runner.start()
+    runner.wait_ready(60)
+
+    class Served:
+        def close(self):
+            runner.close()
+            store.close()
+
+        def stats(self):
+            return runner.stats()
+
+    wire.report("ready")
+    wire.serve(Served())
+
+
+def serve_submitter(wire, url, options):
+    """A submitter in a process of its own."""
+    store = latchwork.connect(url)
+    pool = Executor(store, functions=WORK, **options)
+    futures = []
+
+    class Served:
+        def submit(self, name, *args):
+            futures.append(pool.submit(name, *args))
+            pool.flush(60)
+            return futures[-1].id
+
+        def detached(self, name, *args):
+            return pool.detached(name, *args, id="one").id
+
+        def shutdown(self):
+            pool.shutdown()
+
+    wire.report("ready")
+    wire.serve(Served())
