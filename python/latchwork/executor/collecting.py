@@ -16,7 +16,8 @@ from latchwork.executor.keys import Keys, number_of
 from latchwork.interrupts import mutex
 from latchwork.records import Record
 from latchwork.store import Backoff, Store, Watch
-from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
+from latchwork.store.driving.background import Background
+from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import Change, Delete, Entry
 

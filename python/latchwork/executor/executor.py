@@ -34,8 +34,9 @@ from latchwork.executor.submitting import OnSessionLost, Submitter
 from latchwork.executor.targets import All, Member, Target
 from latchwork.primitives import Group
 from latchwork.store import Store
+from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import Background, driven, run
+from latchwork.store.steps import driven, run
 from latchwork.tasks import (
     DEFAULT,
     PICKLED,

@@ -17,7 +17,8 @@ from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Session, Store
-from latchwork.store.steps import Bell, Pause, ask, steps_of
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Payloads
 from latchwork.types import At, Create, Entry, Put
 

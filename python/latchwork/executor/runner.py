@@ -28,9 +28,11 @@ from latchwork.executor.keys import Keys, check_member_id, check_store
 from latchwork.executor.lanes import Node
 from latchwork.executor.shift import Plan, Shift
 from latchwork.store import Backoff, Store
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import Background, Bell, Pause, Signal, ask, driven, ending, run, steps_of
+from latchwork.store.steps import Pause, Signal, ask, driven, ending, run, steps_of
 from latchwork.tasks import DEFAULT, Functions, Payloads, RunIn
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from latchwork.executor.placing import read_load
 from latchwork.executor.sweeping import Sweeper
 from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
 from latchwork.store import Backoff, Session, Store, Watch
-from latchwork.store.steps import Background, Pause, Signal, ask, steps_of
+from latchwork.store.driving.background import Background
+from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.tasks import Feeder, GroupCommit, Payloads, RunIn, Slots
 from latchwork.tasks.children import Leash
 from latchwork.types import Change, Delete

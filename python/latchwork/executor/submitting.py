@@ -24,8 +24,10 @@ from latchwork.executor.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
-from latchwork.store.steps import Background, Bell, OnInterrupt, Pause, Signal, ask, driven
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, driven
 from latchwork.tasks import Payloads
 from latchwork.types import At, Check, Op
 
