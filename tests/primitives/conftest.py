@@ -10,7 +10,7 @@ from queue import Empty, Queue
 import pytest
 
 import latchwork
-from latchwork.primitives import LockKeeper
+from latchwork.primitives import Backlog, LockKeeper
 from trials.remote import Remote
 
 #: Seconds after which what should happen counts as never happening: much, because machines that run tests are busy.
@@ -29,6 +29,21 @@ def connect(backend_url):
     yield open_store
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def backlog(connect):
+    """Make a backlog with a client, and so a session, of its own; closed after the test."""
+    made = []
+
+    def make(name="work", *, store=None, **options):
+        one = Backlog(store or connect(session_ttl_s=1.0), name, **options)
+        made.append(one)
+        return one
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

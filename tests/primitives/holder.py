@@ -7,7 +7,7 @@ from functools import partial
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import Group, LeaderLatch, Lock, Once, PersistentLock, Queue, Semaphore
+from latchwork.primitives import Backlog, Group, LeaderLatch, Lock, Once, PersistentLock, Queue, Semaphore
 from latchwork.types import Put
 
 
@@ -67,6 +67,13 @@ def _queue(wire, store, name, _ttl_s):
     return Holding(wire, store, taken, lambda: claim.is_held, claim.fence, claim)
 
 
+def _backlog(wire, store, name, _ttl_s):
+    taken = Backlog(store, name)
+    (claim,) = taken.try_take(["any"])
+    wire.report({"taken": claim.value.decode()})
+    return Holding(wire, store, taken, lambda: claim.is_held, claim.fence, claim)
+
+
 def _group(wire, store, name, _ttl_s):
     member = Group(store, name, member_id="holder")
     member.start()
@@ -89,6 +96,7 @@ HOLDERS = {
     "semaphore": partial(_held, lambda store, name, _: Semaphore(store, name, leases=1)),
     "latch": _latch,
     "queue": _queue,
+    "backlog": _backlog,
     "group": _group,
     "once": _once,
 }

@@ -21,12 +21,19 @@ from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
+from latchwork.primitives.queue.backlog import Backlog
+from latchwork.primitives.queue.backlog_claim import BacklogClaim, BacklogEnding
+from latchwork.primitives.queue.backlog_items import BacklogItem
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.waiting.work import Work
 
 __all__ = [
+    "Backlog",
+    "BacklogClaim",
+    "BacklogEnding",
+    "BacklogItem",
     "Barrier",
     "Candidate",
     "Claim",

@@ -31,7 +31,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.queue.items import MAX_VALUE_BYTES
+from latchwork.primitives.queue.stored import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_store, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits

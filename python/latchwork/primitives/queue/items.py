@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, LatchworkError, ValueTooLarge
-from latchwork.primitives.waiting.common import check_bytes
+from latchwork.errors import BadRecord, LatchworkError
+from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, split
 from latchwork.records import Record, short
 from latchwork.types import Entry
 
-#: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
-INLINE_BYTES = 4096
-#: What one transaction can carry beside keys and the like.
-MAX_VALUE_BYTES = 990_000
 _MOST = 10**12
 _ID = re.compile(r"\d-\d{12}")
 
@@ -58,7 +54,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Item(Stored):
     """One item of a queue, as it is stored.
 
     Attributes:
@@ -69,13 +65,6 @@ class Item:
         data_id: where a large value is; empty when it is in the item.
         value: a small value; empty when it is elsewhere.
     """
-
-    id: str
-    attempts: int = 0
-    why: str = ""
-    size: int = 0
-    data_id: str = ""
-    value: bytes = field(default=b"", repr=False)
 
     @property
     def priority(self) -> int:
@@ -95,9 +84,8 @@ class Item:
         Raises:
             BadRecord: it is no item.
         """
-        head, _, value = entry.value.partition(b"\n")
         try:
-            body = Record.of(head)
+            body, value = split(entry.value)
             name = _check_id(item_id(entry))
             data_id = body.text("data") and _check_id(body.text("data"))
             return cls(name, body.whole("attempts", least=0), body.text("why"), body.whole("size"), data_id, value)
@@ -112,19 +100,6 @@ class Item:
         except BadRecord as error:
             value = entry.value[:MAX_VALUE_BYTES]
             return cls(item_id(entry), why=str(error)[:1000], size=len(entry.value), value=value)
-
-    def to_bytes(self) -> bytes:
-        """What to store."""
-        head = {"attempts": self.attempts, "why": self.why, "size": self.size, "data": self.data_id}
-        return json.dumps(head).encode() + b"\n" + self.value
-
-    def taken(self) -> Item:
-        """After one more attempt."""
-        return replace(self, attempts=self.attempts + 1)
-
-    def given_back(self, why: str) -> Item:
-        """After somebody gave it back, or up."""
-        return replace(self, why=why[:1000])
 
 
 def make_id(priority: int, number: int) -> str:
@@ -143,16 +118,6 @@ def _check_id(text: str) -> str:
 def item_id(entry: Entry) -> str:
     """The id of an item, from its own key, its claim or its dead letter."""
     return entry.key.rpartition("/")[2]
-
-
-def check_payload(value: bytes, what: str) -> bytes:
-    """The value itself; ``TypeError`` if it is no ``bytes``, ``ValueTooLarge`` if it is too large."""
-    check_bytes(value, f"a value for {what}")
-    if len(value) > MAX_VALUE_BYTES:
-        raise ValueTooLarge(
-            f"a value for {what} has {len(value):,} bytes, the limit is {MAX_VALUE_BYTES:,}; put a key of it instead"
-        )
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,21 @@ Claim: created in the transaction that counts the attempt, on condition that the
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import uuid
-from dataclasses import dataclass
 from functools import partial
 
-from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, TicketQueue, read_body, write_body
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
+from latchwork.primitives.fair.tickets import TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.claim import Claim
+from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.primitives.queue.items import Item, Names, item_id
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Background, OnInterrupt, Pause, Settled, ask
+from latchwork.store.steps import OnInterrupt, Settled, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
@@ -34,8 +31,6 @@ _log = logging.getLogger(__name__)
 _PAGE = 16
 #: A taker that was too slow for the first item tries one of the next so many.
 _SPREAD = 8
-#: Seconds for which a claim of unknown outcome is left to the next take.
-_DOUBT_S = 1.0
 
 
 class Taking:
@@ -51,8 +46,7 @@ class Taking:
         self._names = names
         self._what = what
         self._most = most
-        self._lock = mutex()
-        self._doubtful: dict[str, _Doubt] = {}
+        self._doubts = Doubts(store, what, f"latchwork-claims-{names.name}")
 
     async def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
         """Wait in the queue, then for an item: only the first in the queue watches the items."""
@@ -115,14 +109,14 @@ class Taking:
         body = {**self.queue.about, "nonce": nonce}
         taken = item.taken()
         ops: list[Op] = [Put(entry.key, taken.to_bytes()), Create(key, write_body(body), session)]
-        doubt = _Doubt(key, nonce, session, entry)
-        undos = await OnInterrupt(partial(self._doubt, doubt))
+        doubt = Doubt(key, entry.key, nonce, session, entry)
+        undos = await OnInterrupt(partial(self._doubts.note, doubt))
         try:
             claim = (await ask(self._store.commit, [At(entry)], ops)).entries[1]
         except LatchworkError as error:
             await Settled(undos)
             if isinstance(error, OutcomeUnknown):
-                self._doubt(doubt)
+                self._doubts.note(doubt)
             raise
         return await self._claimed(taken, claim, session)
 
@@ -139,7 +133,8 @@ class Taking:
             try:
                 data = await ask(self._store.get, self._names.data(item.data_id))
             except LatchworkError:
-                self._doubt(_Doubt(claim.key, str(read_body(claim.value).get("nonce")), session, None))
+                nonce = str(read_body(claim.value).get("nonce"))
+                self._doubts.note(Doubt(claim.key, self._names.item(item.id), nonce, session, None))
                 raise
             if data is None:
                 await ask(self._store.delete, claim.key, version=claim.version)
@@ -147,83 +142,15 @@ class Taking:
             value = data.value
         return Claim(self._store, self._names, item, value, claim, session=session, most=self._most)
 
-    # Claims of unknown outcome
-
-    def _doubt(self, doubt: _Doubt) -> None:
-        """Note a claim that may be there, or come, unused: the next take has it, or a thread removes it."""
-        with self._lock:
-            self._doubtful[doubt.key] = doubt
-        Background(partial(self._clear_doubt, doubt), f"latchwork-claims-{self._names.name}")
-
     async def _settle_doubts(self, session: Session) -> Claim | None:
         """The first claim of ours that turns out to be there."""
-        with self._lock:
-            mine = [doubt for doubt in self._doubtful.values() if doubt.session is session]
-        for doubt in mine:
-            await OnInterrupt(partial(self._doubt, doubt))  # whoever ends a doubt has the claim
-            claim, item = await self._decide(doubt)
-            if self._is_mine_to_end(doubt) and claim is not None and item is not None:
+        for doubt in self._doubts.of(session):
+            await OnInterrupt(partial(self._doubts.note, doubt))  # whoever ends a doubt has the claim
+            landed = await self._doubts.settle(doubt)
+            if landed is not None:
+                claim, item = landed
                 return await self._claimed(Item.of(item), claim, session)
         return None
-
-    async def _clear_doubt(self, doubt: _Doubt) -> None:
-        """Remove a claim that no take wanted; ends with the session at the latest."""
-        session, backoff = doubt.session, Backoff()
-        await Pause(self._store.clock, session.lost, _DOUBT_S)
-        while session.remaining_s() > 0.0 and self._doubtful.get(doubt.key) is doubt:
-            try:
-                claim, _ = await self._decide(doubt)
-                if self._is_mine_to_end(doubt) and claim is not None:
-                    await self._delete_later(claim, session, backoff)
-            except FATAL as error:
-                _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
-                return
-            except LatchworkError as error:
-                _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
-                await Pause(self._store.clock, session.lost, backoff.next_s())
-
-    async def _delete_later(self, claim: Entry, session: Session, backoff: Backoff) -> None:
-        while session.remaining_s() > 0.0:
-            try:
-                await ask(self._store.delete, claim.key, version=claim.version)
-            except Conflict:
-                return
-            except (Unavailable, OutcomeUnknown) as error:
-                _log.info("%s: %s is not deleted yet: %s", self._what, claim.key, error)
-                await Pause(self._store.clock, session.lost, backoff.next_s())
-            else:
-                return
-
-    def _is_mine_to_end(self, doubt: _Doubt) -> bool:
-        """True for one of the two that decided a doubt: the take, or the thread."""
-        with self._lock:
-            return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
-
-    async def _decide(self, doubt: _Doubt) -> tuple[Entry | None, Entry | None]:
-        """The claim of a doubt and its item, if it landed; if it did not, make sure that it never will.
-
-        It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
-        """
-        item_key = self._names.item(doubt.key.rpartition("/")[2])
-        while True:
-            claim, item = await ask(self._store.get_many, [doubt.key, item_key])
-            if claim is not None:
-                return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
-            if item is None or doubt.item is None or item.version != doubt.item.version:
-                return None, None
-            with contextlib.suppress(Conflict):
-                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item_key, item.value)])
-                return None, None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Doubt:
-    """A claim of unknown outcome: its key, nonce and session; its item as it was, None if it is there for certain."""
-
-    key: str
-    nonce: str
-    session: Session
-    item: Entry | None
 
 
 class _IsFree:

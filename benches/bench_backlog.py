@@ -1,0 +1,215 @@
+"""What a backlog costs: puts, takes and acknowledgements a second, a take from a long lane, and being woken.
+
+    python benches/bench_backlog.py [--backends memory,sqlite,etcd35,zookeeper] [--items 100000] [--shelves 200]
+                                    [--seconds 2] [--json FILE]
+
+A long lane has as many items as asked for, a short one a hundredth of that: a take should cost the same from both. The
+``queue`` figures are those of a ``Queue`` on the same store, put and taken one by one. Prints figures and judges none
+of them, but that takers that wait write nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+
+import latchwork
+from latchwork.primitives import Backlog, Queue
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+
+SERVERS = {"etcd34": lambda: EtcdServer(version="3.4"), "etcd35": lambda: EtcdServer(version="3.5")}
+SERVERS["zookeeper"] = ZooKeeperServer
+OP_COUNT = 90
+VALUE = b"x" * 200
+
+
+def url_of(name, stack):
+    """The URL of a fresh store."""
+    if name == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    if name == "sqlite":
+        return f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/bench.db"
+    return stack.enter_context(SERVERS[name]()).url()
+
+
+def per_second(use, seconds):
+    """How often a use can be made in a second; it says how many things it did."""
+    done, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        done += use()
+    return done / (time.perf_counter() - begun)
+
+
+def median_ms(use, times):
+    """The median time of a use, in milliseconds."""
+    took = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        use()
+        took.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(took)
+
+
+def fill(store, backlog, lane, items, shelves):
+    """Put items into shelves of a lane, many in one transaction."""
+    ops = []
+    for shelf in range(shelves):
+        ids = [f"{n:08d}" for n in range(shelf, items, shelves)]
+        parts = (ids[at : at + OP_COUNT] for at in range(0, len(ids), OP_COUNT))
+        ops += [backlog.put_ops(lane, f"{shelf:06d}", dict.fromkeys(part, VALUE)) for part in parts]
+    with store.pipeline(max_in_flight=8) as pipeline:
+        for future in [pipeline.commit([], each) for each in ops]:
+            future.result()
+
+
+def rates(store, seconds):
+    """Puts, takes and acknowledgements a second of one thread."""
+    backlog, number = Backlog(store, "rates"), iter(range(10**9))
+
+    def put():
+        at = next(number)
+        backlog.put("any", f"{at // 500:06d}", f"{at:08d}", VALUE)
+        return 1
+
+    def put_together():
+        many = [f"{next(number):08d}" for _ in range(40)]
+        store.commit([], backlog.put_ops("many", f"{int(many[0]) // 500:06d}", dict.fromkeys(many, VALUE)))
+        return len(many)
+
+    found = {"put_s": per_second(put, seconds), "put_40_together_s": per_second(put_together, seconds)}
+    held, takes = [], {1: [], 16: []}
+    for limit, lane in ((1, "any"), (16, "many")):
+
+        def cycle(limit=limit, lane=lane):
+            begun = time.perf_counter()
+            held[:] = backlog.try_take([lane], limit=limit)
+            takes[limit].append((time.perf_counter() - begun) / max(1, len(held)))
+            for claim in held:
+                claim.ack()
+            return len(held)
+
+        found[f"take_{limit}_and_ack_s"] = per_second(cycle, seconds)
+        found[f"take_{limit}_s"] = 1 / statistics.median(takes[limit])
+    claims = backlog.try_take(["many"], limit=400)
+    begun = time.perf_counter()
+    for claim in claims[: len(claims) // 2]:
+        claim.ack()
+    found["ack_s"] = len(claims) // 2 / (time.perf_counter() - begun)
+    rest = [claim.ack_part() for claim in claims[len(claims) // 2 :]]
+    begun = time.perf_counter()
+    for at in range(0, len(rest), 40):
+        parts = rest[at : at + 40]
+        store.commit([check for part in parts for check in part.checks], [op for part in parts for op in part.ops])
+        for part in parts:
+            part.committed()
+    found["ack_40_together_s"] = len(rest) / (time.perf_counter() - begun)
+    backlog.close()
+    return found
+
+
+def queue_rates(store, seconds):
+    """The same of a ``Queue``."""
+    queue = Queue(store, "queue")
+    put = per_second(lambda: bool(queue.put(VALUE)), seconds)
+    both = per_second(lambda: queue.take(10).ack() or 1, seconds)
+    queue.close()
+    return {"queue_put_s": put, "queue_take_and_ack_s": both}
+
+
+def take_cost(store, items, shelves):
+    """A take from a lane of so many items, and from one of a hundredth; a take behind many that are taken."""
+    found = {}
+    for name, count, of in (("short", items // 100, max(1, shelves // 100)), ("long", items, shelves)):
+        with Backlog(store, f"lane-{name}") as backlog:
+            begun = time.perf_counter()
+            fill(store, backlog, "any", count, of)
+            found[f"fill_{name}_s"] = count / (time.perf_counter() - begun)
+            backlog.try_take(["any"])
+            found[f"take_from_{name}_ms"] = median_ms(lambda backlog=backlog: backlog.try_take(["any"])[0].ack(), 30)
+            found[f"look_at_{name}_ms"] = median_ms(lambda backlog=backlog: backlog.wait_free("any", 0), 30)
+            if name == "long":
+                held = backlog.try_take(["any"], limit=1000)
+                found["take_behind_1000_taken_ms"] = median_ms(lambda b=backlog: b.try_take(["any"]), 10)
+                del held
+    return found
+
+
+def versions(store):
+    """What was written last to each key."""
+    return {(entry.key, entry.version) for entry in store.list("wake", recursive=True)}
+
+
+def wake_up(url):
+    """From a put to the return of ``wait_free`` in another client, and what idle takers write."""
+    with latchwork.connect(url) as mine, latchwork.connect(url) as theirs:
+        backlog, waiting, woken = Backlog(mine, "wake"), Backlog(theirs, "wake"), []
+        took, backlogs = [], [Backlog(theirs, "wake") for _ in range(5)]
+        threads = [threading.Thread(target=each.wait_free, args=("idle", 2.0)) for each in backlogs]
+        for each in threads:
+            each.start()
+        while len(backlog.takers("idle")) < len(backlogs):
+            time.sleep(0.01)
+        before = versions(mine)
+        time.sleep(1.0)
+        written = versions(mine) ^ before
+        for each in threads:
+            each.join()
+        for at in range(30):
+            thread = threading.Thread(target=lambda: woken.append((waiting.wait_free("any", 10), time.perf_counter())))
+            thread.start()
+            while not backlog.takers("any"):
+                time.sleep(0.002)
+            time.sleep(0.02)
+            begun = time.perf_counter()
+            backlog.put("any", "s", f"{at:04d}", VALUE)
+            thread.join()
+            took.append((woken[-1][1] - begun) * 1000)
+            backlog.try_take(["any"])[0].ack()
+        return {
+            "put_to_woken_p50_ms": statistics.median(took),
+            "put_to_woken_p95_ms": sorted(took)[int(len(took) * 0.95)],
+            "writes_of_idle_takers": float(len(written)),
+        }
+
+
+def measure(name, arguments):
+    """All figures of one backend."""
+    with ExitStack() as stack:
+        url = url_of(name, stack)
+        store = stack.enter_context(latchwork.connect(url))
+        return {
+            **rates(store, arguments.seconds),
+            **queue_rates(store, arguments.seconds),
+            **wake_up(url),
+            **take_cost(store, arguments.items, arguments.shelves),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="memory,sqlite,etcd35,zookeeper")
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--shelves", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    found = {name: measure(name, arguments) for name in arguments.backends.split(",")}
+    figures = list(next(iter(found.values())))
+    print(f"{'':28}" + "".join(f"{name:>12}" for name in found))
+    for figure in figures:
+        print(f"{figure:28}" + "".join(f"{each[figure]:12,.2f}" for each in found.values()))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1))
+    if any(each["writes_of_idle_takers"] for each in found.values()):
+        raise SystemExit("takers that wait have written something")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A backlog: a queue of named items, in lanes and shelves, of which every step can be a part of a caller's transaction.
+
+Keys:   see ``backlog_items``
+Order:  lanes as the taker lists them; in a lane by shelf, in a shelf by id, as text. Puts wait for nobody: the key that
+        those into one shelf share is written without a condition.
+Claim:  a session-bound key for the item. When its taker dies the claim vanishes, and the item is where it was.
+
+docs/design/0019 has the steps, the races, and why a lane is never read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
+from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
+from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
+from latchwork.primitives.queue.backlog_records import Records
+from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, nothing_more
+from latchwork.primitives.queue.backlog_waiting import Waiting
+from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
+from latchwork.primitives.waiting.common import Identity, check_name, check_store, check_text, check_whole
+from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.store.session import Session
+from latchwork.store.steps import ask, driven
+from latchwork.store.store import Store
+from latchwork.types import Absent, Check, Create, Delete, Op
+
+
+class Backlog(Records):
+    """Named items of bytes, in lanes, that takers claim: ``backlog.put("any", "s1", "task-7", b"...")`` here,
+    ``for claim in backlog.try_take(["any"], limit=8): ...`` there.
+
+    Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
+    end nothing. Construction does no I/O. Safe to share between threads and processes.
+
+    A lane is what somebody takes from; a shelf is a part of it, so that no request is as long as the lane. Put some
+    hundred items into one, and begin another then, or after some seconds: items in shelves of their own cost a take one
+    look each. Both come into being with their first item, and go when a taker finds them empty. A name is one segment
+    of a key.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which all is stored.
+        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter; as the taker says.
+        session: the session that claims live by; it stays the caller's. None takes the store's primary session.
+        label: what others see when they ask who has taken what.
+    """
+
+    def __init__(
+        self, store: Store, name: str, *, max_attempts: int = 5, session: Session | None = None, label: str = ""
+    ) -> None:
+        check_store(store, "backlog")
+        self.name = check_name(name, "backlog")
+        if not check_whole(max_attempts, "max_attempts") >= 1:
+            raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
+        what, names, identity = f"backlog {name!r}", Names(name), Identity()
+        check_text(label, f"the label of {what}")
+        held = Holding(store, names, max_attempts)
+        super().__init__(store, names, Waits(store, what, session), Waiting(held, what, label), what)
+        self._taking = Taking(held, what, {"label": label, "host": identity.host, "pid": identity.pid})
+
+    def __repr__(self) -> str:
+        return f"<Backlog {self.name!r}>"
+
+    # Putting and removing
+
+    def put_ops(self, lane: str, shelf: str, items: Mapping[str, bytes]) -> list[Op]:
+        """The writes that put items into a shelf, for a transaction of yours. Does no I/O.
+
+        One for each item, and one for the shelf, which is the same each time: write it once in a transaction
+        (``list(dict.fromkeys(ops))``).
+
+        Args:
+            lane: where to put them: takers name the lanes they take from.
+            shelf: where in the lane; items are taken by ``<shelf>/<id>``, in order of text.
+            items: values by id, which is unique in the shelf; up to 4,096 bytes each, ``put`` takes larger ones.
+        Raises:
+            InvalidKey: a name is no segment of a key.
+            ValueTooLarge, TypeError: of a value.
+        """
+        creates = []
+        for item_id, value in items.items():
+            check_place(lane, shelf, item_id)
+            check_inline(value, self._what)
+            creates.append(self._create(lane, shelf, BacklogItem.made(item_id, value)))
+        return [shelf_op(self._names, lane, shelf), *creates] if creates else []
+
+    def _create(self, lane: str, shelf: str, item: BacklogItem) -> Create:
+        return Create(self._names.item(lane, shelf, item.id), item.to_bytes())
+
+    @driven
+    async def put(
+        self,
+        lane: str,
+        shelf: str,
+        item_id: str,
+        value: bytes,
+        *,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+    ) -> None:
+        """Put an item, in one transaction with writes of yours if you like. Waits for nobody.
+
+        Args:
+            lane: as for ``put_ops``.
+            shelf: likewise.
+            item_id: likewise.
+            value: up to 990,000 bytes; up to 4,096 are cheapest.
+            checks: must hold too.
+            ops: written in the same transaction.
+        Raises:
+            KeyExists: there is an item of this name; nothing was put.
+            Conflict: one of your checks or writes did not hold; nothing was put.
+            InvalidKey, ValueTooLarge, TypeError: before any I/O.
+            OutcomeUnknown: it may be put, or be yet, or be taken and done already.
+            Unavailable: nothing was put.
+            Closed, ForkedProcess: the backlog cannot be used here.
+        """
+        check_place(lane, shelf, item_id)
+        check_payload(value, self._what)
+        self._waits.check()
+        number = new_number() if len(value) > INLINE_BYTES else ""
+        item = BacklogItem.made(item_id, value, number=number, nonce=new_number())
+        create, mark = self._create(lane, shelf, item), shelf_op(self._names, lane, shelf)
+        data = [Create(self._names.data(number), value)] if number else []
+        try:
+            await ask(self._store.commit, checks, list(dict.fromkeys([mark, create, *data, *ops])))
+        except Conflict as error:
+            if any(getattr(each, "key", None) == create.key for each in error.failed):
+                raise KeyExists(
+                    f"{self._what} has an item {lane}/{shelf}/{item_id} already; nothing was put"
+                ) from error
+            raise
+        except OutcomeUnknown:
+            found = await self._find(create.key)
+            if found is None or found.nonce != item.nonce:
+                raise
+
+    def key(self, lane: str, shelf: str, item_id: str) -> str:
+        """The key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
+        check_place(lane, shelf, item_id)
+        return self._names.item(lane, shelf, item_id)
+
+    def removal(self, item: BacklogItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
+        """``remove`` as checks and writes for a transaction of yours. Does no I/O."""
+        checks: list[Check] = [item.check]
+        if not if_taken:
+            checks.append(Absent(self._names.claim_of(item)))
+        data = [Delete(self._names.data(item.data_id))] if item.data_id else []
+        return checks, [Delete(item.key), *data]
+
+    @driven
+    async def remove(
+        self, item: BacklogItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, if_taken: bool = False
+    ) -> bool:
+        """Remove an item that was found, in one transaction with writes of yours if you like.
+
+        Args:
+            item: as it was found; taken or given back since then it is another.
+            checks: must hold too.
+            ops: written in the same transaction.
+            if_taken: also while somebody has it: who has it can end it no more, and is not told.
+        Returns:
+            False: it is gone, or not as it was, or somebody has it; nothing was changed.
+        Raises:
+            Conflict: one of your checks or writes did not hold; nothing was changed.
+            Unavailable: nothing was changed.
+            OutcomeUnknown: removed or not.
+        """
+        self._waits.check()
+        held, writes = self.removal(item, if_taken=if_taken)
+        try:
+            await ask(self._store.commit, [*held, *checks], [*writes, *ops])
+        except Conflict as error:
+            if not any(each in held for each in error.failed):
+                raise
+            return False
+        return True
+
+    # Taking
+
+    @driven
+    async def try_take(
+        self,
+        lanes: Sequence[str],
+        *,
+        limit: int = 1,
+        accept: Accept | None = None,
+        extra: Extra | None = None,
+        extra_dead: Extra | None = None,
+        on_refused: Callable[[BacklogItem], object] | None = None,
+    ) -> list[BacklogClaim]:
+        """Take the first items that nobody has taken; wait for none.
+
+        Many are taken in one transaction. Takers that come at the same time may get neighbouring items in any order.
+
+        Args:
+            lanes: where to look, one after the other.
+            limit: so many at most.
+            accept: called with an item that is free: whether it will do. That one is not always taken then.
+            extra: called with an item that will do: checks and writes in the transaction that takes it. Items of one
+                transaction share checks if they like; two that write the same key are taken one after the other.
+            extra_dead: the same for the transaction that makes a dead letter of an item, whose attempts are used up and
+                whose last taker died.
+            on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
+        Returns:
+            Claims in the order in which they were made, may be empty. Each is ours until we end it, or our session
+            ends. Trouble behind the first one is left to the next call.
+        Raises:
+            Unavailable: nothing is taken.
+            OutcomeUnknown: what may be taken is given to the next call, or back after a second.
+            SessionLost: our session has ended.
+            Closed: the backlog, its session or its store was closed.
+            ForkedProcess: it was made by the parent of this process.
+        """
+        self._check_lanes(lanes)
+        if not check_whole(limit, "limit") >= 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        wish = Wish(
+            tuple(dict.fromkeys(lanes)),
+            limit,
+            accept or everything,
+            extra or nothing_more,
+            extra_dead or nothing_more,
+            on_refused,
+        )
+        async with self._waits.begin(0.0) as (waiter, _):
+            try:
+                return await self._taking.try_take(wish, waiter.session)
+            except LatchworkError as error:
+                self._waits.refuse_closed(waiter, error)
+                raise
+
+    @driven
+    async def wait_free(self, lane: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
+        """Wait until an item of a lane is free. It is not taken: ``try_take`` then, and wait again if it has nothing.
+
+        Those that wait are told one after the other, in the order in which they came; who waits writes nothing but a
+        ticket at its start.
+
+        Args:
+            lane: where to look.
+            timeout_s: seconds to wait; None waits for ever, 0 looks once.
+            accept: as for ``try_take``.
+        Returns:
+            False: the time is over.
+        Raises:
+            SessionLost: our session ended while waiting.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time.
+            Closed: the backlog, its session or its store was closed.
+            ForkedProcess: it was made by the parent of this process.
+            LatchworkError: this is a callback.
+        """
+        check_member(lane, "lane")
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            is_free = await self._waiting.wait(lane, waiter, patience, accept or everything)
+            if not is_free:
+                self._waits.refuse_ended(waiter)
+            return is_free
+
+    def close(self) -> None:
+        """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
+        self._waits.close()
+
+    def _check_lanes(self, lanes: Sequence[str]) -> None:
+        if isinstance(lanes, str):
+            raise TypeError(f"lanes must be a list of names, not {lanes!r}; give [{lanes!r}]")
+        for lane in lanes:
+            check_member(lane, "lane")

@@ -1,0 +1,252 @@
+"""The keys and values of a backlog. Nothing here does I/O.
+
+Keys:  <name>/lanes/<lane>/shelves/<shelf>       empty; written by every put into that shelf
+       <name>/lanes/<lane>/items/<shelf>/<id>    an item: a line of JSON, then the value if it is small
+       <name>/lanes/<lane>/claims/<shelf>/<id>   who has taken that item, dies with the taker's session; as JSON
+       <name>/data/<number>                      the value of an item, if it is large
+       <name>/dead/<letter>                      an item that was given up: like an item, with its lane, shelf and id
+       <name>/takers/<lane>                      those that wait, see ``tickets``
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
+from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, split
+from latchwork.primitives.waiting.common import check_bytes
+from latchwork.primitives.waiting.waits import check_member
+from latchwork.records import short
+from latchwork.types import At, Create, Entry, Put
+
+#: Of a letter's name that another letter has already, so many characters are kept.
+_KEPT_CHARS = 100
+_NUMBER = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class Names:
+    """The keys of one backlog."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lanes = f"{name}/lanes"
+        self.dead = f"{name}/dead"
+
+    def lane(self, lane: str) -> str:
+        """The prefix of what a lane has: items and claims."""
+        return f"{self.lanes}/{lane}"
+
+    def shelves(self, lane: str) -> str:
+        """The prefix of the index of a lane's shelves."""
+        return f"{self.lanes}/{lane}/shelves"
+
+    def items(self, lane: str) -> str:
+        """The prefix of the items of a lane."""
+        return f"{self.lanes}/{lane}/items"
+
+    def claims(self, lane: str) -> str:
+        """The prefix of the claims of a lane; sorted as the items are."""
+        return f"{self.lanes}/{lane}/claims"
+
+    def item(self, lane: str, shelf: str, item_id: str) -> str:
+        """The key of an item."""
+        return f"{self.lanes}/{lane}/items/{shelf}/{item_id}"
+
+    def claim(self, lane: str, shelf: str, item_id: str) -> str:
+        """The key of an item's claim."""
+        return f"{self.lanes}/{lane}/claims/{shelf}/{item_id}"
+
+    def claim_of(self, item: BacklogItem) -> str:
+        """The key of an item's claim."""
+        return self.claim(item.lane, item.shelf, item.id)
+
+    def takers(self, lane: str) -> str:
+        """The prefix of the tickets of those that wait for a lane."""
+        return f"{self.name}/takers/{lane}"
+
+    def letter(self, letter: str) -> str:
+        """The key of a dead letter."""
+        return f"{self.dead}/{letter}"
+
+    def data(self, number: str) -> str:
+        """The key of a large value."""
+        return f"{self.name}/data/{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogItem(Stored):
+    """One item of a backlog, as it was read.
+
+    Attributes:
+        id: unique in its shelf.
+        attempts: how often it was taken.
+        why: what the last one that gave it back, or gave it up, said.
+        size: bytes of its value.
+        data_id: where a large value is; empty when it is in the item.
+        value: a small value; empty when it is elsewhere.
+        lane: where it is.
+        shelf: where it is there.
+        letter: by which ``revive`` and ``drop`` know it once it is a dead letter; empty before.
+        key: the key it was read from.
+        version: of that key, as it was read.
+    """
+
+    lane: str = ""
+    shelf: str = ""
+    letter: str = ""
+    key: str = field(default="", repr=False)
+    version: Hashable = field(default=None, compare=False, repr=False)
+    nonce: str = field(default="", compare=False, repr=False)
+
+    @property
+    def path(self) -> str:
+        """Lane, shelf and id: what names it in its backlog, and in messages."""
+        return f"{self.lane}/{self.shelf}/{self.id}"
+
+    @property
+    def check(self) -> At:
+        """The check that it is as it was read: neither removed, nor taken or given back since then."""
+        return At.of(self.key, self.version)
+
+    @classmethod
+    def made(cls, item_id: str, value: bytes, *, number: str = "", nonce: str = "") -> BacklogItem:
+        """A new item; with a number its value is elsewhere."""
+        return cls(item_id, size=len(value), data_id=number, value=b"" if number else value, nonce=nonce)
+
+    @classmethod
+    def of(cls, entry: Entry) -> BacklogItem:
+        """What is stored in the key of an item.
+
+        Raises:
+            BadRecord: it is no item.
+        """
+        lane, _, shelf, item_id = entry.key.split("/")[-4:]
+        return _read(entry, item_id, lane, shelf)
+
+    @classmethod
+    def letter_of(cls, entry: Entry) -> BacklogItem:
+        """What is stored in the key of a dead letter.
+
+        Raises:
+            BadRecord: it is none.
+        """
+        letter = entry.key.rpartition("/")[2]
+        try:
+            body, _ = split(entry.value)
+            lane, shelf, item_id = (_check_segment(body.text(name)) for name in ("lane", "shelf", "id"))
+        except BadRecord as error:
+            raise _no_item(entry, error) from None
+        return _read(entry, item_id, lane, shelf, letter)
+
+    def to_letter(self) -> bytes:
+        """What to store of it among the dead letters."""
+        head = {**self.head(), "lane": self.lane, "shelf": self.shelf, "id": self.id}
+        return json.dumps(head).encode() + b"\n" + self.value
+
+    def head(self) -> dict[str, object]:
+        """What is stored before the value."""
+        head = Stored.head(self)
+        return {**head, "nonce": self.nonce} if self.nonce else head
+
+    def at(self, entry: Entry) -> BacklogItem:
+        """The same, at the place and in the version of an entry that holds it."""
+        return replace(self, key=entry.key, version=entry.version)
+
+    def revived(self) -> BacklogItem:
+        """With all attempts before it."""
+        return replace(self, attempts=0, nonce="")
+
+    def not_taken(self) -> BacklogItem:
+        """As if the last attempt had not been."""
+        return replace(self, attempts=max(0, self.attempts - 1))
+
+
+def shown(entry: Entry) -> BacklogItem:
+    """What is stored as an item or a dead letter, for people.
+
+    Of what is neither its bytes, as far as they fit, and why it is none.
+    """
+    parts = entry.key.split("/")
+    is_letter = parts[-2] == "dead"
+    try:
+        return BacklogItem.letter_of(entry) if is_letter else BacklogItem.of(entry)
+    except BadRecord as error:
+        why, value = str(error)[:1000], entry.value[:MAX_VALUE_BYTES]
+        found = BacklogItem(parts[-1], why=why, size=len(entry.value), value=value).at(entry)
+        return replace(found, letter=parts[-1]) if is_letter else replace(found, lane=parts[-4], shelf=parts[-2])
+
+
+def check_place(lane: str, shelf: str, item_id: str) -> None:
+    """Let a name of an item pass; ``InvalidKey`` if a part of it cannot be one segment of a key."""
+    for part, kind in ((lane, "lane"), (shelf, "shelf"), (item_id, "item")):
+        check_member(part, kind)
+
+
+def check_inline(value: bytes, what: str) -> bytes:
+    """The value itself; ``TypeError`` if it is no ``bytes``, ``ValueTooLarge`` if it does not fit into the item."""
+    check_bytes(value, f"a value for {what}")
+    if len(value) > INLINE_BYTES:
+        raise ValueTooLarge(
+            f"a value for {what} has {len(value):,} bytes, an item of your own transaction holds {INLINE_BYTES:,}; "
+            "put it with put(), or write it to a key of yours and put that key"
+        )
+    return value
+
+
+def place_of(key: str, prefix: str) -> tuple[str, str] | None:
+    """Shelf and id of a key below a prefix of items or claims; None for a key that is neither."""
+    shelf, _, item_id = key[len(prefix) + 1 :].partition("/")
+    return (shelf, item_id) if item_id and "/" not in item_id else None
+
+
+def new_number() -> str:
+    """A name for a large value, or a nonce."""
+    return uuid.uuid4().hex
+
+
+def other_letter(item_id: str) -> str:
+    """A name for a dead letter whose item has the id of another letter."""
+    return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
+
+
+def shelf_op(names: Names, lane: str, shelf: str) -> Put:
+    """The write that goes with every write of a new item: it keeps the shelf in the index, or brings it there."""
+    return Put(f"{names.shelves(lane)}/{shelf}", b"")
+
+
+def letter_op(names: Names, item: BacklogItem, letter: str) -> Create:
+    """The write that makes a dead letter of an item."""
+    return Create(names.letter(letter), item.to_letter())
+
+
+def _read(entry: Entry, item_id: str, lane: str, shelf: str, letter: str = "") -> BacklogItem:
+    try:
+        body, value = split(entry.value)
+        attempts, why = body.whole("attempts", least=0), body.text("why")
+        size, number, nonce = body.whole("size"), _number(body.text("data")), body.text("nonce", "")
+    except BadRecord as error:
+        raise _no_item(entry, error) from None
+    return BacklogItem(
+        item_id, attempts, why, size, number, value, lane, shelf, letter, entry.key, entry.version, nonce
+    )
+
+
+def _number(text: str) -> str:
+    if text and not _NUMBER.match(text):
+        raise BadRecord(f"{short(text)} is no name of a value")
+    return text
+
+
+def _check_segment(text: str) -> str:
+    try:
+        return check_member(text, "item")
+    except InvalidKey as error:
+        raise BadRecord(str(error)) from None
+
+
+def _no_item(entry: Entry, error: BadRecord) -> BadRecord:
+    return BadRecord(f"key {entry.key!r} holds no item of a backlog ({error}); delete it")

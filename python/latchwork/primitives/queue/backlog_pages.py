@@ -1,0 +1,197 @@
+"""Reads a lane of a backlog from its head, page by page: what nobody has claimed.
+
+A lane has an index: a key for each shelf, written anew by every put into that shelf. The first shelves are read from
+there, then stretches of their items and the claims of the same stretches. So no request reads, or makes a server count,
+more than a shelf: etcd counts all that is in a range, however few of it are asked for.
+
+Who sees that many at the head are taken remembers for a moment where the first free one was, and begins there: else a
+take would cost the more the more are taken.
+
+A shelf that is seen empty is taken out of the index, on condition that nobody has put anything into it since the index
+was read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from latchwork.backends.futures import together
+from latchwork.errors import LatchworkError
+from latchwork.primitives.queue.backlog_claim import Holding
+from latchwork.store.steps import Step, ask
+from latchwork.store.store import Store
+from latchwork.types import At, Delete, Entry
+
+_log = logging.getLogger(__name__)
+
+#: Items that the first page has beyond those that are wanted, and items of the largest: each is twice as long as the
+#: one before.
+SPARE, LONGEST_PAGE = 16, 640
+#: Shelves of which the index is read at once, and that are looked at together at most.
+SHELVES_READ, SHELVES_TOGETHER = 16, 16
+#: So many taken items at the head are worth a hint.
+MANY = 48
+
+
+class Lists(Step[list[list[Entry]]]):
+    """Several lists at once: ``await Lists(store, [(prefix, limit, start_after), ...])``."""
+
+    __slots__ = ("_store", "_wanted")
+
+    def __init__(self, store: Store, wanted: Sequence[tuple[str, int, str | None]]) -> None:
+        super().__init__()
+        self._store = store
+        self._wanted = wanted
+
+    def block(self) -> list[list[Entry]]:
+        """Wait for all."""
+        if len(self._wanted) == 1:
+            ((prefix, limit, after),) = self._wanted
+            return [self._store.list(prefix, limit=limit, start_after=after)]
+        return self.begin().result()
+
+    def begin(self) -> Future[list[list[Entry]]]:
+        """Begin all."""
+        begun: list[Future[Any]] = [
+            self._store.begin("list", prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted
+        ]
+        return together(begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a shelf that is to be read: from a name on, so many items.
+
+    Attributes:
+        mark: the shelf in the index, as it was read.
+        shelf: its name.
+        limit: items to read.
+        after: the item behind which to begin; None at the start of the shelf.
+    """
+
+    mark: Entry
+    shelf: str
+    limit: int
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where the first free item of a lane was.
+
+    Attributes:
+        start: the stretch that begins with it.
+        until: when to look from the head again, by the store's clock.
+    """
+
+    start: Stretch
+    until: float
+
+
+class Pages:
+    """Reads one lane once. One thread only.
+
+    Args:
+        held: the backlog.
+        lane: which.
+        wanted: how many free items.
+        tidies: take empty shelves out of the index.
+        start: where to begin instead of at the head.
+    """
+
+    def __init__(
+        self, held: Holding, lane: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
+    ) -> None:
+        self._store = held.store
+        self._index = held.names.shelves(lane)
+        self._items = held.names.items(lane)
+        self._claims = held.names.claims(lane)
+        self._limit = min(wanted + SPARE, LONGEST_PAGE)
+        self._tidies = tidies
+        self._todo = [] if start is None else [replace(start, limit=self._limit)]
+        self._behind: str | None = None if start is None else start.mark.key
+        self._has_more = True
+        self._skipped = 0
+        self._first: Stretch | None = None
+        self._together = 1
+
+    async def next(self) -> list[Entry] | None:
+        """The free items of the next page, in order, may be none; None behind the last one."""
+        if not self._todo and self._has_more:
+            await self._read_index()
+        if not self._todo:
+            return None
+        round_, self._todo = self._todo[: self._together], self._todo[self._together :]
+        found = await Lists(self._store, [part for stretch in round_ for part in self._parts(stretch)])
+        free: list[Entry] = []
+        for n, stretch in enumerate(round_):
+            items, claims = found[2 * n], found[2 * n + 1]
+            claimed = {_name(entry) for entry in await self._claims_to(stretch, items, claims)}
+            self._look_for_first(stretch, items, claimed)
+            free += [entry for entry in items if _name(entry) not in claimed]
+            if len(items) == stretch.limit:  # what is behind it comes before the shelves behind it
+                longer = min(LONGEST_PAGE, 2 * stretch.limit)
+                rest = Stretch(stretch.mark, stretch.shelf, longer, _name(items[-1]))
+                self._todo = [rest, *round_[n + 1 :], *self._todo]
+                return free
+            if not items and stretch.after is None:
+                await self._tidy(stretch)
+        self._together = min(2 * self._together, SHELVES_TOGETHER)
+        return free
+
+    def hint(self, until: float) -> Hint | None:
+        """Where the first free item was, if many before it were taken; valid until then."""
+        return Hint(self._first, until) if self._first is not None and self._skipped >= MANY else None
+
+    @property
+    def first(self) -> Stretch | None:
+        """The stretch that begins with the first free item; None when there was none."""
+        return self._first
+
+    def _look_for_first(self, stretch: Stretch, items: Sequence[Entry], claimed: set[str]) -> None:
+        after = stretch.after
+        for name in map(_name, items if self._first is None else ()):
+            if name not in claimed:
+                self._first = replace(stretch, after=after)
+                return
+            after = name
+            self._skipped += 1
+
+    async def _read_index(self) -> None:
+        marks = await ask(self._store.list, self._index, limit=SHELVES_READ, start_after=self._behind)
+        self._has_more = len(marks) == SHELVES_READ
+        self._behind = marks[-1].key if marks else None
+        self._todo = [Stretch(mark, _name(mark), self._limit) for mark in marks]
+
+    def _parts(self, stretch: Stretch) -> list[tuple[str, int, str | None]]:
+        """Lists of a stretch: its items, and as many claims."""
+        return [self._part(self._items, stretch, stretch.after), self._part(self._claims, stretch, stretch.after)]
+
+    def _part(self, prefix: str, stretch: Stretch, after: str | None) -> tuple[str, int, str | None]:
+        below = f"{prefix}/{stretch.shelf}"
+        return below, stretch.limit, None if after is None else f"{below}/{after}"
+
+    async def _claims_to(self, stretch: Stretch, items: Sequence[Entry], claims: list[Entry]) -> list[Entry]:
+        """The claims of a stretch, to its last item: more than were read if some are on items that are gone."""
+        while items and len(claims) % stretch.limit == 0 and claims and _name(claims[-1]) < _name(items[-1]):
+            (more,) = await Lists(self._store, [self._part(self._claims, stretch, _name(claims[-1]))])
+            if not more:
+                break
+            claims = [*claims, *more]
+        return claims
+
+    async def _tidy(self, stretch: Stretch) -> None:
+        if not self._tidies:
+            return
+        try:
+            await ask(self._store.commit, [At(stretch.mark)], [Delete(stretch.mark.key)])
+        except LatchworkError as error:
+            _log.debug("shelf %s stays in its index: %s", stretch.mark.key, error)
+
+
+def _name(entry: Entry) -> str:
+    return entry.key.rpartition("/")[2]

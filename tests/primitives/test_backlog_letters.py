@@ -1,0 +1,161 @@
+"""Dead letters of backlogs, what is no item, and what is refused before any I/O."""
+
+from __future__ import annotations
+
+import pytest
+
+from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, SessionLost, ValueTooLarge
+from latchwork.primitives import Backlog
+from latchwork.primitives.queue.stored import INLINE_BYTES
+from latchwork.types import Put
+
+TTL_S = 1.0
+LARGE = b"x" * (INLINE_BYTES + 1)
+
+
+def fill(backlog, *places, lane="any"):
+    """Put items, with their own names as values."""
+    for place in places:
+        shelf, item_id = place.split("/")
+        backlog.put(lane, shelf, item_id, place.encode())
+
+
+def take(backlog, limit=1, lanes=("any",), **how):
+    return backlog.try_take(lanes, limit=limit, **how)
+
+
+def values(claims):
+    return [claim.value for claim in claims]
+
+
+# Dead letters
+
+
+def test_an_item_that_fails_too_often_becomes_a_dead_letter_and_can_be_revived(backlog):
+    mine = backlog(max_attempts=2)
+    mine.put("any", "s", "1", LARGE)
+    for why in ("once", "twice"):
+        take(mine)[0].release(why)
+    (letter,) = mine.dead_letters()
+    assert (letter.path, letter.letter, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
+    assert letter.size == len(LARGE)
+    assert mine.revive("1", lane="other").path == "other/s/1"
+    (claim,) = take(mine, lanes=["other"])
+    assert (claim.value, claim.attempts, mine.dead_letters()) == (LARGE, 1, [])
+
+
+def test_an_item_that_kills_its_takers_becomes_a_dead_letter_with_the_callers_writes(backlog, connect, store):
+    mine = backlog(max_attempts=2)
+    fill(mine, "s/poison", "s/good")
+    for _ in range(2):
+        dying = connect()
+        take(backlog(store=dying), accept=lambda item: item.id == "poison")
+        dying.close()
+    claims = take(mine, 9, extra_dead=lambda item: ((), [Put(f"died/{item.id}", b"%d" % item.attempts)]))
+    assert values(claims) == [b"s/good"]
+    assert mine.dead_letters()[0].why == "taken 2 times, and never acknowledged"
+    assert store.get("died/poison").value == b"2"
+
+
+def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
+    mine = backlog(max_attempts=1)
+    fill(mine, "a/1", "b/1", "c/1")
+    first, second = take(mine, 2)
+    first.bury("first", [Put("mark", b"")])
+    second.release("second")
+    dying = backlog()
+    take(dying)
+    store.delete("work/lanes/any/claims/c/1")
+    assert take(mine) == []
+    letters = {letter.path: letter for letter in mine.dead_letters()}
+    assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
+    assert (letters["any/a/1"].letter, store.get("mark") is not None) == ("1", True)
+    assert mine.revive(letters["any/b/1"].letter).path == "any/b/1"
+    mine.drop(letters["any/c/1"].letter)
+    fill(mine, "a/1")
+    with pytest.raises(KeyExists):
+        mine.revive("1")
+    mine.drop("1")
+    with pytest.raises(Conflict, match="has no dead letter '1'"):
+        mine.drop("1")
+    assert mine.dead_letters() == []
+
+
+def test_the_large_value_of_a_dropped_letter_is_gone_and_an_item_without_its_value_is_a_letter(backlog, store):
+    mine = backlog()
+    mine.put("any", "s", "1", LARGE)
+    mine.put("any", "s", "2", LARGE)
+    take(mine)[0].bury()
+    mine.drop("1")
+    (left,) = store.list("work/data")
+    store.delete(left.key)
+    assert take(mine) == []
+    assert mine.dead_letters()[0].why == "its value is gone, somebody deleted it"
+
+
+# What is no item, and bad input
+
+
+def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_letter(backlog, store):
+    mine = backlog()
+    fill(mine, "s/2")
+    store.put("work/lanes/any/items/stray", b"")
+    store.put("work/lanes/any/items/a/b/c", b"")
+    store.put("work/lanes/any/claims/x", b"")
+    store.put("work/lanes/any/items/s/1", b"\xff\nwhat")
+    assert [item.path for item in mine.items()] == ["any/s/1", "any/s/2"]
+    assert values(take(mine, 9)) == [b"s/2"]
+    (letter,) = mine.dead_letters()
+    assert letter.id == "1"
+    assert "holds no item of a backlog" in letter.why
+    store.put("work/dead/x", b"[]")
+    assert "holds no item" in mine.dead_letters()[1].why
+    mine.drop("x")
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "a b", ".", "@x/y", "x" * 121, "\x1b[31m", None, b"a"])
+def test_names_that_are_no_segment_are_refused_before_any_io(bad):
+    mine = Backlog(None, "work")
+    for place in ((bad, "s", "i"), ("l", bad, "i"), ("l", "s", bad)):
+        for call in (
+            lambda place=place: mine.put_ops(*place[:2], {place[2]: b""}),
+            lambda place=place: mine.put(*place, b""),
+        ):
+            with pytest.raises(InvalidKey, match=r"name .* cannot be used"):
+                call()
+    for call in (lambda: mine.try_take([bad]), lambda: mine.wait_free(bad), lambda: mine.takers(bad)):
+        with pytest.raises(InvalidKey):
+            call()
+
+
+def test_values_and_numbers_that_cannot_be_are_refused_before_any_io():
+    mine = Backlog(None, "work")
+    with pytest.raises(ValueTooLarge, match=r"an item of your own transaction holds 4,096; put it with put\(\)"):
+        mine.put_ops("l", "s", {"i": LARGE})
+    with pytest.raises(ValueTooLarge, match="the limit is 990,000"):
+        mine.put("l", "s", "i", b"x" * 990_001)
+    for call in (lambda: mine.put("l", "s", "i", "text"), lambda: mine.put_ops("l", "s", {"i": "text"})):
+        with pytest.raises(TypeError, match="must be bytes, not str"):
+            call()
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        mine.try_take(["any"], limit=0)
+    with pytest.raises(TypeError, match=r"lanes must be a list of names, not 'any'; give \['any'\]"):
+        mine.try_take("any")
+    with pytest.raises(ValueError, match="max_attempts must be at least 1"):
+        Backlog(None, "work", max_attempts=0)
+
+
+def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, eventually):
+    store = connect(session_ttl_s=TTL_S)
+    losing, closing, watcher = backlog(store=store), backlog(), backlog()
+    waiting = [in_thread(lambda: losing.wait_free("any")), in_thread(lambda: closing.wait_free("any"))]
+    eventually(lambda: len(watcher.takers("any")) == 2)
+    store.session.notice_gone()
+    closing.close()
+    with pytest.raises(SessionLost):
+        waiting[0].outcome()
+    with pytest.raises(Closed, match="backlog 'work' was closed"):
+        waiting[1].outcome()
+    for use in (lambda: take(closing), closing.items, lambda: closing.put("any", "s", "1", b"")):
+        with pytest.raises(Closed):
+            use()

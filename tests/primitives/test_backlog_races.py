@@ -1,0 +1,357 @@
+"""Backlogs, when others are faster and answers are lost."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+import latchwork
+from latchwork.errors import LockLost, OutcomeUnknown, Unavailable
+from latchwork.primitives import Backlog
+from latchwork.testing.faults import Fault, FaultyStore
+from latchwork.types import Create, Put
+
+TTL_S = 1.0
+
+
+def fill(backlog, *ids, lane="any"):
+    for item_id in ids:
+        backlog.put(lane, "s", item_id, item_id.encode())
+
+
+def ids(claims):
+    return [claim.item.id for claim in claims]
+
+
+# Others are faster
+
+
+def meanwhile(store, monkeypatch, method, act):
+    """Have something done after each call of a method, before its answer is used; once."""
+    real, done = getattr(store, method), []
+
+    def called(*args, **options):
+        found = real(*args, **options)
+        if not done:
+            done.append(True)
+            act()
+        return found
+
+    monkeypatch.setattr(store, method, called)
+
+
+def test_an_item_that_is_removed_between_look_and_claim_is_not_taken(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    fill(mine, "1", "2")
+    meanwhile(store, monkeypatch, "list", lambda: mine.remove(mine.find("any", "s", "1")))
+    assert ids(backlog(store=store).try_take(["any"], limit=9)) == ["2"]
+    assert mine.find("any", "s", "1") is None
+
+
+def test_an_item_that_is_done_between_look_and_claim_is_not_taken_again(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    fill(mine, "1")
+    meanwhile(store, monkeypatch, "list", lambda: [claim.ack() for claim in mine.try_take(["any"])])
+    assert backlog(store=store).try_take(["any"]) == []
+    assert (mine.size(), mine.claims()) == (0, {})
+
+
+def test_an_item_that_is_put_anew_between_look_and_claim_is_taken_as_it_is_now(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    fill(mine, "1")
+
+    def put_anew():
+        mine.remove(mine.find("any", "s", "1"))
+        mine.put("any", "s", "1", b"new")
+
+    meanwhile(store, monkeypatch, "list", put_anew)
+    other = backlog(store=store)
+    claims = other.try_take(["any"]) or other.try_take(["any"])
+    assert [claim.value for claim in claims] == [b"new"]
+
+
+def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim(backlog, connect, monkeypatch):
+    store, mine, claims = connect(), backlog(max_attempts=1), []
+    fill(mine, "1")
+    other = backlog(store=store, max_attempts=1)
+    listing = store.list
+
+    def claims_before_items(prefix, **options):
+        """What a look sees whose claims are older than its items."""
+        if prefix.endswith("/claims"):
+            return []
+        if not claims:
+            claims.extend(mine.try_take(["any"]))
+        return listing(prefix, **options)
+
+    monkeypatch.setattr(store, "list", claims_before_items)
+    assert other.try_take(["any"]) == []
+    assert other.dead_letters() == []
+    claims[0].ack()
+    assert mine.size() == 0
+
+
+def test_a_remove_that_did_not_see_a_claim_removes_nothing(backlog):
+    mine, other = backlog(), backlog()
+    fill(mine, "1")
+    found = mine.find("any", "s", "1")
+    (claim,) = other.try_take(["any"])
+    now = mine.find("any", "s", "1")
+    assert (mine.remove(found), mine.remove(now)) == (False, False)
+    claim.ack()
+
+
+def put_there(mine):
+    fill(mine, "2")
+
+
+def put_in_a_transaction(mine):
+    mine._store.commit([], mine.put_ops("any", "s", {"2": b""}))
+
+
+def give_there(mine):
+    fill(mine, "2", lane="else")
+    mine.try_take(["else"])[0].release(lane="any")
+
+
+def revive_there(mine):
+    fill(mine, "2", lane="else")
+    mine.try_take(["else"])[0].bury()
+    mine.revive("2", lane="any")
+
+
+@pytest.mark.parametrize("put", [put_there, put_in_a_transaction, give_there, revive_there])
+def test_a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlog, connect, monkeypatch, put):
+    store, mine = connect(), backlog()
+    other = backlog(store=store)
+    fill(mine, "1")
+    mine.try_take(["any"])[0].ack()
+    commit, seen = store.commit, []
+
+    def put_first(checks, ops):
+        if not seen:
+            seen.append(ops)
+            put(mine)
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", put_first)
+    assert other.try_take(["any"]) == []
+    assert [op.key for op in seen[0]] == ["work/lanes/any/shelves/s"]
+    assert ids(other.try_take(["any"])) == ["2"]
+
+
+def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, monkeypatch, eventually):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    for at in range(0, 300, 50):
+        store.commit([], mine.put_ops("any", f"{at:03d}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
+    taken = mine.try_take(["any"], limit=290)
+    assert ids(taken) == [f"{n:03d}" for n in range(290)]
+    monkeypatch.setattr("latchwork.primitives.queue.backlog_taking.HINT_S", 5.0)
+    assert ids(mine.try_take(["any"])) == ["290"]
+    looks, begin = [], store.begin
+    monkeypatch.setattr(store, "begin", lambda *args, **options: looks.append(args) or begin(*args, **options))
+    assert ids(mine.try_take(["any"])) == ["291"]
+    assert len(looks) == 2  # the items and the claims of one stretch
+    taken[0].release()
+    assert ids(mine.try_take(["any"])) == ["292"]  # for a moment
+    monkeypatch.undo()
+    mine._taking._hints.clear()
+    assert ids(mine.try_take(["any"], limit=9)) == ["000", *(f"{n:03d}" for n in range(293, 300))]
+    assert mine.try_take(["any"]) == []
+
+
+def test_a_take_reads_a_part_of_a_long_lane(backlog, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    for at in range(0, 400, 80):
+        store.commit([], mine.put_ops("any", f"{at // 160}", {f"{n:03d}": b"" for n in range(at, at + 80)}))
+    read, listing = [], store.list
+
+    def counting(*args, **options):
+        found = listing(*args, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(store, "list", counting)
+    monkeypatch.setattr(store, "children", lambda *_args, **_options: pytest.fail("names of all were read"))
+    mine.try_take(["any"])
+    assert mine.wait_free("any", 0)
+    assert sum(read) <= 50
+
+
+# Answers are lost
+
+
+def losing(store, monkeypatch, *, applied, which=1):
+    """Lose the answer of one commit."""
+    commit, calls = store.commit, []
+
+    def lossy(checks, ops):
+        calls.append(ops)
+        if len(calls) != which:
+            return commit(checks, ops)
+        if applied:
+            commit(checks, ops)
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "commit", lossy)
+    return calls
+
+
+def losing_all(store, monkeypatch):
+    """Lose each commit, and its answer."""
+    losing(store, monkeypatch, applied=False)
+
+
+def test_a_put_with_a_lost_answer_is_known_by_its_nonce(backlog, connect, monkeypatch):
+    store = connect()
+    mine = backlog(store=store)
+    losing(store, monkeypatch, applied=True)
+    mine.put("any", "s", "1", b"mine")
+    monkeypatch.undo()
+    losing(store, monkeypatch, applied=False)
+    with pytest.raises(OutcomeUnknown):
+        mine.put("any", "s", "2", b"mine")
+    with pytest.raises(OutcomeUnknown):  # that there is one of this name says nothing of ours
+        losing_all(store, monkeypatch)
+        mine.put("any", "s", "1", b"mine")
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_take_with_a_lost_answer_is_settled_by_the_next(backlog, connect, monkeypatch, applied):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    fill(mine, "1", "2", "3")
+    losing(store, monkeypatch, applied=applied)
+    with pytest.raises(OutcomeUnknown):
+        mine.try_take(["any"], limit=2)
+    claims = mine.try_take(["any"], limit=2)
+    assert [(claim.item.id, claim.attempts) for claim in claims] == [("1", 1), ("2", 1)]
+    for claim in claims:
+        claim.ack()
+    assert ids(mine.try_take(["any"], limit=2)) == ["3"]
+
+
+def test_claims_that_nobody_got_to_know_of_are_given_back(backlog, connect, monkeypatch, eventually):
+    store, other = connect(session_ttl_s=30.0), backlog()
+    mine = backlog(store=store)
+    fill(mine, "1", "2")
+    losing(store, monkeypatch, applied=True)
+    with pytest.raises(OutcomeUnknown):
+        mine.try_take(["any"], limit=2)
+    assert len(other.claims()) == 2
+    eventually(lambda: not other.claims())
+    assert [claim.attempts for claim in other.try_take(["any"], limit=2)] == [2, 2]
+
+
+def test_a_claim_of_unknown_outcome_on_what_is_not_wanted_now_is_given_back(backlog, connect, monkeypatch, eventually):
+    store, other = connect(session_ttl_s=30.0), backlog()
+    mine = backlog(store=store)
+    fill(mine, "1", "2")
+    losing(store, monkeypatch, applied=True)
+    with pytest.raises(OutcomeUnknown):
+        mine.try_take(["any"])
+    assert mine.try_take(["other"]) == []
+    assert ids(mine.try_take(["any"], accept=lambda item: item.id == "2")) == ["2"]
+    eventually(lambda: list(other.claims()) == ["any/s/2"])
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_acknowledgement_with_a_lost_answer_is_done_once(backlog, connect, monkeypatch, applied):
+    store = connect()
+    mine = backlog(store=store)
+    fill(mine, "1")
+    (claim,) = mine.try_take(["any"])
+    losing(store, monkeypatch, applied=applied)
+    claim.ack(ops=[Create("result", b"")])
+    assert (mine.size(), claim.is_held) == (0, False)
+    assert store.get("result")
+
+
+def test_an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once(backlog, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    fill(mine, "1")
+    (claim,) = mine.try_take(["any"])
+    read = store.get_many
+
+    def unreachable(_keys):
+        monkeypatch.setattr(store, "get_many", read)
+        raise Unavailable("cut")
+
+    losing(store, monkeypatch, applied=True)
+    monkeypatch.setattr(store, "get_many", unreachable)
+    claim.ack(ops=[Create("result", b"")])
+    assert (mine.size(), claim.is_held) == (0, False)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_part_with_a_lost_answer_says_whether_it_landed(backlog, connect, monkeypatch, applied):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    fill(mine, "1")
+    (claim,) = mine.try_take(["any"])
+    part = claim.ack_part()
+    losing(store, monkeypatch, applied=applied)
+    with pytest.raises(OutcomeUnknown) as unknown:
+        store.commit(part.checks, part.ops)
+    assert part.landed(unknown.value) is applied
+    assert not claim.is_held
+    if not applied:
+        store.commit(part.checks, part.ops)
+        part.committed()
+    assert mine.size() == 0
+
+
+def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_lost(backlog, connect, monkeypatch):
+    store, other = connect(session_ttl_s=30.0), backlog()
+    mine = backlog(store=store)
+    fill(mine, "1")
+    (claim,) = mine.try_take(["any"])
+    commit = store.commit
+
+    def removed(checks, ops):
+        other.remove(other.find("any", "s", "1"), if_taken=True)
+        monkeypatch.setattr(store, "commit", commit)
+        raise OutcomeUnknown("cut")
+
+    monkeypatch.setattr(store, "commit", removed)
+    with pytest.raises(LockLost, match="was removed while it was ours"):
+        claim.ack(ops=[Put("result", b"")])
+    assert store.get("result") is None
+
+
+def test_a_take_that_lands_after_it_gave_up_leaves_its_items_to_others(monkeypatch):
+    monkeypatch.setattr("latchwork.primitives.queue.doubts._DOUBT_S", 0.2)
+    url = f"memory://late-{uuid.uuid4().hex}/test"
+    late = Fault("land_late", op="commit", key="work/lanes/any/claims/*", delay_s=1.5)
+    with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:
+        mine, other = Backlog(store, "work"), Backlog(third, "work")
+        fill(mine, "1", "2")
+        with pytest.raises(OutcomeUnknown):
+            mine.try_take(["any"], limit=2)
+        time.sleep(2.5)  # the claims have come, if they can, and nobody is behind them
+        assert store.session.remaining_s() > 0.0
+        assert ids(other.try_take(["any"], limit=2)) == ["1", "2"]
+        mine.close()
+        other.close()
+
+
+def test_what_was_taken_before_trouble_is_returned(backlog, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine = backlog(store=store)
+    fill(mine, *(f"{n:02d}" for n in range(60)))
+    calls, commit = [], store.commit
+
+    def failing(checks, ops):
+        calls.append(ops)
+        if len(calls) == 2:
+            raise Unavailable("cut")
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", failing)
+    assert len(mine.try_take(["any"], limit=60)) == 45
+    assert len(mine.try_take(["any"], limit=60)) == 15
