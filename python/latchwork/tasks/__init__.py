@@ -1,0 +1,79 @@
+"""Functions by name, payloads that run nothing, slots, group commit: what every system that runs tasks rests on.
+
+It keeps to itself how values become bytes, how exceptions are taken apart, and what runs in a child process. Commands
+under supervision have a door of their own: ``latchwork.tasks.children``.
+"""
+
+from latchwork.tasks.blobs import BlobRef, Blobs
+from latchwork.tasks.errors import (
+    BadPayload,
+    NotSerializable,
+    PayloadTooLarge,
+    PickleRefused,
+    RemoteError,
+    RemoteTraceback,
+    TaskProcessDied,
+    TaskRefused,
+    TaskStopped,
+    TaskTimeout,
+    UnknownFunction,
+)
+from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, task
+from latchwork.tasks.group_commit import GroupCommit
+from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
+from latchwork.tasks.payloads.outcome import Failure, Outcome
+from latchwork.tasks.retry import ONCE, Retry, backoff_s
+from latchwork.tasks.running.context import TaskContext, current_task
+from latchwork.tasks.running.feeder import Feeder
+from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
+from latchwork.tasks.running.performing import PICKLED, Call, RunAsync, perform, run_async
+from latchwork.tasks.running.slots import Slots
+
+__all__ = [
+    "DEFAULT",
+    "MAX_PAYLOAD_BYTES",
+    "ONCE",
+    "PICKLED",
+    "Arguments",
+    "BadPayload",
+    "BlobRef",
+    "Blobs",
+    "Bury",
+    "Call",
+    "Codec",
+    "Done",
+    "Ending",
+    "Failure",
+    "Feeder",
+    "FeederHooks",
+    "Functions",
+    "GroupCommit",
+    "NotSerializable",
+    "Outcome",
+    "PayloadTooLarge",
+    "Payloads",
+    "PickleCodec",
+    "PickleRefused",
+    "PlainCodec",
+    "Registered",
+    "Release",
+    "RemoteError",
+    "RemoteTraceback",
+    "Retry",
+    "Run",
+    "RunAsync",
+    "RunIn",
+    "Slots",
+    "TaskContext",
+    "TaskProcessDied",
+    "TaskRefused",
+    "TaskStopped",
+    "TaskTimeout",
+    "UnknownFunction",
+    "after_failure",
+    "backoff_s",
+    "current_task",
+    "perform",
+    "run_async",
+    "task",
+]

@@ -1,0 +1,10 @@
+"""Commands that end with what they depend on. A second door of tasks, for whoever runs commands and no functions.
+
+It keeps to itself how a supervisor is told what to do.
+"""
+
+from latchwork.tasks.children.child import CannotStart, Child, ChildEnd
+from latchwork.tasks.children.leash import Leash
+from latchwork.tasks.children.streams import DEVNULL, PIPE, STDOUT
+
+__all__ = ["DEVNULL", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash"]

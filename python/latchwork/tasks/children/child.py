@@ -1,0 +1,292 @@
+"""Commands that end with what they depend on: a child process under a supervisor of its own.
+
+``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The command,
+and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run, when its
+parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that runs
+under a session is gone before the session can end, whether or not its parent still moves.
+
+Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)
+ends. Where there is no ``/proc``, only the command's process group does. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import errno as errors
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from latchwork.checks import is_number
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.interrupts import mutex
+from latchwork.store.forks import Home
+from latchwork.tasks.children.order import is_readable, moment_text, order_of, start_shim
+from latchwork.tasks.children.streams import Stream, Streams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: Why a child has ended: by itself, at the end of its time, told to, with its parent, or its supervisor was killed.
+Why = Literal["exited", "deadline", "told", "parent", "unsupervised"]
+#: Seconds for which a supervisor that was told to end may take; then its group is ended from here.
+_SHIM_S = 10.0
+_WHERE = {"user": "change to its user", "folder": "go to its folder", "program": "start its program"}
+
+
+class CannotStart(LatchworkError, OSError):
+    """A command could not be started; nothing of it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """How a child has ended, and all that it had started.
+
+    Attributes:
+        why: ``exited`` by itself; at its ``deadline``; ``told`` to; with its ``parent``; ``unsupervised`` when its
+            supervisor was killed, and how it ended is not known.
+        code: its exit code; None when a signal ended it.
+        signal: the signal; None when it exited.
+        user_s, system_s: processor time of it and of those that it waited for, in seconds.
+        max_rss_kib: the most memory that one of them had, in KiB.
+        left: processes that it left behind, and that were ended.
+    """
+
+    why: Why
+    code: int | None = None
+    signal: int | None = None
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_kib: int = 0
+    left: int = 0
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it exited by itself, with code 0."""
+        return self.why == "exited" and self.code == 0
+
+    def __str__(self) -> str:
+        how = f"signal {_signal_name(self.signal)}" if self.signal is not None else f"code {self.code}"
+        reasons = {
+            "exited": f"ended with {how}",
+            "deadline": "was ended by force: its time was over",
+            "told": f"was told to end, and did with {how}",
+            "parent": "was ended by force: its parent was gone",
+            "unsupervised": "was ended from outside together with its supervisor",
+        }
+        return reasons[self.why]
+
+
+class Child:
+    """A command under supervision, running once this returns. Safe to share between threads.
+
+    Args:
+        argv: the program and its arguments; no shell.
+        env: its environment, whole; None takes the parent's.
+        folder: where it starts; None where the parent is.
+        stdin, stdout, stderr: a path (written from its end on), a descriptor, ``PIPE``, ``DEVNULL``; ``stderr`` may be
+            ``STDOUT``. None takes the parent's.
+        until: the moment on the boot clock (``Clock.now()``) at which it is ended by force; ``allow`` moves it.
+        grace_s: it gets SIGTERM so many seconds before that moment; 0 sends none.
+        user: run it as this user, with that user's groups; only where the parent may.
+        keep: descriptors that it inherits, with their numbers.
+        label: what a list of processes shows of its supervisor.
+
+    Attributes:
+        pid: its process id, and that of its group.
+        stdin, stdout, stderr: the parent's ends of pipes; None for other streams. They are the caller's to close.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str | bytes | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        folder: str | Path | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        until: float = math.inf,
+        grace_s: float = 0.0,
+        user: str | None = None,
+        keep: Sequence[int] = (),
+        label: str = "",
+    ) -> None:
+        if os.name != "posix":
+            raise LatchworkError("children under supervision need a POSIX system; run tasks in threads here")
+        given = [os.fsencode(each) for each in argv]
+        self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
+        order = order_of(given, env, folder, until, grace_s, user, keep)
+        self._home = Home(self._what, made="started")
+        self._mutex = mutex()
+        self._end: ChildEnd | None = None
+        self._heard = b""
+        self._is_closed = False
+        streams = Streams(stdin, stdout, stderr)
+        try:
+            self._shim, self._orders, self._reports = start_shim(order, streams.theirs, keep, label)
+        except BaseException:
+            streams.close()
+            raise
+        finally:
+            streams.close_theirs()
+        self.stdin, self.stdout, self.stderr = streams.ours
+        try:
+            self.pid = self._hear_start()
+        except BaseException:
+            streams.close()
+            self._settle()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid} {self._what} {self._end or 'running'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once it has ended: for ``select``; ``poll`` then has the end."""
+        return self._reports
+
+    def allow(self, until: float) -> None:
+        """Let it run until that moment of the boot clock, whether that is later or earlier than before."""
+        self._say(f"until {moment_text(until)}")
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Send SIGTERM to its group, and end it by force so many seconds later. Does not wait."""
+        if not is_number(grace_s, 0.0):
+            raise ValueError(f"grace_s must be a number of seconds from 0, not {grace_s!r}")
+        self._say(f"stop {grace_s!r}")
+
+    def kill(self) -> None:
+        """End it by force, and all that it started. Does not wait."""
+        self._say("kill")
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to its group."""
+        self._say(f"signal {int(number)}")
+
+    def poll(self) -> ChildEnd | None:
+        """How it has ended; None while it runs."""
+        return self._wait(0.0)
+
+    def wait(self, timeout_s: float | None = None) -> ChildEnd:
+        """Wait until it, and all that it had started, has ended.
+
+        Raises:
+            WaitTimeout: it runs on.
+        """
+        end = self._wait(timeout_s)
+        if end is None:
+            raise WaitTimeout(f"{self._what} (process {self.pid}) still runs after {timeout_s or 0.0:.3g} s")
+        return end
+
+    def close(self) -> None:
+        """End it by force if it runs, wait until it has ended, and close the pipes. Twice is fine."""
+        if self._home.is_foreign:
+            return
+        self.kill()
+        if self._wait(_SHIM_S) is None:
+            self._shim.kill()
+            self._wait(None)
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        self._settle()
+
+    def _say(self, line: str) -> None:
+        self._home.check()
+        with self._mutex:
+            if not self._is_closed and self._end is None:
+                with suppress(BrokenPipeError, BlockingIOError):  # it has ended; or its supervisor is frozen
+                    os.write(self._orders, line.encode() + b"\n")
+
+    def _wait(self, timeout_s: float | None) -> ChildEnd | None:
+        self._home.check()
+        until = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
+        while self._end is None:
+            left_s = None if until is None else max(0.0, until - SYSTEM_CLOCK.now())
+            if not is_readable(self._reports, left_s):
+                return None
+            self._hear()
+        return self._end
+
+    def _hear(self) -> None:
+        """Take in what the supervisor says; its silence means that it was killed."""
+        with self._mutex:
+            if self._end is not None:
+                return
+            part = os.read(self._reports, 4096) if is_readable(self._reports, 0.0) else None
+            if part is None:
+                return
+            self._heard += part
+            if part and not self._heard.endswith(b"\n"):
+                return
+            words = self._heard.split(b"\n")[-2].split() if b"\n" in self._heard else []
+            if words[:1] == [b"ended"]:
+                self._end = _end_of(words[1:])
+            elif not part:
+                self._end = self._without_shim()
+
+    def _without_shim(self) -> ChildEnd:
+        """The supervisor was killed: the kernel ends the command itself then, and this the rest of its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return ChildEnd("unsupervised", signal=signal.SIGKILL)
+
+    def _hear_start(self) -> int:
+        heard = b""
+        while not heard.endswith(b"\n"):
+            part = os.read(self._reports, 4096)
+            if not part:
+                raise CannotStart(f"{self._what} could not be started: its supervisor ended")
+            heard += part
+        first, _, self._heard = heard.partition(b"\n")
+        words = first.decode("utf-8", "surrogateescape").split()
+        if words[0] == "started":
+            return int(words[1])
+        number, where = int(words[1]), words[2]
+        why = os.strerror(number) if number else "for no reason that the system names"
+        name = errors.errorcode.get(number, "")
+        raise CannotStart(number, f"{self._what} could not {_WHERE.get(where, where)}: {why} {name}".rstrip())
+
+    def _settle(self) -> None:
+        """Give back the descriptors, once."""
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        os.close(self._orders)
+        os.close(self._reports)
+        self._shim.wait()
+
+
+def _end_of(words: list[bytes]) -> ChildEnd:
+    """The end that a supervisor reports."""
+    why, status, user_s, system_s, rss, left = (each.decode() for each in words)
+    code = os.waitstatus_to_exitcode(int(status))
+    return ChildEnd(
+        cast("Why", why),
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        user_s=float(user_s),
+        system_s=float(system_s),
+        max_rss_kib=int(rss),
+        left=int(left),
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,126 @@
+"""What a supervisor is told, and how it is started. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from latchwork.checks import is_number
+from latchwork.errors import LatchworkError
+
+SHIM = Path(__file__).with_name("shim.py")
+#: Its length goes before an order, in so many digits.
+_DIGITS = 10
+
+
+def order_of(
+    argv: Sequence[bytes],
+    env: Mapping[str, str] | None,
+    folder: str | Path | None,
+    until: float,
+    grace_s: float,
+    user: str | None,
+    keep: Sequence[int],
+) -> list[bytes]:
+    """The parts of an order, but the descriptors of the streams.
+
+    Raises:
+        ValueError: an argument cannot be one.
+    """
+    if not argv or not argv[0]:
+        raise ValueError("a command needs a program: give argv with at least one part")
+    if not is_number(grace_s, 0.0):
+        raise ValueError(f"grace_s must be a number of seconds from 0, not {grace_s!r}")
+    variables = os.environ if env is None else env
+    pairs = [os.fsencode(f"{name}={value}") for name, value in variables.items()]
+    parts = [
+        str(os.getpid()).encode(),
+        moment_text(until).encode(),
+        repr(float(grace_s)).encode(),
+        os.fsencode(folder or ""),
+        _ids_of(user).encode(),
+        b"",
+        f"{len(argv)} {len(pairs)}".encode(),
+        *argv,
+        *pairs,
+        *(str(fd).encode() for fd in keep),
+    ]
+    for part in parts:
+        if b"\0" in part:
+            raise ValueError(f"no part of a command may hold a zero byte, as {part[:60]!r} does")
+    if any("=" in name or not name for name in variables):
+        raise ValueError("the name of an environment variable must be text without '='")
+    return parts
+
+
+def moment_text(until: float) -> str:
+    """A moment as the supervisor reads it.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if isinstance(until, bool) or not isinstance(until, (int, float)) or math.isnan(until):
+        raise ValueError(f"until must be a moment of the boot clock, in seconds, not {until!r}")
+    return repr(max(0.0, float(until)))
+
+
+def start_shim(
+    order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str
+) -> tuple[subprocess.Popen[bytes], int, int]:
+    """Start a supervisor, and give it its order: its process, where orders go, where reports come from."""
+    order[5] = " ".join(map(str, streams)).encode()
+    body = b"\0".join(order)
+    theirs_in, orders = os.pipe()
+    reports, theirs_out = os.pipe()
+    try:
+        shim = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
+            stdin=theirs_in,
+            stdout=theirs_out,
+            pass_fds=[*streams, *keep],
+            start_new_session=True,
+            cwd="/",
+        )
+        _write_all(orders, f"{len(body):0{_DIGITS}d}".encode() + body)
+        os.set_blocking(orders, False)
+    except BaseException:
+        os.close(orders)
+        os.close(reports)
+        raise
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+    return shim, orders, reports
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except BrokenPipeError:  # it has ended; its silence says so
+        pass
+
+
+def is_readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until there is something to read; False when the time is over."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
+
+
+def _ids_of(user: str | None) -> str:
+    """The numbers of a user and of all its groups."""
+    if user is None:
+        return ""
+    import pwd  # not on every system
+
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        raise LatchworkError(f"there is no user {user!r} on this machine") from None
+    return " ".join(map(str, (found.pw_uid, found.pw_gid, *os.getgrouplist(user, found.pw_gid))))

@@ -1,0 +1,404 @@
+"""Supervises one command, as a program of its own: ``python -I -S shim.py LABEL``. Standard library only.
+
+It owns what the command starts: a process group, and, on Linux, whatever forks away from it. It ends all of it when the
+command has ended, at the time until which it was allowed to run, when it is told to, and when its parent has died,
+whichever comes first. ``supervisor`` is the other end; nothing imports this module.
+
+Descriptor 0 is a pipe from the parent. First the order: its length, then so many bytes of parts that are separated by
+NUL. Then lines: ``until T`` (seconds on the boot clock), ``stop S`` (end politely, by force after S seconds),
+``signal N``, ``kill``. Its end means that the parent is gone.
+Descriptor 1 is a pipe to the parent: ``started PID``, or ``failed ERRNO WHERE``; ``ended WHY STATUS USER SYSTEM RSS
+LEFT`` once nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # typing takes longer to import than all that is here
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+#: Where the machine has no timer that runs through suspend, it looks at the clock that often.
+LOOK_S = 0.5
+#: Between two looks at processes that do not die: they are in the kernel, on a dead disk for instance.
+REAP_S = 0.02
+NOWHERE = 64  # bytes of a wake-up pipe that are read at once
+#: Signals that this process treats in its own way, or that Python does.
+OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+TFD_NONBLOCK, TFD_ABSTIME = 0o4000, 1
+
+
+def now() -> float:
+    """Seconds on the boot clock."""
+    return time.clock_gettime(BOOT)
+
+
+class System:
+    """What the standard library does not offer, from libc; None where the machine has it not."""
+
+    def __init__(self) -> None:
+        self.libc = None
+        if sys.platform == "linux":
+            with contextlib.suppress(ImportError, OSError):
+                import ctypes  # takes as long as all the rest
+
+                self.ctypes = ctypes
+                self.libc = ctypes.CDLL(None, use_errno=True)
+
+    def prctl(self, option: int, value: int) -> bool:
+        """Set one option of this process; False where that cannot be."""
+        return self.libc is not None and self.libc.prctl(option, value, 0, 0, 0) == 0
+
+    def boot_timer(self) -> int | None:
+        """A descriptor that becomes readable at a moment of the boot clock; None where there is none."""
+        if self.libc is None or not hasattr(self.libc, "timerfd_create"):
+            return None
+        timer = self.libc.timerfd_create(BOOT, TFD_NONBLOCK)
+        return timer if timer >= 0 else None
+
+    def set_timer(self, timer: int, moment: float) -> None:
+        """Have it become readable at that moment; infinity for never."""
+        whole = 0 if moment == float("inf") else int(moment)
+        values = (0, 0, whole, int((moment - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
+        spec = (self.ctypes.c_long * 4)(*values)
+        self.libc.timerfd_settime(timer, TFD_ABSTIME, spec, None)
+
+
+class Order:
+    """What is to be run."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        fixed, counts, rest = parts[:6], [int(n) for n in parts[6].split()], parts[7:]
+        self.parent, self.until, self.grace_s = int(fixed[0]), float(fixed[1]), float(fixed[2])
+        self.folder, self.user = fixed[3], fixed[4]
+        self.streams = [int(fd) for fd in fixed[5].split()]
+        self.argv, rest = rest[: counts[0]], rest[counts[0] :]
+        pairs, rest = rest[: counts[1]], rest[counts[1] :]
+        self.env = dict(pair.split(b"=", 1) for pair in pairs)
+        self.kept = [int(fd) for fd in rest]
+
+
+class Shim:
+    """The supervisor of one command."""
+
+    def __init__(self, order: Order, system: System) -> None:
+        self.order = order
+        self.parent_of_child = os.getpid()
+        self.system = system
+        self.until = order.until
+        self.why = "exited"
+        self.child = 0
+        self.status: int | None = None
+        self.usage = (0.0, 0.0, 0)
+        self.left = 0
+        self.kill_at: float | None = None
+        self.warned = False
+        self.buffer = b""
+        self.is_reaper = system.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    # The loop
+
+    def run(self) -> None:
+        """Start the command, and see to its end."""
+        wake = self.wake_pipe()
+        parent = self.watch_parent()
+        if not self.start():
+            return
+        poll = select.poll()
+        timer = self.system.boot_timer()
+        for fd in (0, wake, parent, timer):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        while self.status is None:
+            moment = self.look_at_clock()
+            if self.status is None:
+                ready = dict(poll.poll(self.pause_ms(timer, moment)))
+                self.serve(ready, wake, parent)
+            self.reap(wait=False)
+        self.end_all()
+        self.tell(f"ended {self.why} {self.status} {self.usage[0]:.6f} {self.usage[1]:.6f} {self.usage[2]} {self.left}")
+
+    def look_at_clock(self) -> float:
+        """End what is over; the next moment to look."""
+        if self.kill_at is not None and now() >= self.kill_at:
+            self.kill("told")
+        elif now() >= self.until:
+            self.kill("deadline")
+        elif self.order.grace_s and not self.warned and now() >= self.until - self.order.grace_s:
+            self.warned = True
+            self.signal(signal.SIGTERM)
+        moments = [self.until if self.warned or not self.order.grace_s else self.until - self.order.grace_s]
+        return min([*moments, *([self.kill_at] if self.kill_at is not None else [])])
+
+    def pause_ms(self, timer: int | None, moment: float) -> int | None:
+        """How long to wait for events; with a timer for ever, because that is an event."""
+        if timer is None:
+            if moment == float("inf"):
+                return None
+            return int(max(0.0, min(LOOK_S, moment - now())) * 1000) + 1
+        self.system.set_timer(timer, moment)
+        return None
+
+    def serve(self, ready: dict[int, int], wake: int, parent: int | None) -> None:
+        """Do what the descriptors that are ready ask for."""
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, NOWHERE)
+        if 0 in ready:
+            self.hear()
+        if parent is not None and parent in ready:
+            self.kill("parent")
+
+    def hear(self) -> None:
+        """Obey the lines that have come; the end of the pipe is the end of the parent."""
+        data = os.read(0, 65536)
+        if not data:
+            self.kill("parent")
+            return
+        self.buffer += data
+        *lines, self.buffer = self.buffer.split(b"\n")
+        for line in lines:
+            self.obey(*line.split())
+
+    def obey(self, verb: bytes = b"", value: bytes = b"") -> None:
+        """Obey one line."""
+        if verb == b"until":
+            self.until = float(value)
+        elif verb == b"stop":
+            self.why = "told"
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)
+            moment = now() + float(value)
+            self.kill_at = moment if self.kill_at is None else min(self.kill_at, moment)
+        elif verb == b"signal":
+            self.signal(int(value))
+        elif verb == b"kill":
+            self.kill("told")
+
+    # The command
+
+    def start(self) -> bool:
+        """Start the command in a group of its own; False when it cannot be."""
+        reading, writing = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            self.become(writing)
+        os.close(writing)
+        for fd in {*self.order.streams, *self.order.kept} - {0, 1, 2}:
+            os.close(fd)
+        with contextlib.suppress(OSError):  # the child does the same: whoever is first
+            os.setpgid(self.child, self.child)
+        failure = b""
+        while part := os.read(reading, 4096):
+            failure += part
+        os.close(reading)
+        if failure:
+            os.waitpid(self.child, 0)
+            self.tell("failed " + os.fsdecode(failure))
+            return False
+        self.tell(f"started {self.child}")
+        return True
+
+    def become(self, failure: int) -> NoReturn:
+        """Become the command. Only in the child; never returns."""
+        where = "start"
+        try:
+            os.setpgid(0, 0)
+            self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self.parent_of_child:
+                os._exit(127)
+            where = "open"
+            self.place_streams()
+            where = "user"
+            self.change_user()
+            where = "folder"
+            if self.order.folder:
+                os.chdir(self.order.folder)
+            signal.set_wakeup_fd(-1)
+            for number in OURS:
+                signal.signal(number, signal.SIG_DFL)
+            where = "program"
+            execute(self.order.argv, self.order.env)
+        except OSError as error:
+            os.write(failure, f"{error.errno or 0} {where}".encode())
+        except BaseException:  # never back into the loop of the parent
+            os.write(failure, f"0 {where}".encode())
+        os._exit(127)
+
+    def place_streams(self) -> None:
+        """Put the streams where a program looks for them, and keep open what it inherits, nothing else."""
+        spare = [os.dup(fd) for fd in self.order.streams]
+        for number, fd in enumerate(spare):
+            os.dup2(fd, number, inheritable=True)
+            os.close(fd)
+        for fd in self.order.kept:
+            os.set_inheritable(fd, True)
+        for fd in set(self.order.streams) - {0, 1, 2} - set(self.order.kept):
+            os.close(fd)
+
+    def change_user(self) -> None:
+        """Become the user of the order, with no group of ours left."""
+        if not self.order.user:
+            return
+        uid, gid, *groups = [int(number) for number in self.order.user.split()]
+        os.setgroups(groups)
+        os.setgid(gid)
+        os.setuid(uid)
+        self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user takes it back
+
+    # Its end
+
+    def kill(self, why: str) -> None:
+        """End the command by force."""
+        self.why = why
+        self.signal(signal.SIGKILL)
+        self.reap(wait=True)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command's group: the number is its own until its first process is reaped."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child, number)
+
+    def reap(self, *, wait: bool) -> None:
+        """Note the end of the command; bury the others that were left to us."""
+        flags = os.WEXITED | os.WNOWAIT
+        if self.status is None and os.waitid(os.P_PID, self.child, flags | (0 if wait else os.WNOHANG)) is not None:
+            self.left = len(self.descendants())
+            self.signal(signal.SIGKILL)
+            _, self.status, usage = os.wait4(self.child, 0)
+            self.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.waitid(os.P_ALL, 0, flags | os.WNOHANG)) is not None and dead.si_pid != self.child:
+                os.waitpid(dead.si_pid, 0)
+
+    def end_all(self) -> None:
+        """End what has forked away from the command; return once nothing is left."""
+        while True:
+            known: set[int] = set()
+            while not (here := self.descendants(signal.SIGSTOP)) <= known:  # what is stopped forks no more
+                known |= here
+            for pid in known:
+                send(pid, signal.SIGKILL)
+            self.reap(wait=False)
+            if not self.has_children():
+                return
+            time.sleep(REAP_S)
+
+    def has_children(self) -> bool:
+        """Whether anything is left, also what has ended and is not buried."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def descendants(self, number: int = 0) -> set[int]:
+        """The processes below us that live, where the machine says so; each is sent a signal when it is found."""
+        found, look_at = set(), [os.getpid()]
+        while self.is_reaper and look_at:
+            for pid in children_of(look_at.pop()):
+                if pid not in found:
+                    send(pid, number)
+                    found.add(pid)
+                    look_at.append(pid)
+        return {pid for pid in found if not is_zombie(pid)}
+
+    # The parent
+
+    def wake_pipe(self) -> int:
+        """A descriptor that becomes readable when a child has ended."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.kill_soon())
+        return reading
+
+    def kill_soon(self) -> None:
+        """Somebody ends the supervisor itself: what it owns goes with it."""
+        self.kill_at = 0.0
+
+    def watch_parent(self) -> int | None:
+        """A descriptor that becomes readable when the parent ends, though a child of its has its end of the pipe."""
+        opened: int | None = None
+        with contextlib.suppress(AttributeError, OSError):
+            opened = os.pidfd_open(self.order.parent)
+        if os.getppid() != self.order.parent:
+            os._exit(0)
+        return opened
+
+    def tell(self, line: str) -> None:
+        """Report to the parent, if it is there."""
+        with contextlib.suppress(OSError):
+            os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process, if it is there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Become a program, looked for as a shell does. What it needs is imported: the user may be another by now."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    why = FileNotFoundError(2, "no such program")
+    for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"):
+        try:
+            os.execve(os.path.join(folder or b".", argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            why = error
+    raise why
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of all threads of a process."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += [int(each) for each in file.read().split()]
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended and is not buried, or is not there."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    return True
+
+
+def read_exactly(count: int) -> bytes:
+    """So many bytes from the parent; without a parent there is nothing to do."""
+    data = b""
+    while len(data) < count:
+        part = os.read(0, count - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return data
+
+
+def main() -> None:
+    """Read the order, and carry it out."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    order = Order(read_exactly(int(read_exactly(10))).split(b"\0"))
+    Shim(order, System()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""What a node may run: functions by name. What is not registered here is never called, whatever the store says.
+
+Names are ``module:qualname``, unless another is given. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import typing
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from latchwork.checks import is_number, late_kind
+from latchwork.interrupts import mutex
+from latchwork.tasks.errors import UnknownFunction
+from latchwork.tasks.retry import ONCE, Retry
+
+F = TypeVar("F", bound=Callable[..., Any])
+RunIn = Literal["thread", "process"]
+
+#: A name is part of records, and at most so many characters.
+MOST_NAME = 300
+
+
+@dataclass(frozen=True, eq=False)
+class Registered:
+    """A function that may be run by its name.
+
+    Attributes:
+        name: what the store knows it by.
+        fn: the function itself.
+        retry: how often it is tried.
+        timeout_s: seconds after which a run is stopped; None for never.
+        run_in: where it runs; None leaves that to the node.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    retry: Retry = field(default=ONCE)
+    timeout_s: float | None = None
+    run_in: RunIn | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is an ``async def``."""
+        return inspect.iscoroutinefunction(self.fn)
+
+    @cached_property
+    def hints(self) -> Mapping[str, Any]:
+        """The annotations that can be resolved, by parameter; ``return`` has that of the result."""
+        return _hints(self.fn)
+
+    @cached_property
+    def context_names(self) -> frozenset[str]:
+        """The parameters that get the ``TaskContext``: by their annotation."""
+        return frozenset(name for name, hint in self.hints.items() if getattr(hint, "takes_task_context", False))
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """What a caller gives: all parameters but the context."""
+        whole = inspect.signature(self.fn)
+        kept = [each for each in whole.parameters.values() if each.name not in self.context_names]
+        return whole.replace(parameters=kept)
+
+    @cached_property
+    def all_parameters(self) -> frozenset[str]:
+        """The names of all parameters, the context among them."""
+        return frozenset(inspect.signature(self.fn).parameters)
+
+    def spread(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by parameter, as the function takes them."""
+        whole = inspect.signature(self.fn)
+        found = inspect.BoundArguments(whole, OrderedDict((n, bound[n]) for n in whole.parameters if n in bound))
+        return found.args, found.kwargs
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments that the function does not take.
+
+        Raises:
+            TypeError: the message has the function's name.
+        """
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"function {self.name!r}: {error}") from None
+
+
+class Functions:
+    """An allow-list of functions, by name. Safe to share between threads.
+
+    ``functions[...]`` of a node are all that it ever calls; a name of the store that is not among them is
+    ``UnknownFunction``.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = mutex()
+        self._by_name: dict[str, Registered] = {}
+        self._by_fn: dict[Callable[..., Any], Registered] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Registered]:
+        return iter(sorted(self._by_name.values(), key=lambda each: each.name))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @overload
+    def task(self, fn: F) -> F: ...
+    @overload
+    def task(
+        self,
+        fn: None = None,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        run_in: RunIn | None = None,
+    ) -> Callable[[F], F]: ...
+
+    def task(
+        self,
+        fn: F | None = None,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        run_in: RunIn | None = None,
+    ) -> F | Callable[[F], F]:
+        """Register a function; it stays the function that it is: ``@task`` or ``@task(timeout_s=60)``.
+
+        Args:
+            fn: the function, a plain or an ``async`` one.
+            name: what the store knows it by; default ``module:qualname``.
+            retry: how often it is tried; default once.
+            timeout_s: seconds after which a run of it is stopped; default never.
+            run_in: ``thread`` or ``process``; default what the node says.
+        Raises:
+            TypeError: it is no function whose body runs when it is called.
+            ValueError: the name is taken by another function, or none can be made for a lambda or a local function.
+        """
+        if timeout_s is not None and (not is_number(timeout_s) or timeout_s <= 0):
+            raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {timeout_s!r}")
+        if run_in not in (None, "thread", "process"):
+            raise ValueError(f"run_in must be 'thread' or 'process', not {run_in!r}")
+
+        def register(given: F) -> F:
+            _check_runs(given)
+            self.add(Registered(name or name_of(given), given, retry or ONCE, timeout_s, run_in))
+            return given
+
+        return register if fn is None else register(fn)
+
+    def add(self, one: Registered) -> None:
+        """Add a registered function, of another list for instance.
+
+        Raises:
+            ValueError: another function has its name.
+        """
+        _check_name(one.name)
+        with self._mutex:
+            there = self._by_name.get(one.name)
+            if there is not None and not _is_same(there.fn, one.fn):
+                raise ValueError(f"another function is registered as {one.name!r}; give one of them a name= of its own")
+            self._by_name[one.name] = one
+            self._by_fn[one.fn] = one
+
+    def load(self, *modules: str) -> Functions:
+        """Import modules, and take over all functions that ``task`` registered and that they have.
+
+        Only what a program or its command line says may be given here: importing runs code.
+
+        Raises:
+            ModuleNotFoundError: there is no such module.
+            UnknownFunction: a module has no registered function: no ``@task`` in it.
+        """
+        for module in modules:
+            imported = importlib.import_module(module)
+            found = [DEFAULT.find(each) for each in vars(imported).values() if callable(each)]
+            mine = [each for each in found if each is not None]
+            if not mine and not any(_is_of(each.fn, module) for each in (*self, *DEFAULT)):
+                raise UnknownFunction(
+                    f"module {module!r} has no function with @task; put one before what nodes may run"
+                )
+            for each in mine:
+                self.add(each)
+        return self
+
+    def get(self, name: str) -> Registered:
+        """The function of that name.
+
+        Raises:
+            UnknownFunction: there is none; the message lists names that are near.
+        """
+        try:
+            return self._by_name[name]
+        except (KeyError, TypeError):
+            raise UnknownFunction.of(str(name), self._by_name) from None
+
+    def find(self, fn: Callable[..., Any]) -> Registered | None:
+        """What a function is registered as; None when it is not."""
+        try:
+            return self._by_fn.get(fn)
+        except TypeError:  # it cannot be hashed, so nobody registered it
+            return None
+
+    def of(self, fn: Callable[..., Any] | str) -> Registered:
+        """What a function, or a name, is registered as.
+
+        Raises:
+            UnknownFunction: it is not; the message says what to do.
+        """
+        if isinstance(fn, str):
+            return self.get(fn)
+        found = self.find(fn)
+        if found is None:
+            shown = getattr(fn, "__qualname__", None) or repr(fn)[:100]
+            raise UnknownFunction(f"{shown} is not registered; put @task before it, or allow pickled functions")
+        return found
+
+
+#: Where ``@task`` registers.
+DEFAULT = Functions()
+task = DEFAULT.task
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """The name under which a function is registered by itself: ``module:qualname``.
+
+    That of the script which is run is its file's name: other processes import it by that.
+
+    Raises:
+        ValueError: it has no name by which others could mean it.
+    """
+    qualname = str(getattr(fn, "__qualname__", "<object>"))
+    if "<" in qualname:
+        raise ValueError(f"{qualname} has no name that other processes know; give it one with task(name=...)")
+    return f"{module_of(fn)}:{qualname}"
+
+
+def module_of(fn: Callable[..., Any]) -> str:
+    """The module of a function, as others import it."""
+    module = str(getattr(fn, "__module__", None) or "__main__")
+    if module != "__main__":
+        return module
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else module
+
+
+def _check_runs(fn: Callable[..., Any]) -> None:
+    if not callable(fn):
+        raise TypeError(f"a task has to be a function, not {fn!r}")
+    late = late_kind(fn)
+    if late not in (None, "an async function"):
+        raise TypeError(f"a task was given {late}, whose body would never run; give a plain function or an async one")
+
+
+def _check_name(name: str) -> None:
+    given: object = name
+    if not isinstance(given, str) or not 1 <= len(given) <= MOST_NAME or not given.isprintable():
+        raise ValueError(f"a task's name must be 1 to {MOST_NAME} printable characters, not {str(given)[:100]!r}")
+
+
+def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """A module that is imported again makes its functions again: under both names of a script, for instance."""
+    if one is other:
+        return True
+    mine, theirs = getattr(one, "__code__", None), getattr(other, "__code__", None)
+    same_place = mine is not None and theirs is not None and mine.co_filename == theirs.co_filename
+    return same_place and getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other)
+
+
+def _is_of(fn: Callable[..., Any], module: str) -> bool:
+    return bool(module_of(fn) == module)
+
+
+def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """All annotations resolved; one by one where that fails, without those that exist for type checkers alone."""
+    plain = inspect.unwrap(fn)
+    try:
+        return typing.get_type_hints(plain, include_extras=True)
+    except Exception:
+        return _hints_one_by_one(plain)
+
+
+def _hints_one_by_one(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    space = getattr(fn, "__globals__", {})
+    for name, annotation in getattr(fn, "__annotations__", {}).items():
+        holder = type("holder", (), {"__annotations__": {name: annotation}})
+        try:
+            found.update(typing.get_type_hints(holder, space, include_extras=True))
+        except Exception:  # noqa: S112 - then nothing is known of this one
+            continue
+    return found

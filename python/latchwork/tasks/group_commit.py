@@ -1,0 +1,235 @@
+"""Group commit: units of checks and writes of many threads, a transaction for as many as there are.
+
+While one transaction is on its way, what comes gathers for the next. Nothing waits for company: a unit that comes
+alone goes alone. A refusal answers the units that it is about, the others go again. After an outcome that is unknown
+each unit is asked whether it landed.
+
+docs/design/0020 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import TYPE_CHECKING
+
+from latchwork.clock import Clock
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.store import Backoff
+from latchwork.store.forks import Home
+from latchwork.store.steps import Background, Bell, Pause, Signal, ask
+from latchwork.tasks.batching import MOST_OPS, Landed, Unit, blamed, checks_of, gather
+from latchwork.types import Check, Committed, Exists, Op
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from latchwork.store import Store
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which a unit is tried while the server cannot be reached.
+TIMEOUT_S = 30.0
+
+
+class GroupCommit:
+    """Commits units, as many as have gathered in one transaction. Safe to share between threads.
+
+    Construction does no I/O; a thread begins with the first unit.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        label: what it is for, in the name of its thread.
+        most: no more units than this in one transaction.
+    """
+
+    def __init__(self, store: Store, *, label: str = "", most: int = MOST_OPS) -> None:
+        if type(most) is not int or most < 1:
+            raise ValueError(f"most must be a whole number from 1, not {most!r}")
+        self._store = store
+        self._clock: Clock = store.clock
+        self._label = label
+        self._most = most
+        self._prefix = _prefix_of(store)
+        self._home = Home("this group commit")
+        self._changed = Bell()
+        self._waiting: list[Unit] = []
+        self._flying: list[Unit] = []
+        self._thread: Background | None = None
+        self._is_closed = False
+        self._hurry = Signal()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self, checks: Sequence[Check], ops: Sequence[Op], landed: Landed, *, timeout_s: float = TIMEOUT_S
+    ) -> Future[Committed | None]:
+        """Commit these, all or none, soon. Returns at once.
+
+        The unit breaks one of its own checks when it lands, so that it cannot land twice: it deletes the claim that it
+        checks, or creates a key.
+
+        Args:
+            checks: must hold.
+            ops: are written.
+            landed: called after a refusal of this unit, or an unknown outcome, with the error: whether it had landed
+                all the same. It may ask the store, and raise what the future then has. Called in our thread.
+            timeout_s: seconds to go on trying while the server cannot be reached.
+        Returns:
+            What was committed (that of the whole transaction), or None if it landed without an answer. Or its error:
+            ``Conflict``; what ``landed`` raised; ``Unavailable``, not written; ``OutcomeUnknown``; ``Closed``; an error
+            of the call. Callbacks run in our thread and must be quick. A unit that is not on its way can be cancelled.
+        Raises:
+            Closed: this was closed.
+            ForkedProcess: it was made by the parent of this process.
+        """
+        self._home.check()
+        unit = Unit(tuple(checks), tuple(ops), landed, self._clock.now() + timeout_s, self._prefix)
+        with self._changed.mutex:
+            if self._is_closed:
+                raise Closed("this group commit was closed; make another one")
+            self._waiting.append(unit)
+            self._changed.ring()
+            begins = self._thread is None
+            if begins:
+                self._thread = Background(self._run, f"latchwork-commits-{self._label}")
+        return unit.future
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Commit what has been submitted; the rest has the error that it met last. Waits so long. Twice is fine."""
+        if self._home.is_foreign:
+            return
+        with self._changed.mutex:
+            self._is_closed = True
+            until = self._clock.now() + timeout_s
+            for unit in self._waiting:
+                unit.until = min(unit.until, until)
+            self._changed.ring()
+            thread = self._thread
+        if thread is not None and not thread.is_mine:
+            thread.block()
+
+    # The thread
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._changed.mutex:
+                self._flying = self._taken()
+                rings, ends = self._changed.rings, self._is_closed and not self._waiting and not self._flying
+            if ends:
+                return
+            if not self._flying:
+                await self._changed.rung(rings, self._clock, None)
+            elif await self._commit(self._flying):
+                backoff = Backoff()
+            else:
+                await Pause(self._clock, self._hurry, backoff.next_s())
+
+    def _taken(self) -> list[Unit]:
+        """The next units, without those that were cancelled."""
+        units = gather(self._waiting, self._most) if self._waiting else []
+        chosen = set(map(id, units))
+        self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
+        return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
+
+    async def _commit(self, units: list[Unit]) -> bool:
+        """Commit these once; False if the server could not be reached."""
+        try:
+            done: Committed = await ask(self._store.commit, checks_of(units), [op for unit in units for op in unit.ops])
+        except Conflict as error:
+            return await self._refused(units, error)
+        except OutcomeUnknown as error:
+            await self._unknown(units, error)
+            return False
+        except Unavailable as error:
+            self._again(units, error)
+            return False
+        except Exception as error:
+            await self._wrong(units, error)
+        else:
+            for unit in units:
+                _answer(unit, done)
+        return True
+
+    async def _refused(self, units: list[Unit], error: Conflict) -> bool:
+        guilty = blamed(units, error) if len(units) > 1 else units
+        if not guilty:
+            await self._one_by_one(units)
+            return True
+        self._again([unit for unit in units if unit not in guilty], error)
+        return all([await self._ask_landed(unit, error) for unit in guilty])
+
+    async def _unknown(self, units: list[Unit], error: OutcomeUnknown) -> None:
+        for unit in units:
+            unit.is_doubtful = True
+            await self._ask_landed(unit, error)
+
+    async def _wrong(self, units: list[Unit], error: Exception) -> None:
+        if len(units) > 1:
+            await self._one_by_one(units)
+        else:
+            _fail(units[0], error)
+
+    async def _one_by_one(self, units: list[Unit]) -> None:
+        """Each alone: one that cannot be written must not be what the others fail by."""
+        for unit in units:
+            await self._commit([unit])
+
+    async def _ask_landed(self, unit: Unit, error: LatchworkError) -> bool:
+        """Answer a unit by what it finds out; put it back when that has to wait, and say False."""
+        try:
+            has_landed = unit.landed(error)
+        except (Unavailable, OutcomeUnknown) as trouble:
+            unit.is_doubtful = True
+            self._again([unit], trouble)
+            return False
+        except (Exception, SystemExit) as trouble:  # what it raises is the answer
+            _fail(unit, trouble)
+            return True
+        if has_landed:
+            _answer(unit, None)
+        elif isinstance(error, Conflict):
+            _fail(unit, error)
+        else:
+            self._again([unit], error)
+        return has_landed or isinstance(error, Conflict)
+
+    def _again(self, units: list[Unit], error: LatchworkError) -> None:
+        """Put units back to the front, in order; answer those whose time is over."""
+        now = self._clock.now()
+        left = [unit for unit in units if unit.until > now]
+        with self._changed.mutex:
+            self._waiting[:0] = left
+        for unit in units:
+            if unit.until <= now:
+                _fail(unit, OutcomeUnknown(str(error)) if unit.is_doubtful else error)
+
+
+def _prefix_of(store: Store) -> str:
+    """What stands before the store's keys in fences."""
+    (check,) = store.fence(0, Exists("x")).checks
+    return check.key[:-1] if isinstance(check, Exists) else ""
+
+
+def _answer(unit: Unit, done: Committed | None) -> None:
+    try:
+        unit.future.set_result(done)
+    except InvalidStateError:  # a unit is answered once
+        pass
+    except SystemExit:  # of a callback: it ends itself, and not this thread
+        _log.exception("a callback of a group commit called exit")
+
+
+def _fail(unit: Unit, error: BaseException) -> None:
+    try:
+        unit.future.set_exception(error)
+    except InvalidStateError:
+        pass
+    except SystemExit:
+        _log.exception("a callback of a group commit called exit")

@@ -1,0 +1,185 @@
+"""How a run of a task ended: a value, or an exception that can be raised where the task was submitted.
+
+An exception travels as the name of its class, its arguments, its attributes, its text, and the text of its traceback.
+It is made again as ``raised`` says; otherwise it is a ``RemoteError``. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from latchwork.records import short
+from latchwork.tasks.errors import BadPayload, NotSerializable, RemoteError, RemoteTraceback
+from latchwork.tasks.payloads.codec import Payloads
+from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, parts_of, rebuilt
+from latchwork.tasks.payloads.values import pack, unpack
+from latchwork.words import printable
+
+#: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
+MOST_TEXT = 8_000
+MOST_TRACEBACK = 32_000
+_VALUE, _RAISED = "value", "raised"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that a task raised.
+
+    Attributes:
+        module: the module of its class.
+        name: the qualified name of its class.
+        text: its message.
+        traceback: where it was raised, for people.
+        stored: its arguments and attributes, packed; empty when they cannot be.
+        is_final: whether it is an error of the call, which no further try mends.
+        is_refusal: whether the call was not for this node: unknown there, or refused.
+    """
+
+    module: str
+    name: str
+    text: str
+    traceback: str = ""
+    stored: bytes = b""
+    is_final: bool = False
+    is_refusal: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
+        """The failure that an exception is."""
+        kind = type(error)
+        lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
+        return cls(
+            kind.__module__,
+            kind.__qualname__,
+            _cut(_text_of(error), MOST_TEXT),
+            _cut(lines, MOST_TRACEBACK),
+            _stored(error),
+            is_final,
+            is_refusal,
+        )
+
+    @property
+    def type_name(self) -> str:
+        """The class as ``module:qualname``."""
+        return f"{self.module}:{self.name}"
+
+    @property
+    def loaded_class(self) -> type[Exception] | None:
+        """The class, if it is loaded here."""
+        return loaded_class(self.module, self.name)
+
+    @property
+    def summary(self) -> str:
+        """One printable line."""
+        text = " ".join(self.text.split())
+        return printable(f"{self.name}: {text}" if text else self.name)
+
+    def exception(self) -> BaseException:
+        """The exception to raise: with where it was raised as its ``__cause__``."""
+        error = self._made()
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(_lines(self.traceback)))  # not one of its class
+        return error
+
+    def _made(self) -> BaseException:
+        made = rebuilt(self._parts()) if self.stored and self.loaded_class is not None else None
+        return made or RemoteError(self.summary, self.type_name, self.text)
+
+    def _parts(self) -> RaisedParts:
+        try:
+            found = unpack(self.stored, "an exception")
+        except BadPayload:
+            found = None
+        match found:
+            case [tuple(args), dict(state)] if all(type(name) is str for name in state):
+                return RaisedParts(self.module, self.name, args, state)
+        return RaisedParts("", "", (), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        payload: the value, as a payload; empty when it failed.
+        failure: the exception; None when it returned.
+    """
+
+    payload: bytes = b""
+    failure: Failure | None = None
+
+    @classmethod
+    def failed(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Outcome:
+        """The outcome of a run that raised."""
+        return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal))
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it returned."""
+        return self.failure is None
+
+    def to_bytes(self) -> bytes:
+        """As it is stored."""
+        if self.failure is None:
+            return pack([_VALUE, self.payload], "an outcome")
+        f = self.failure
+        return pack([_RAISED, f.module, f.name, f.text, f.traceback, f.stored, f.is_final, f.is_refusal], "an outcome")
+
+    @classmethod
+    def of(cls, data: bytes) -> Outcome:
+        """The outcome in bytes that anybody may have written.
+
+        Raises:
+            BadPayload: there is none in them.
+        """
+        match unpack(data, "an outcome"):
+            case ["value", bytes(payload)]:
+                return cls(payload)
+            case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final), bool(refused)]:
+                return cls(failure=Failure(module, name, text, where, stored, final, refused))
+        raise BadPayload(f"{short(data)} is no outcome of a task")
+
+    def result(self, payloads: Payloads, type_: Any = Any, what: str = "the result") -> Any:
+        """The value; the exception is raised.
+
+        Raises:
+            BadPayload: the value cannot be used here, or does not fit the type.
+            PickleRefused: it is pickled.
+            Exception: the task's own, or ``RemoteError``; its ``__cause__`` is a ``RemoteTraceback``.
+        """
+        if self.failure is not None:
+            raise self.failure.exception()
+        return payloads.decode(self.payload, type_, what)
+
+
+def _stored(error: BaseException) -> bytes:
+    """Its arguments and those of its attributes that are plain values; empty when the arguments are not."""
+    parts = parts_of(error)
+    state = {name: value for name, value in parts.state.items() if type(name) is str and _packed([value])}
+    return _packed([parts.args, state])
+
+
+def _packed(value: object) -> bytes:
+    try:
+        return pack(value, "an exception")
+    except NotSerializable:
+        return b""
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error).encode("utf-8", "backslashreplace").decode()
+    except Exception as broken:
+        return f"<its message cannot be made: {type(broken).__name__}>"
+
+
+def _cut(text: str, most: int) -> str:
+    clean = text.encode("utf-8", "backslashreplace").decode()
+    half = most // 2
+    return clean if len(clean) <= most else f"{clean[:half]}\n... {len(clean) - most:,} characters ...\n{clean[-half:]}"
+
+
+def _lines(text: str) -> str:
+    """Text from elsewhere, its lines kept, made harmless for a terminal."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

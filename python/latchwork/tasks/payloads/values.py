@@ -1,0 +1,289 @@
+"""Values to bytes and back, each as exactly the type that it was: msgpack, with a mark for what msgpack has not.
+
+Plain values are rebuilt here: numbers, text, bytes, lists, dictionaries, tuples, sets, dates, decimals, UUIDs, and
+exceptions whose class is loaded already. Objects (dataclasses, Structs, named tuples, enums) come back as ``Parts``:
+only ``fit``, which knows the annotation, makes them whole. So bytes name no class that is looked up, and run nothing.
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zoneinfo
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from functools import cache
+from typing import Any, NoReturn
+from uuid import UUID
+
+from latchwork.records import short
+from latchwork.tasks.errors import BadPayload, NotSerializable
+from latchwork.tasks.payloads.libraries import msgpack
+from latchwork.tasks.payloads.raised import RaisedParts, parts_of, rebuilt
+
+#: Nothing is nested deeper.
+MOST_DEPTH = 64
+_TUPLE, _SET, _FROZENSET, _BIG, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 9)
+_DECIMAL, _UUID, _BYTEARRAY, _COMPLEX, _OBJECT, _ENUM, _PAIRS, _RAISED = range(9, 17)
+_LEAVES = frozenset({type(None), bool, float, str, bytes})
+_LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """An object that was stored: ``name`` of its class, and its fields by name; of an enum its value, as ``value``."""
+
+    name: str
+    fields: dict[str, Any]
+    is_enum: bool = False
+
+
+def pack(value: object, what: str) -> bytes:
+    """A value as bytes.
+
+    Args:
+        value: the value.
+        what: how the error names it: ``argument 'day'``.
+    Raises:
+        NotSerializable: it holds something that would not come back as it is.
+    """
+    try:
+        return bytes(msgpack().encode(_Packer(what).ready(value, 0)))
+    except UnicodeEncodeError:
+        raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
+
+
+def unpack(data: bytes | memoryview, what: str) -> Any:
+    """The value in bytes that anybody may have written; objects as ``Parts``.
+
+    Raises:
+        BadPayload: they are no value of ours.
+    """
+    return _Unpacker(what).value(data)
+
+
+class _Packer:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._ext = msgpack().Ext
+        self._encode: Callable[[object], bytes] = msgpack().encode
+
+    def ready(self, value: Any, depth: int) -> Any:
+        """What msgpack takes for the value."""
+        kind = type(value)
+        if kind in _LEAVES:
+            return value
+        if kind is int:
+            return value if _LEAST_INT <= value <= _MOST_INT else self._marked(_BIG, _int_bytes(value))
+        if depth >= MOST_DEPTH:
+            raise NotSerializable(f"{self._what} is nested more than {MOST_DEPTH} deep, or holds itself")
+        if kind is list:
+            return [self.ready(each, depth + 1) for each in value]
+        if kind is dict:
+            return self._dict(value, depth)
+        pack_it = _PACKERS.get(kind)
+        return pack_it(self, value, depth) if pack_it is not None else self._object(value, kind, depth)
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        if all(type(key) is str for key in value):
+            return {key: self.ready(each, depth + 1) for key, each in value.items()}
+        pairs = [part for pair in value.items() for part in pair]
+        return self._many(_PAIRS, pairs, depth)
+
+    def _many(self, mark: int, values: Iterable[Any], depth: int) -> Any:
+        return self._marked(mark, self._encode([self.ready(each, depth + 1) for each in values]))
+
+    def _marked(self, mark: int, data: bytes) -> Any:
+        return self._ext(mark, data)
+
+    def _text(self, mark: int, text: str) -> Any:
+        return self._ext(mark, text.encode())
+
+    def _moment(self, value: datetime | time, mark: int) -> Any:
+        zone = value.tzinfo
+        if zone is None or type(zone) is timezone:
+            name = ""
+        elif type(zone) is zoneinfo.ZoneInfo and zone.key in _zones():
+            name = zone.key
+        else:
+            self._refuse(value, f"its time zone is a {type(zone).__name__}; use timezone or ZoneInfo")
+        if type(zone) is timezone and zone.tzname(None) != timezone(zone.utcoffset(None)).tzname(None):
+            self._refuse(value, "its time zone has a name of its own")
+        text = value.replace(tzinfo=None).isoformat() if name else value.replace(fold=0).isoformat()
+        return self._marked(mark, self._encode([text, name, value.fold]))
+
+    def _object(self, value: Any, kind: type, depth: int) -> Any:
+        if isinstance(value, Enum):
+            return self._marked(_ENUM, self._encode([kind.__qualname__, self.ready(value.value, depth + 1)]))
+        if isinstance(value, BaseException):
+            return self._raised(value, depth)
+        fields = fields_of(value)
+        if fields is None:
+            self._refuse(value, "give plain values, dataclasses, msgspec Structs or enums; or PickleCodec()")
+        packed = {name: self.ready(each, depth + 1) for name, each in fields.items()}
+        return self._marked(_OBJECT, self._encode([kind.__qualname__, packed]))
+
+    def _raised(self, value: BaseException, depth: int) -> Any:
+        parts = parts_of(value)
+        if rebuilt(parts) is None:
+            self._refuse(value, "an exception of such a class cannot be made again")
+        fields = [self.ready(each, depth + 1) for each in (parts.module, parts.name, parts.args, parts.state)]
+        return self._marked(_RAISED, self._encode(fields))
+
+    def _refuse(self, value: object, why: str) -> NoReturn:
+        raise NotSerializable(f"{self._what} holds {short(value)}, a {type(value).__qualname__}: {why}")
+
+
+_PACKERS: dict[type, Callable[[Any, Any, int], Any]] = {
+    tuple: lambda self, value, depth: self._many(_TUPLE, value, depth),
+    set: lambda self, value, depth: self._many(_SET, value, depth),
+    frozenset: lambda self, value, depth: self._many(_FROZENSET, value, depth),
+    bytearray: lambda self, value, _: self._marked(_BYTEARRAY, bytes(value)),
+    complex: lambda self, value, _: self._marked(_COMPLEX, self._encode([value.real, value.imag])),
+    Decimal: lambda self, value, _: self._text(_DECIMAL, str(value)),
+    UUID: lambda self, value, _: self._marked(_UUID, value.bytes + self._encode(value.is_safe.value)),
+    datetime: lambda self, value, _: self._moment(value, _DATETIME),
+    date: lambda self, value, _: self._text(_DATE, value.isoformat()),
+    time: lambda self, value, _: self._moment(value, _TIME),
+    timedelta: lambda self, value, _: self._marked(
+        _TIMEDELTA, self._encode([value.days, value.seconds, value.microseconds])
+    ),
+}
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass, a Struct or a named tuple; None of anything else, and of one that has more."""
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        names = [each.name for each in dataclasses.fields(kind)]
+    elif hasattr(kind, "__struct_fields__"):
+        names = list(kind.__struct_fields__)
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        names = list(kind._fields)
+    else:
+        return None
+    if not all(hasattr(value, name) for name in names) or not _vars(value).keys() <= set(names):
+        return None
+    return {name: getattr(value, name) for name in names}
+
+
+def _vars(value: object) -> dict[str, Any]:
+    found = getattr(value, "__dict__", {})
+    return found if isinstance(found, dict) else {}
+
+
+class _Unpacker:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._depth = 0
+        self._decode = msgpack().Decoder(ext_hook=self._marked).decode
+
+    def value(self, data: bytes | memoryview) -> Any:
+        try:
+            return self._decode(data)
+        except RecursionError:
+            raise BadPayload(f"{self._what} is nested too deep") from None
+        except Exception as error:
+            raise BadPayload(f"{self._what} is no payload that can be used: {short(str(error))}") from None
+
+    def _marked(self, mark: int, data: memoryview) -> Any:
+        make = _UNPACKERS.get(mark)
+        if make is None:
+            raise BadPayload(f"mark {mark} is unknown")
+        if self._depth > MOST_DEPTH:
+            raise BadPayload("it is nested too deep")
+        self._depth += 1
+        try:
+            return make(self._decode, data)
+        finally:
+            self._depth -= 1
+
+
+_Decode = Callable[[memoryview], Any]
+
+
+def _listed(decode: _Decode, data: memoryview, kinds: tuple[type, ...]) -> list[Any]:
+    found = decode(data)
+    if type(found) is not list or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
+        raise BadPayload("a part of it has another shape")
+    return found
+
+
+def _many(decode: _Decode, data: memoryview) -> list[Any]:
+    found = decode(data)
+    if type(found) is not list:
+        raise BadPayload("a part of it is no list")
+    return found
+
+
+def _pairs(decode: _Decode, data: memoryview) -> dict[Any, Any]:
+    flat = _many(decode, data)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _moment(kind: type[datetime | time]) -> Callable[[_Decode, memoryview], Any]:
+    def make(decode: _Decode, data: memoryview) -> datetime | time:
+        text, zone, fold = _listed(decode, data, (str, str, int))
+        moment = kind.fromisoformat(text).replace(fold=fold)
+        if not zone:
+            return moment
+        if zone not in _zones():
+            raise BadPayload(f"no time zone {short(zone)} is known here; install tzdata")
+        return moment.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+
+    return make
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones())
+
+
+def _object(decode: _Decode, data: memoryview) -> Parts:
+    name, fields = _listed(decode, data, (str, dict))
+    return Parts(name, fields)
+
+
+def _enum(decode: _Decode, data: memoryview) -> Parts:
+    name, value = _listed(decode, data, (str, object))
+    return Parts(name, {"value": value}, is_enum=True)
+
+
+def _raised(decode: _Decode, data: memoryview) -> BaseException:
+    module, name, args, state = _listed(decode, data, (str, str, tuple, dict))
+    made = rebuilt(RaisedParts(module, name, args, state))
+    if made is None:
+        raise BadPayload(f"an exception of class {short(f'{module}:{name}')} cannot be made here")
+    return made
+
+
+def _uuid(decode: _Decode, data: memoryview) -> UUID:
+    from uuid import SafeUUID  # rarely needed
+
+    return UUID(bytes=bytes(data[:16]), is_safe=SafeUUID(decode(data[16:])))
+
+
+def _int_bytes(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+
+
+_UNPACKERS: dict[int, Callable[[_Decode, memoryview], Any]] = {
+    _TUPLE: lambda decode, data: tuple(_many(decode, data)),
+    _SET: lambda decode, data: set(_many(decode, data)),
+    _FROZENSET: lambda decode, data: frozenset(_many(decode, data)),
+    _BIG: lambda _, data: int.from_bytes(data, "big", signed=True),
+    _DATETIME: _moment(datetime),
+    _DATE: lambda _, data: date.fromisoformat(str(data, "utf-8")),
+    _TIME: _moment(time),
+    _TIMEDELTA: lambda decode, data: timedelta(*_listed(decode, data, (int, int, int))),
+    _DECIMAL: lambda _, data: Decimal(str(data, "utf-8")),
+    _UUID: _uuid,
+    _BYTEARRAY: lambda _, data: bytearray(data),
+    _COMPLEX: lambda decode, data: complex(*_listed(decode, data, (float, float))),
+    _OBJECT: _object,
+    _ENUM: _enum,
+    _PAIRS: _pairs,
+    _RAISED: _raised,
+}

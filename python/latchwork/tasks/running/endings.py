@@ -1,0 +1,204 @@
+"""How the claims of a feeder end: done by group commit, given back or buried by themselves, tried until they are over.
+
+docs/design/0020 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from latchwork.clock import Clock
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
+from latchwork.primitives import BacklogClaim, BacklogEnding
+from latchwork.tasks.group_commit import GroupCommit
+from latchwork.tasks.retry import backoff_s
+from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release
+from latchwork.tasks.running.pauses import Pauses
+from latchwork.types import Committed
+
+if TYPE_CHECKING:
+    from latchwork.tasks.payloads.outcome import Outcome
+    from latchwork.tasks.running.context import TaskContext
+
+_log = logging.getLogger(__name__)
+
+#: Pauses before an end is tried again, in seconds.
+_FIRST_S, _MOST_S = 0.05, 2.0
+#: After so many refusals of its own checks a claim is given back.
+_MOST_REFUSALS = 10
+
+
+@dataclass(eq=False, slots=True)
+class Taken:
+    """A claim of this node, from its take to its end.
+
+    Attributes:
+        claim: the claim.
+        context: of its run; None before.
+        outcome: of its run; None before.
+        why_cut: why the node told it to stop; empty when it did not.
+        is_lost: the claim was lost while it ran.
+        margin_s: seconds before the end of the session at which it is told to stop.
+        tries: how often its end was tried.
+        forget: takes back what listens for its loss.
+    """
+
+    claim: BacklogClaim
+    context: TaskContext | None = None
+    outcome: Outcome | None = None
+    why_cut: str = ""
+    is_lost: bool = False
+    margin_s: float = 0.0
+    tries: int = 0
+    forget: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, and was not told to stop."""
+        return self.context is not None and self.outcome is None and not self.context.should_stop
+
+    def cut_short(self, why: str) -> None:
+        """Tell it to stop for a reason of the node's; nothing if it does not run."""
+        if self.runs and self.context is not None:
+            self.why_cut = why
+            self.context.stop()
+
+    def lose(self) -> None:
+        """The claim was lost: its outcome counts no more."""
+        self.is_lost = True
+        if self.context is not None:
+            self.context.stop()
+
+
+class Endings:
+    """Ends claims. Safe to share between threads.
+
+    Args:
+        clock: of pauses.
+        commits: what writes ends.
+        hooks: what the system does.
+        over: called with each claim that is over, and how: ``done``, ``released``, ``buried``, ``lost``.
+        label: for the names of threads.
+    """
+
+    def __init__(
+        self, clock: Clock, commits: GroupCommit, hooks: FeederHooks, over: Callable[[Taken, str], None], *, label: str
+    ) -> None:
+        self._commits = commits
+        self._hooks = hooks
+        self._over = over
+        self._pauses = Pauses(clock, label)
+        self._hurries = False
+
+    def hurry(self) -> None:
+        """End pauses: the node closes."""
+        self._hurries = True
+        self._pauses.hurry()
+
+    def close(self) -> None:
+        """End nothing more."""
+        self._pauses.close()
+
+    def finish(self, task: Taken) -> None:
+        """Ask the system how a run ends, and do that."""
+        if task.is_lost or task.claim.remaining_s() <= 0.0 or task.outcome is None:
+            self._lose(task)
+            return
+        try:
+            ending = self._hooks.finish(task.claim, task.outcome)
+        except OwnershipLost:
+            self._lose(task)
+            return
+        except (Exception, SystemExit) as error:
+            _log.exception("the end of item %s could not be decided; it is given back", task.claim.item.path)
+            ending = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
+        self.end(task, ending)
+
+    def end(self, task: Taken, ending: Ending) -> None:
+        """End a claim so. Returns at once."""
+        if isinstance(ending, Done):
+            self._commit(task, ending)
+        elif isinstance(ending, Release):
+            after_s = 0.0 if self._hurries else ending.after_s
+            self._pauses.later(after_s, partial(self._try, task, partial(_release, task.claim, ending), "released"))
+        else:
+            self._pauses.later(0.0, partial(self._try, task, partial(_bury, task.claim, ending), "buried"))
+
+    # Done
+
+    def _commit(self, task: Taken, done: Done) -> None:
+        try:
+            part = task.claim.ack_part(done.ops)
+        except OwnershipLost:
+            self._lose(task)
+            return
+        try:
+            future = self._commits.submit([*part.checks, *done.checks], part.ops, part.landed)
+        except Closed:
+            part.given_up()
+            self._lose(task)
+            return
+        future.add_done_callback(partial(self._committed, task, done, part))
+
+    def _committed(self, task: Taken, done: Done, part: BacklogEnding, future: Future[Committed | None]) -> None:
+        """In the thread of the group commit: quick."""
+        error = future.exception()
+        if error is None:
+            part.committed()
+            self._over(task, "done")
+            return
+        if isinstance(error, (OwnershipLost, Closed)):
+            self._lose(task)
+            return
+        part.given_up()
+        task.tries += 1
+        if isinstance(error, (Unavailable, OutcomeUnknown)):
+            self._again(task, partial(self._commit, task, done))
+        elif isinstance(error, Conflict) and task.outcome is not None and task.tries < _MOST_REFUSALS:
+            self._again(task, partial(self.finish, task))
+        else:
+            _log.error("item %s cannot be ended, and is given back: %s", task.claim.item.path, error)
+            self.end(task, Release(why=str(error)[:200], after_s=1.0))
+
+    # Given back, or buried
+
+    def _try(self, task: Taken, step: Callable[[], None], how: str) -> None:
+        task.tries += 1
+        try:
+            step()
+        except (OwnershipLost, Closed):
+            self._lose(task)
+        except Conflict as error:
+            _log.info("item %s was not %s as wished: %s", task.claim.item.path, how, error)
+            self._again(task, partial(self._try, task, partial(task.claim.release, count=False), "released"))
+        except LatchworkError as error:
+            _log.warning("item %s is not %s yet: %s", task.claim.item.path, how, error)
+            self._again(task, partial(self._try, task, step, how))
+        else:
+            self._over(task, how)
+
+    def _again(self, task: Taken, step: Callable[[], None]) -> None:
+        if task.claim.remaining_s() <= 0.0:
+            self._lose(task)
+        else:
+            self._pauses.later(backoff_s(task.tries, _FIRST_S, 1.5, _MOST_S), step)
+
+    def _lose(self, task: Taken) -> None:
+        self._over(task, "lost")
+        try:
+            self._hooks.lost(task.claim)
+        except (Exception, SystemExit):
+            _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
+
+
+def _release(claim: BacklogClaim, ending: Release) -> None:
+    claim.release(ending.why, count=ending.count, lane=ending.lane)
+
+
+def _bury(claim: BacklogClaim, ending: Bury) -> None:
+    claim.bury(ending.why, ending.ops)

@@ -1,0 +1,364 @@
+"""The loop of a node: look for items, claim them, run them in slots, and end them by group commits.
+
+The placement of an item is a preference, its claim is the truth: whoever has it may end it, and nobody else. A node
+that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
+
+docs/design/0020 has the races.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from latchwork.checks import is_number
+from latchwork.errors import Closed, LatchworkError
+from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.store import Backoff
+from latchwork.store.forks import Home
+from latchwork.store.steps import Background, Bell, Pause, Signal, ask, called
+from latchwork.tasks.group_commit import GroupCommit
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.endings import Endings, Taken
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided
+from latchwork.tasks.running.slots import Slots
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from latchwork.store import Store
+
+_log = logging.getLogger(__name__)
+
+#: So many items are claimed in one transaction at most.
+BATCH = 16
+#: Seconds after which a node that found nothing looks all the same: reads only.
+LOOK_S = 10.0
+#: Seconds for which an item that was refused here is left to others.
+REFUSED_S = 10.0
+_MOST_REFUSED = 10_000
+
+
+class Feeder:
+    """Keeps slots busy with items of a backlog. Safe to share between threads.
+
+    Args:
+        backlog: where items are; used by nobody else, and closed with the feeder.
+        slots: where they run; the caller's.
+        commits: how their ends are written; the caller's.
+        hooks: what the system does at each step.
+        store: the store that tasks get.
+        node_id: what tasks, and messages, call this node.
+        context: what the node gives its tasks.
+        batch: items that are claimed in one transaction, at most.
+        look_s: a node that finds nothing looks again after so many seconds, whatever it hears; reads only.
+        margin_s: tasks are told to stop so long before the session of their claims can end; None takes a tenth of what
+            is left when a task begins.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        slots: Slots,
+        commits: GroupCommit,
+        hooks: FeederHooks,
+        *,
+        store: Store,
+        node_id: str = "",
+        context: object = None,
+        batch: int = BATCH,
+        look_s: float = LOOK_S,
+        margin_s: float | None = None,
+    ) -> None:
+        if type(batch) is not int or batch < 1:
+            raise ValueError(f"batch must be a whole number from 1, not {batch!r}")
+        if not is_number(look_s) or look_s <= 0.0 or not (margin_s is None or is_number(margin_s, 0.0)):
+            raise ValueError(f"look_s must be above 0 seconds, and margin_s at least 0, not {look_s!r}, {margin_s!r}")
+        self._backlog, self._slots, self._hooks, self._store = backlog, slots, hooks, store
+        self._node_id, self._context, self._batch, self._look_s = node_id, context, batch, look_s
+        self._margin_s = margin_s
+        self._clock = store.clock
+        self._home = Home("this feeder")
+        self._bell = Bell()
+        self._tasks: dict[str, Taken] = {}
+        self._refused: dict[str, float] = {}
+        self._threads: list[Background] = []
+        self._stop = Signal()
+        self._takes = True
+        self._is_poked = self._is_hungry = False
+        self._looks = self._last_found = 0
+        self._counts: Counter[str] = Counter()
+        self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to take items, in the background. Twice is fine.
+
+        Raises:
+            Closed: it was closed.
+        """
+        self._home.check()
+        with self._bell.mutex:
+            if self._stop.is_set():
+                raise Closed("this feeder was closed; make another one")
+            if self._threads:
+                return
+            self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
+            self._threads.append(Background(self._guard, f"latchwork-feeder-guard-{self._node_id}"))
+            for lane in dict.fromkeys(self._hooks.waits()):
+                self._threads.append(Background(partial(self._wait, lane), f"latchwork-feeder-wait-{lane}"))
+
+    def poke(self) -> None:
+        """Look for items soon: something has changed that no lane tells."""
+        with self._bell.mutex:
+            self._is_poked = True
+            self._bell.ring()
+
+    def stop_task(self, path: str) -> bool:
+        """Tell the run of the item of this path to stop; False if it does not run here."""
+        with self._bell.mutex:
+            task = self._tasks.get(path)
+        if task is None or task.context is None:
+            return False
+        task.context.stop()
+        return True
+
+    def running(self) -> list[str]:
+        """The paths of the items that this node has claimed, sorted."""
+        with self._bell.mutex:
+            return sorted(self._tasks)
+
+    def stats(self) -> Mapping[str, int]:
+        """How many items were ``taken``, ``done``, ``released``, ``buried`` and ``lost`` since the start."""
+        with self._bell.mutex:
+            return dict(self._counts)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take nothing more, and wait until all that was taken has ended; False when the time is over."""
+        until = None if timeout_s is None else self._clock.now() + timeout_s
+        with self._bell.mutex:
+            self._takes = False
+            self._bell.ring()
+        while True:
+            with self._bell.mutex:
+                if not self._tasks:
+                    return True
+                rings = self._bell.rings
+            left_s = None if until is None else until - self._clock.now()
+            if (left_s is not None and left_s <= 0.0) or not self._bell.rung(rings, self._clock, left_s).block():
+                return False
+
+    def close(self, timeout_s: float = 30.0) -> list[str]:
+        """Tell all tasks to stop, give back what did not end by itself, and wait so long; the paths that are left.
+
+        What is left is free when the session of its claim ends. Twice is fine.
+        """
+        if self._home.is_foreign:
+            return []
+        with self._bell.mutex:
+            self._takes = False
+            self._stop.set()
+            tasks = list(self._tasks.values())
+            self._bell.ring()
+        self._backlog.close()
+        for task in tasks:
+            task.cut_short("its node closed")
+        self._endings.hurry()
+        self.drain(timeout_s)
+        for thread in self._threads:
+            if not thread.is_mine:
+                thread.block()
+        self._endings.close()
+        return self.running()
+
+    # Looking
+
+    async def _feed(self) -> None:
+        backoff = Backoff()
+        while not self._stop.is_set():
+            try:
+                found = await self._look()
+            except Closed:
+                return
+            except (LatchworkError, OSError) as error:
+                _log.warning("node %s could not look for items, and will again: %s", self._node_id, error)
+                await Pause(self._clock, self._stop, backoff.next_s())
+                continue
+            backoff = Backoff()
+            await self._rest(found)
+
+    async def _look(self) -> int | None:
+        """Take what there is room for: how many; None if there is no room."""
+        with self._bell.mutex:
+            self._is_poked = False
+        room = min(self._slots.free, self._batch) if self._takes else 0
+        if room <= 0:
+            return None
+        claims = await ask(
+            self._backlog.try_take,
+            self._hooks.lanes(),
+            limit=room,
+            accept=self._accept,
+            extra=self._hooks.extra,
+            on_refused=self._hooks.refused,
+        )
+        for claim in claims:
+            self._begin(claim)
+        return len(claims)
+
+    async def _rest(self, found: int | None) -> None:
+        """After a look: wait for room, for news, or for the time to look all the same."""
+        with self._bell.mutex:
+            self._looks += 1
+            self._last_found = found or 0
+            self._is_hungry = found == 0
+            self._bell.ring()
+        until = self._clock.now() + self._look_s
+        while not found and not self._stop.is_set():
+            with self._bell.mutex:
+                rings = self._bell.rings
+                if self._is_poked or (found is None and self._takes and self._slots.free > 0):
+                    break
+            left_s = until - self._clock.now() if found == 0 else None
+            if (left_s is not None and left_s <= 0.0) or not await self._bell.rung(rings, self._clock, left_s):
+                break
+        with self._bell.mutex:
+            self._is_hungry = False
+
+    async def _wait(self, lane: str) -> None:
+        """Wait for items of one lane while the feeder has nothing else."""
+        backoff = Backoff()
+        while not self._stop.is_set():
+            with self._bell.mutex:
+                rings, is_hungry, looks = self._bell.rings, self._is_hungry, self._looks
+            if not is_hungry:
+                await self._bell.rung(rings, self._clock, None)
+                continue
+            try:
+                await ask(self._backlog.wait_free, lane, accept=self._accept)
+            except Closed:
+                return
+            except (LatchworkError, OSError) as error:
+                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, lane, error)
+                await Pause(self._clock, self._stop, backoff.next_s())
+                continue
+            self.poke()
+            if await self._has_looked(looks):
+                backoff = Backoff()
+            else:  # what is free is not for us after all, or another was faster
+                await Pause(self._clock, self._stop, backoff.next_s())
+
+    async def _has_looked(self, looks: int) -> bool:
+        """Wait for the look after that number; whether it found something."""
+        while not self._stop.is_set():
+            with self._bell.mutex:
+                if self._looks > looks or not self._takes:
+                    return self._last_found > 0
+                rings = self._bell.rings
+            await self._bell.rung(rings, self._clock, None)
+        return False
+
+    def _accept(self, item: BacklogItem) -> bool:
+        until = self._refused.get(item.path)
+        if until is not None:
+            if until > self._clock.now():
+                return False
+            self._refused.pop(item.path, None)
+        return self._hooks.accept(item)
+
+    # Running
+
+    def _begin(self, claim: BacklogClaim) -> None:
+        task = Taken(claim)
+        with self._bell.mutex:
+            self._tasks[claim.item.path] = task
+            self._counts["taken"] += 1
+        try:
+            what = self._hooks.begin(claim)
+            if isinstance(what, Run):
+                self._start(task, what)
+                return
+        except (Exception, SystemExit) as error:
+            _log.exception("node %s could not begin item %s, and gives it back", self._node_id, claim.item.path)
+            what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
+        self._endings.end(task, what)
+
+    def _start(self, task: Taken, run: Run) -> None:
+        claim = task.claim
+        left_s = claim.remaining_s()
+        margin_s = left_s / 10 if self._margin_s is None else self._margin_s
+        task.margin_s = margin_s
+        task.context = TaskContext(
+            run.task_id,
+            attempt=claim.attempts if run.attempt is None else run.attempt,
+            fence=claim.fence,
+            store=self._store,
+            node_id=self._node_id,
+            deadline=None if run.timeout_s is None else self._clock.now() + run.timeout_s,
+            context=self._context,
+            remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
+            clock=self._clock,
+        )
+        task.forget = claim.on_lost(task.lose)
+        if self._stop.is_set():
+            task.cut_short("its node closed")
+        future = self._slots.start(run.call, task.context)
+        with self._bell.mutex:
+            self._bell.ring()  # the guard has one more to watch
+        future.add_done_callback(partial(self._ended, task))
+
+    def _ended(self, task: Taken, future: Future[Outcome]) -> None:
+        """In the slot's thread, which is free again."""
+        with self._bell.mutex:
+            self._bell.ring()
+        outcome = task.outcome = future.result()
+        task.forget()
+        ours = decided(outcome, task.why_cut)
+        if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
+            self._leave_to_others(task)
+        if ours is not None:
+            self._endings.end(task, ours)
+        else:
+            self._endings.finish(task)
+
+    def _leave_to_others(self, task: Taken) -> None:
+        now = self._clock.now()
+        if len(self._refused) >= _MOST_REFUSED:
+            self._refused = {path: until for path, until in self._refused.items() if until > now}
+        self._refused[task.claim.item.path] = now + REFUSED_S
+
+    def _forget(self, task: Taken, how: str) -> None:
+        """A claim is over, one way or the other."""
+        with self._bell.mutex:
+            if self._tasks.get(task.claim.item.path) is task:
+                del self._tasks[task.claim.item.path]
+            self._counts[how] += 1
+            self._bell.ring()
+
+    async def _guard(self) -> None:
+        """Tell tasks to stop before the session of their claims can end, renewals or not."""
+        while True:
+            with self._bell.mutex:
+                running = [task for task in self._tasks.values() if task.runs]
+                rings, ends = self._bell.rings, self._stop.is_set() and not self._tasks
+            if ends:
+                return
+            lefts = [(task.claim.remaining_s() - task.margin_s, task) for task in running]
+            for left_s, task in lefts:
+                if left_s <= 0.0:
+                    await called(task.cut_short, "the session of its node was about to end")
+            soonest = min((left_s for left_s, _ in lefts if left_s > 0.0), default=None)
+            if self._stop.is_set():
+                soonest = min(soonest or 1.0, 1.0)
+            await self._bell.rung(rings, self._clock, soonest)

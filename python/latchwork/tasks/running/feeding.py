@@ -1,0 +1,144 @@
+"""What a system tells its feeder, and what a feeder decides. Pure, but for the hooks of the system."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.retry import Retry
+from latchwork.tasks.running.performing import Call
+from latchwork.types import Check, Op
+
+#: So much of a reason is kept in an item.
+_MOST_WHY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to run for a claim.
+
+    Attributes:
+        call: the call, or what makes it in the slot's thread: that may ask the store, and raise.
+        task_id: what the task's context, and messages, call it.
+        timeout_s: seconds after which the run is stopped; None for never.
+        attempt: which try it is; None takes how often the item was taken.
+    """
+
+    call: Call | Callable[[], Call]
+    task_id: str
+    timeout_s: float | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """End the claim, and its item, in one transaction with these."""
+
+    checks: tuple[Check, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the item back, after a pause in which the claim is held, but no slot.
+
+    Attributes:
+        why: kept in the item.
+        after_s: seconds of the pause.
+        count: whether it was a try.
+        lane: to this lane; None to its own.
+    """
+
+    why: str = ""
+    after_s: float = 0.0
+    count: bool = True
+    lane: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Put the item among the dead letters, in one transaction with these writes."""
+
+    why: str = ""
+    ops: tuple[Op, ...] = ()
+
+
+Ending = Done | Release | Bury
+
+
+class FeederHooks(ABC):
+    """What a system does at each step of a task. Methods of one feeder are called by several threads.
+
+    One that raises is logged; the claim is given back after a pause, as a try.
+    """
+
+    @abstractmethod
+    def lanes(self) -> Sequence[str]:
+        """Where to look now, one after the other. Called before each look; asks no store."""
+
+    def waits(self) -> Sequence[str]:
+        """The lanes whose news wake the feeder: what ``lanes`` has at the start, unless this says otherwise."""
+        return self.lanes()
+
+    def accept(self, item: BacklogItem) -> bool:
+        """Whether an item is one for this node. Asks no store. Default: each is."""
+        return True
+
+    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Checks and writes of the transaction that takes it. Default: none."""
+        return (), ()
+
+    def refused(self, item: BacklogItem) -> None:
+        """Its extra checks did not hold: it stays where it is."""
+
+    @abstractmethod
+    def begin(self, claim: BacklogClaim) -> Run | Ending:
+        """What to run for a claim; or its end, without a run. Asks no store: ``Run.call`` may."""
+
+    @abstractmethod
+    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+        """How the claim of a run ends. It may ask the store: called in the slot's thread.
+
+        Called again, a moment later, when the transaction was refused because of its own checks.
+        """
+
+    def lost(self, claim: BacklogClaim) -> None:
+        """The claim was lost: another may run the task; its outcome here is dropped."""
+
+
+def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
+    """Seconds to pause before the next try after an outcome; None when there is none. Pure.
+
+    Args:
+        retry: how often the task is tried.
+        attempt: which try this was, from 1.
+        outcome: how it ended.
+        chance: as for ``Retry.pause_s``.
+    """
+    failure = outcome.failure
+    if failure is None or failure.is_final:
+        return None
+    kind = failure.loaded_class
+    kinds = tuple(retry.on)
+    is_wanted = kind is None or issubclass(kind, kinds)
+    return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
+
+
+def decided(outcome: Outcome, cut_short: str) -> Release | None:
+    """What a feeder decides by itself: a task that did not run here, or not to its end for a reason of the node's.
+
+    None leaves it to the system.
+
+    Args:
+        outcome: how the run ended.
+        cut_short: why the node told it to stop; empty when it did not.
+    """
+    failure = outcome.failure
+    if failure is None:
+        return None
+    if failure.is_refusal:
+        return Release(why=failure.summary[:_MOST_WHY], count=False)
+    return Release(why=cut_short, count=False) if cut_short else None

@@ -1,0 +1,135 @@
+"""One call: its payload to arguments, its function, its result to a payload. Never raises but for an interrupt.
+
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from latchwork.checks import late_result
+from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, TaskRefused, UnknownFunction
+from latchwork.tasks.functions import Functions, Registered
+from latchwork.tasks.payloads.codec import Arguments, Payloads
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext, running
+
+#: The name of a call whose function is in its payload: pickled.
+PICKLED = ""
+#: Runs the coroutine of an ``async def`` task to its end, and cancels it when its context is told to stop.
+RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
+
+
+def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
+    """Run a coroutine on an event loop of its own, in this thread."""
+
+    async def main() -> Any:
+        inner = asyncio.ensure_future(body)
+        loop = asyncio.get_running_loop()
+        remove = context.on_stop(lambda: _cancel_soon(loop, inner))
+        try:
+            return await inner
+        finally:
+            remove()
+
+    return asyncio.run(main())
+
+
+def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(task.cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is stored.
+
+    Attributes:
+        function: the name of a registered function, or ``PICKLED``.
+        payload: the arguments; of a pickled one a tuple of function, arguments and keyword arguments.
+    """
+
+    function: str
+    payload: bytes
+
+
+def perform(
+    call: Call, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
+) -> Outcome:
+    """Run a call in this thread. Whatever is wrong with it is its outcome."""
+    try:
+        registered, arguments = resolved(call, functions, payloads)
+    except (UnknownFunction, BadPayload) as error:
+        unknown = isinstance(error, UnknownFunction)
+        return Outcome.failed(error, is_final=not unknown, is_refusal=unknown)
+    token = running.set(context)
+    try:
+        value = _called(registered, arguments, context, run_loop)
+    except TaskRefused as error:
+        return Outcome.failed(error, is_refusal=True)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        return Outcome.failed(_without_our_frames(error))
+    finally:
+        running.reset(token)
+    return _answer(call, registered, value, payloads)
+
+
+def resolved(call: Call, functions: Functions, payloads: Payloads) -> tuple[Registered, Arguments]:
+    """The function and the arguments of a call.
+
+    Raises:
+        UnknownFunction: it is not registered here.
+        BadPayload: its arguments cannot be used.
+    """
+    if call.function == PICKLED:
+        match payloads.decode(call.payload, tuple[Any, ...], "a pickled call"):
+            case (fn, tuple(args), dict(kwargs)) if callable(fn):
+                return Registered("<pickled>", fn), Arguments(args, kwargs)
+        raise BadPayload("a pickled call holds something else")
+    registered = functions.get(call.function)
+    return registered, payloads.decode_call(registered, call.payload)
+
+
+def _called(registered: Registered, arguments: Arguments, context: TaskContext, run_loop: RunAsync) -> Any:
+    args, kwargs = _with_context(registered, arguments, context)
+    value = registered.fn(*args, **kwargs)
+    if registered.is_async:
+        return run_loop(value, context)
+    late = late_result(value)
+    if late is not None:
+        raise NotSerializable(f"the result of {registered.name!r} is {late}, whose body would never run")
+    return value
+
+
+def _with_context(
+    registered: Registered, arguments: Arguments, context: TaskContext
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the function takes them: with the context by name, behind what is positional."""
+    names = registered.context_names & registered.all_parameters
+    if not names:
+        return arguments
+    bound = registered.signature.bind(*arguments.args, **arguments.kwargs).arguments
+    return registered.spread({**bound, **dict.fromkeys(names, context)})
+
+
+def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
+    what = f"the result of {registered.name!r}"
+    try:
+        hint = registered.hints.get("return", Any)
+        return Outcome(payloads.encode(value, what, hint, like=call.payload))
+    except (NotSerializable, PayloadTooLarge, BadPayload) as error:
+        return Outcome.failed(error, is_final=True)
+    except Exception as error:
+        return Outcome.failed(error, is_final=True)
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The error with the traceback as the task's function sees it."""
+    trace = error.__traceback__
+    for _ in range(2):
+        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return error.with_traceback(trace)

@@ -1,0 +1,128 @@
+"""A process that runs calls, one at a time, and is ended by force when a call has to end. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from functools import partial
+
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, Leash
+from latchwork.tasks.errors import BadPayload, TaskProcessDied, TaskStopped, TaskTimeout
+from latchwork.tasks.functions import Registered
+from latchwork.tasks.payloads.codec import Payloads
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.frames import FRAME_ROOM, Place, call_frame, read_frame, start_of, write_frame
+from latchwork.tasks.running.performing import PICKLED, Call
+
+
+class TaskProcess:
+    """The process of one slot: started at its first call, and again after it was ended. One thread only.
+
+    Args:
+        payloads: how it reads and writes.
+        leash: what it may not outlive; None for nothing but this process.
+        stop_grace_s: seconds from being told to stop to its end by force.
+        label: what a list of processes shows.
+    """
+
+    def __init__(self, payloads: Payloads, leash: Leash | None, *, stop_grace_s: float, label: str) -> None:
+        self._payloads = payloads
+        self._leash = leash
+        self._grace_s = stop_grace_s
+        self._label = label
+        self._child: Child | None = None
+        self._calls = self._answers = -1
+
+    def run(self, call: Call, registered: Registered | None, context: TaskContext) -> Outcome:
+        """Run a call there; its outcome, also when the process died."""
+        try:
+            child = self._child or self._start()
+        except (CannotStart, OSError) as error:
+            return Outcome.failed(error)
+        hard = math.inf if context.deadline is None else context.deadline + self._grace_s
+        self._allow(child, hard)
+        remove = context.on_stop(partial(child.stop, self._grace_s))
+        try:
+            answer = self._exchange(call, registered, context)
+        finally:
+            remove()
+        if context.should_stop:  # it was told to end, though it may have answered before it did
+            end = child.wait() if answer is None else None
+            self.close()
+            return answer if answer is not None else self._died(end, context)
+        if answer is None:
+            outcome = self._died(child.wait(), context)
+            self.close()
+            return outcome
+        self._allow(child, math.inf)
+        return answer
+
+    def _allow(self, child: Child, deadline: float) -> None:
+        if self._leash is not None:
+            self._leash.add(child, deadline)
+        else:
+            child.allow(deadline)
+
+    def _exchange(self, call: Call, registered: Registered | None, context: TaskContext) -> Outcome | None:
+        place = None if call.function == PICKLED or registered is None else Place.of(registered)
+        most = self._payloads.max_payload_bytes + FRAME_ROOM
+        try:
+            write_frame(self._calls, call_frame(call, place, context))
+            frame = read_frame(partial(os.read, self._answers), most)
+        except BrokenPipeError:
+            return None
+        except BadPayload as error:
+            self.close()
+            return Outcome.failed(error)
+        return None if frame is None else Outcome.of(frame)
+
+    def _died(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
+        now = SYSTEM_CLOCK.now()
+        if context.deadline is not None and now >= context.deadline:
+            return Outcome.failed(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
+        if context.should_stop or (end is not None and end.why in ("deadline", "told")):
+            return Outcome.failed(TaskStopped(f"task {context.task_id} was told to stop, and ended by force"))
+        return Outcome.failed(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
+
+    def _start(self) -> Child:
+        theirs_in, self._calls = os.pipe()
+        self._answers, theirs_out = os.pipe()
+        keep = (theirs_in, theirs_out)
+        rules = (int(self._payloads.allow_pickle), self._payloads.max_payload_bytes)
+        try:
+            module = "latchwork.tasks.running.body"
+            argv = [sys.executable, "-m", module, *map(str, keep), *map(str, rules)]
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+            child = Child(argv, env=env, stdin=DEVNULL, keep=keep, label=self._label)
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self._child = child
+        self._allow(child, math.inf)
+        try:
+            write_frame(self._calls, start_of())
+        except BrokenPipeError:  # it ended at once: the call finds out
+            pass
+        return child
+
+    def close(self) -> None:
+        """End the process. The next call starts another."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if self._leash is not None:
+            self._leash.remove(child)
+        self._close_pipes()
+        child.close()
+
+    def _close_pipes(self) -> None:
+        for fd in (self._calls, self._answers):
+            if fd >= 0:
+                os.close(fd)
+        self._calls = self._answers = -1

@@ -1,0 +1,266 @@
+"""Slots: so many calls at a time, in threads or in processes; each ends in an outcome, in time.
+
+A call in a thread is asked to stop, and its outcome does not wait for a function that does not listen: the slot does.
+A call in a process is ended by force. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latchwork.checks import is_number
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.errors import Closed, LatchworkError
+from latchwork.interrupts import condition, mutex
+from latchwork.store.forks import Home
+from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
+from latchwork.tasks.functions import Functions, Registered, RunIn
+from latchwork.tasks.payloads.codec import Payloads
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.performing import Call, RunAsync, perform, run_async
+from latchwork.tasks.running.process import TaskProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from latchwork.tasks.children import Leash
+
+_log = logging.getLogger(__name__)
+
+#: Seconds from being told to stop to an end by force, or to an outcome without an end.
+STOP_GRACE_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """One call in a slot."""
+
+    call: Call | Callable[[], Call]
+    context: TaskContext
+    outcome: Future[Outcome] = field(default_factory=Future)
+    stopped_at: float | None = None
+    is_late: bool = False
+    forget: Callable[[], None] = lambda: None
+
+    def end(self, outcome: Outcome) -> None:
+        """The first outcome counts."""
+        with suppress(InvalidStateError):
+            self.outcome.set_result(outcome)
+
+
+class Slots:
+    """Runs up to ``count`` calls at a time. Safe to share between threads.
+
+    Args:
+        count: how many.
+        functions: what may be run, by name.
+        payloads: how arguments and results are read and written.
+        run_in: ``thread`` or ``process``, for functions that do not say themselves.
+        leash: what processes may not outlive: a session of the node. None: nothing but the node.
+        stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
+        run_loop: runs coroutines of ``async def`` functions in threads; default on a loop for each.
+        label: the node, for names of threads and processes.
+        clock: the machine's, but in a simulation.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        functions: Functions,
+        payloads: Payloads,
+        *,
+        run_in: RunIn = "thread",
+        leash: Leash | None = None,
+        stop_grace_s: float = STOP_GRACE_S,
+        run_loop: RunAsync = run_async,
+        label: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if type(count) is not int or count < 1:
+            raise ValueError(f"slots must be a whole number from 1, not {count!r}")
+        if run_in not in ("thread", "process"):
+            raise ValueError(f"run_in must be 'thread' or 'process', not {run_in!r}")
+        if not is_number(stop_grace_s, 0.0):
+            raise ValueError(f"stop_grace_s must be a number of seconds from 0, not {stop_grace_s!r}")
+        self.count = count
+        self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
+        self._grace_s, self._run_loop, self._label, self._clock = stop_grace_s, run_loop, label, clock
+        self._home = Home("these slots")
+        self._mutex = mutex()
+        self._changed = condition(self._mutex)
+        self._waiting: deque[_Run] = deque()
+        self._runs: dict[_Run, None] = {}
+        self._threads: list[threading.Thread] = []
+        self._watcher: threading.Thread | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def free(self) -> int:
+        """How many calls could begin now; a function that does not end when it is told to keeps its slot."""
+        with self._mutex:
+            return 0 if self._closed else self.count - len(self._runs)
+
+    @property
+    def stuck(self) -> list[str]:
+        """The tasks whose outcome was given without their end: their functions do not stop. Sorted."""
+        with self._mutex:
+            return sorted(run.context.task_id for run in self._runs if run.outcome.done())
+
+    def start(self, call: Call | Callable[[], Call], context: TaskContext) -> Future[Outcome]:
+        """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
+
+        A call may be given as a function that makes it, in that thread; what it raises is the outcome.
+
+        The context's ``deadline`` ends it, and its ``stop``.
+
+        Raises:
+            LatchworkError: no slot is free.
+            Closed: these slots were closed.
+        """
+        self._home.check()
+        run = _Run(call, context)
+        run.outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        with self._mutex:
+            if self._closed:
+                raise Closed("these slots were closed; make others")
+            if len(self._runs) >= self.count:
+                raise LatchworkError(f"all {self.count} slots are taken; look at free before")
+            self._runs[run] = None
+            self._waiting.append(run)
+            if len(self._threads) < min(self.count, len(self._runs)):
+                self._threads.append(self._begin(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
+            if self._watcher is None:
+                self._watcher = self._begin(self._watch, f"latchwork-slots-{self._label}")
+            self._changed.notify_all()
+        run.forget = context.on_stop(self._wake)
+        return run.outcome
+
+    def close(self, timeout_s: float = 30.0) -> list[str]:
+        """Tell all calls to stop, and wait until they have ended; the tasks that have not. Twice is fine."""
+        if self._home.is_foreign:
+            return []
+        with self._mutex:
+            self._closed = True
+            runs = list(self._runs)
+            self._changed.notify_all()
+        for run in runs:
+            run.context.stop()
+        until = self._clock.now() + timeout_s
+        for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - self._clock.now()))
+        with self._mutex:
+            return sorted(run.context.task_id for run in self._runs)
+
+    def _begin(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _wake(self) -> None:
+        with self._mutex:
+            self._changed.notify_all()
+
+    # A slot
+
+    def _work(self) -> None:
+        process = TaskProcess(self._payloads, self._leash, stop_grace_s=self._grace_s, label=self._label)
+        try:
+            while (run := self._next()) is not None:
+                self._run_one(run, process)
+        finally:
+            process.close()
+
+    def _next(self) -> _Run | None:
+        with self._mutex:
+            while not self._waiting:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            return self._waiting.popleft()
+
+    def _run_one(self, run: _Run, process: TaskProcess) -> None:
+        outcome: Outcome | None = None
+        try:
+            if run.context.should_stop:
+                outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was told to stop before it began"))
+            else:
+                outcome = self._outcome(run, process)
+        except BaseException as error:
+            outcome = Outcome.failed(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            with self._mutex:
+                self._runs.pop(run, None)
+                self._changed.notify_all()
+            run.forget()
+            if outcome is not None:
+                run.end(outcome)
+
+    def _outcome(self, run: _Run, process: TaskProcess) -> Outcome:
+        call = run.call if isinstance(run.call, Call) else run.call()
+        registered = self._registered(call)
+        where = registered.run_in if registered is not None and registered.run_in is not None else self._run_in
+        if where == "process":
+            return process.run(call, registered, run.context)
+        return perform(call, self._functions, self._payloads, run.context, self._run_loop)
+
+    def _registered(self, call: Call) -> Registered | None:
+        try:
+            return self._functions.get(call.function) if call.function else None
+        except UnknownFunction:  # which performing it says too
+            return None
+
+    # The watcher
+
+    def _watch(self) -> None:
+        """Tell calls to stop at their deadlines, and give outcomes for those that do not."""
+        while True:
+            with self._mutex:
+                if self._closed and not self._runs:
+                    return
+                runs = list(self._runs)
+            now = self._clock.now()
+            moments = [moment for run in runs if (moment := self._looked_at(run, now)) is not None]
+            with self._mutex:
+                if list(self._runs) == runs and all(
+                    r.stopped_at is not None or not r.context.should_stop for r in runs
+                ):
+                    self._clock.wait_condition(self._changed, min(moments) - now if moments else None)
+
+    def _looked_at(self, run: _Run, now: float) -> float | None:
+        """Do what is due for a call; the next moment to look at it, None for never."""
+        context = run.context
+        if run.outcome.done() or run.is_late:
+            return None
+        if context.deadline is not None and now >= context.deadline and not context.should_stop:
+            context.stop()
+        if not context.should_stop:
+            return context.deadline
+        if run.stopped_at is None:
+            run.stopped_at = now
+        due = run.stopped_at + self._grace_s
+        if now < due:
+            return due
+        run.is_late = True
+        timed_out = context.deadline is not None and run.stopped_at >= context.deadline
+        text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was told to stop"
+        outcome = Outcome.failed(TaskTimeout(text) if timed_out else TaskStopped(text))
+        threading.Thread(target=run.end, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
+        _log.warning("%s; its slot is not free until it does", text)
+        return None
