@@ -18,8 +18,7 @@ from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.primitives import Backlog
 from latchwork.store import Mirror, Session, Store
 from latchwork.store.steps import Signal
-from latchwork.tasks import DEFAULT, Feeder, Functions, GroupCommit, Payloads, Slots
-from latchwork.tasks.payloads.outcome import Failure
+from latchwork.tasks import DEFAULT, Failure, Feeder, Functions, GroupCommit, Payloads, Slots
 
 if TYPE_CHECKING:
     from typing_extensions import Self
