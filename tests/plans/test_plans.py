@@ -21,7 +21,8 @@ from latchwork.plans import (
     WrongState,
 )
 from latchwork.plans.place import Place
-from latchwork.plans.records import result_value
+from latchwork.plans.records import PlanRecord, result_value
+from latchwork.store.steps import run
 from latchwork.tasks import Functions, Outcome, Payloads, Retry, TaskContext
 
 WAIT_S = 30.0
@@ -54,6 +55,12 @@ def echo(*values: object) -> list[object]:
 def add(*values: int) -> int:
     called("add", *values)
     return sum(values)
+
+
+@FUNCTIONS.task(name="number")
+def number_of(number: int, parts: list[int]) -> int:
+    called("number", number, parts)
+    return number
 
 
 @FUNCTIONS.task(name="total")
@@ -158,8 +165,6 @@ def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, place,
 
 
 def plans_record():
-    from latchwork.plans.records import PlanRecord
-
     return PlanRecord(PlanState.DRAFT)
 
 
@@ -222,8 +227,7 @@ def test_a_dead_workers_task_is_run_by_another(backend_url, plans, store):
             plan.handle.cancel()
             assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
         dying.close()
-    with pytest.raises(NoResult, match="was cancelled"):
-        plan.handle.result(answer, 0)
+    assert plan.handle.result(answer, 0) == "stopped"  # what ends while the plan is cancelled counts
 
 
 # Failing
@@ -334,12 +338,6 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     assert entry.key == f"plans/plans/{plan.id}"
 
 
-def run(protocol):
-    from latchwork.store.steps import run as run_steps
-
-    return run_steps(protocol)
-
-
 def test_a_task_that_vanishes_is_skipped_quietly(store, plans, worker, place, caplog):
     with plans.new() as plan:
         plan.add("waits", name="running")
@@ -410,8 +408,7 @@ def test_a_task_added_behind_a_failure_is_skipped_and_recovered_with_it(plans, w
     GATE.set()
     handle.recover()
     assert handle.result(late, WAIT_S) == 2
-    handle.cancel()
-    handle.wait(WAIT_S)
+    assert handle.wait(WAIT_S).state is PlanState.COMPLETED
 
 
 # Workers
@@ -471,12 +468,12 @@ def test_large_arguments_and_results_come_whole(plans, worker):
     assert plan.handle.result(made, WAIT_S) == 3_000_000
 
 
-def test_ten_workers_run_a_hundred_tasks_of_ten_dependencies_each_once(backend_url, store, plans):
+def test_ten_workers_run_a_hundred_tasks_of_ten_dependencies_each_once(store, plans):
+    wanted = {n: list(dict.fromkeys((n * 7 + dep * 13) % n for dep in range(10))) if n else [] for n in range(100)}
     with plans.new("stress") as plan:
         tasks = []
-        for number in range(100):
-            deps = [tasks[(number * 7 + dep * 13) % number] for dep in range(10)] if number else []
-            tasks.append(plan.add(echo, number, list(dict.fromkeys(deps)), name=f"n{number}"))
+        for number, deps in wanted.items():
+            tasks.append(plan.add(number_of, number, [tasks[dep] for dep in deps], name=f"n{number}"))
     workers = [PlanWorker(store, functions=FUNCTIONS, label=f"w{number}") for number in range(10)]
     for each in workers:
         each.start()
@@ -485,4 +482,4 @@ def test_ten_workers_run_a_hundred_tasks_of_ten_dependencies_each_once(backend_u
         each.close()
     assert status.state is PlanState.COMPLETED
     assert status.tasks == {TaskState.DONE: 100}
-    assert sorted(each[1] for each in CALLS) == list(range(100))
+    assert sorted(CALLS) == [("number", number, deps) for number, deps in wanted.items()]

@@ -154,21 +154,35 @@ class PlanHandle:
             NoResult: it was skipped or cancelled.
             Exception: the task's own, or ``RemoteError``.
         """
-        name = _name(task)
-        self._await_end(name, timeout_s)
-        return self._result_of(name)
-
-    def _await_end(self, name: str, timeout_s: float | None) -> None:
-        key = self._place.keys.task(self.id, name)
-        with self._place.store.mirror(key) as mirror:
-            if key not in mirror:
-                raise NoSuchTask(f"plan {self.id!r} has no task {name!r}")
+        name, clock = _name(task), self._place.store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        while True:
+            left_s = None if until is None else max(0.0, until - clock.now())
             try:
-                mirror.wait_until(lambda now: key not in now or not Task.of(now[key]).record.state.is_live, timeout_s)
+                state = self._await_end(name, left_s)
+                if not state.is_lost or not self._await_recovery(left_s):
+                    return self._result_of(name)
             except WaitTimeout:
                 raise WaitTimeout(
                     f"task {name!r} of plan {self.id!r} has not ended after {timeout_s} s; raise timeout_s"
                 ) from None
+
+    def _await_end(self, name: str, timeout_s: float | None) -> TaskState:
+        key = self._place.keys.task(self.id, name)
+        with self._place.store.mirror(key) as mirror:
+            if key not in mirror:
+                raise NoSuchTask(f"plan {self.id!r} has no task {name!r}")
+            mirror.wait_until(lambda now: key not in now or not Task.of(now[key]).record.state.is_live, timeout_s)
+            return Task.of(mirror[key]).record.state if key in mirror else TaskState.DONE
+
+    def _await_recovery(self, timeout_s: float | None) -> bool:
+        """Whether the plan was being recovered; what was lost waits again then."""
+        key = self._place.keys.plan(self.id)
+        with self._place.store.mirror(key) as mirror:
+            if key not in mirror or _state_of(mirror[key]) is not PlanState.RECOVERING:
+                return False
+            mirror.wait_until(lambda now: key not in now or _state_of(now[key]) is not PlanState.RECOVERING, timeout_s)
+            return key in mirror
 
     @driven
     async def _result_of(self, name: str) -> Any:

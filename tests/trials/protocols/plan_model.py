@@ -10,9 +10,9 @@ Keys, shorter than in the store:
 Rules that the judges know: a task's result is written once and stands; a task runs when all it depends on is done;
 nothing is claimed while the plan is not READY; a plan ends when every task has ended, and says so truly; and it ends.
 
-`MUTANTS` are the design's fences, each left out: every one has to fail (`test_plan_model.py`). Two checks are kept that no
-run of thousands was seen to need, since At of the task and the wait for old claims come before them: that of the plan in
-a skip, and that of the plan in a reset.
+`MUTANTS` are the design's fences, each left out: every one has to fail (`test_plan_model.py`). Two checks are kept that
+no run of thousands was seen to need, since At of the task and the wait for old claims come before them: that of the
+plan in a skip, and that of the plan in a reset.
 """
 
 from __future__ import annotations
