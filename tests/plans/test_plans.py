@@ -294,18 +294,18 @@ def test_recover_runs_what_was_lost_and_keeps_results(plans, worker):
 def test_cancel_ends_a_plan_and_recover_goes_on(plans, worker):
     with plans.new() as plan:
         first = plan.add("waits")
-        plan.add(echo, first)
+        last = plan.add(echo, first)
     wait_until(lambda: CALLS)
     plan.handle.cancel()
     plan.handle.cancel()
-    status = plan.handle.wait(WAIT_S)
-    assert status.state is PlanState.CANCELLED
-    plan.handle.recover()
-    wait_until(lambda: len(CALLS) >= 2)
-    plan.handle.cancel()
     assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
+    assert CALLS == [("waits",)]
     with pytest.raises(WrongState, match="is cancelled"):
         plan.handle.cancel()
+    plan.handle.recover()
+    assert plan.handle.result(last, WAIT_S) == ["stopped"]
+    assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    assert CALLS == [("waits",), ("echo", "stopped")]
 
 
 def test_a_task_with_a_fault_in_its_payload_fails_and_is_not_tried_for_ever(store, plans, worker):
