@@ -219,7 +219,7 @@ def test_a_dead_workers_task_is_run_by_another(backend_url, plans, store):
     with latchwork.connect(backend_url) as lost:
         dying = PlanWorker(lost, functions=FUNCTIONS, session_ttl_s=2.0, label="dying")
         dying.start()
-        wait_until(lambda: plan.handle.status().running)
+        wait_until(lambda: CALLS)
         assert [each.worker for each in plan.handle.status().running] == ["dying"]
         dying._session.close()
         with PlanWorker(store, functions=FUNCTIONS, label="living"):

@@ -52,8 +52,11 @@ class Control:
             await self._remove(claim, plan_id)
 
     async def _look_at_all(self, plan_id: str, plan: PlanRecord) -> None:
+        """Those of which all dependencies are done; of one that is done meanwhile, who ends it looks."""
         tasks = await self._place.all_tasks(plan_id)
-        await self._progress.look(plan_id, plan, [each.name for each in tasks if _waits(each)])
+        done = {each.name for each in tasks if each.record.state is TaskState.DONE}
+        waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
+        await self._progress.look(plan_id, plan, [each.name for each in waiting if done.issuperset(each.record.deps)])
         await self._progress.complete(plan_id)
 
     # Cancel
@@ -166,7 +169,3 @@ class Control:
             held(claim)
             await ask(place.store.delete_tree, prefix)
         await ask(place.store.delete, entry.key, version=entry.version)
-
-
-def _waits(task: Task) -> bool:
-    return task.record.state is TaskState.WAITING

@@ -52,8 +52,20 @@ class Progress:
     async def look(self, plan_id: str, plan: PlanRecord, names: Sequence[str]) -> None:
         """Make those ready that wait for nothing."""
         for at in range(0, len(names), _TOGETHER):
-            for each in await self._place.tasks(plan_id, names[at : at + _TOGETHER]):
-                await self._try_ready(plan_id, plan, each)
+            tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
+            waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
+            free = [each for each in waiting if not await self._place.waits_for(plan_id, each.name, limit=1)]
+            for first in range(0, len(free), MOST_TOGETHER):
+                await self._make_ready(plan_id, plan, free[first : first + MOST_TOGETHER])
+
+    async def _make_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task]) -> None:
+        """Together, or one by one where one of them was rewritten."""
+        edits = [self._place.edges.made_ready(plan_id, plan, each) for each in tasks]
+        together = Edit([c for each in edits for c in each.checks], [op for each in edits for op in each.ops])
+        if await self._place.commit(Edit(together.checks, list(dict.fromkeys(together.ops)))):
+            return
+        for each in tasks:
+            await self._try_ready(plan_id, plan, each)
 
     async def _try_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
         found = [task]
