@@ -22,6 +22,7 @@ from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, tas
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
 from latchwork.tasks.payloads.outcome import Failure, Outcome
+from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
 from latchwork.tasks.retry import ONCE, Retry, backoff_s
 from latchwork.tasks.running.context import TaskContext, current_task
 from latchwork.tasks.running.feeder import Feeder
@@ -48,6 +49,7 @@ __all__ = [
     "FeederHooks",
     "Functions",
     "GroupCommit",
+    "Later",
     "NotSerializable",
     "Outcome",
     "PayloadTooLarge",
@@ -73,6 +75,9 @@ __all__ = [
     "after_failure",
     "backoff_s",
     "current_task",
+    "encode_template",
+    "fill_template",
+    "laters",
     "perform",
     "run_async",
     "task",

@@ -289,7 +289,8 @@ class _Compiler:
 
     def _need_parents(self, key: str) -> None:
         missing = []
-        for above in ancestors(key):
+        above = key
+        while above := parent(above):
             node = self._node(above)
             if node.exists:
                 if node.seen is not None and node.seen.leaf:

@@ -8,13 +8,60 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import UNKNOWN, Version, Znode, ancestors, bucket, known_key, read_entry
+from latchwork.backends.zookeeper.layout import (
+    UNKNOWN,
+    Version,
+    Znode,
+    ancestors,
+    bucket,
+    known_key,
+    parent,
+    read_entry,
+)
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
 from latchwork.backends.zookeeper.writing.plan import Known
-from latchwork.types import At, Entry, Op, SessionAlive, SimpleCheck
+from latchwork.backends.zookeeper.writing.recent import Recent
+from latchwork.types import At, Create, Entry, Exists, Op, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
+_MISSING = Znode(exists=False)
+
+
+class Parents:
+    """Whether a parent's znode is there: a guess, so that keys below new parents cost one request. Safe to share.
+
+    A parent that was seen lately is there. Any other one is there too, unless the last unseen parent beside it was
+    missing: who writes a tree of keys creates one parent after another. A wrong guess costs what no guess would: the
+    multi fails at it, and the states are read.
+    """
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._there: Recent[bool] = Recent(most)
+        self._growing: Recent[bool] = Recent(most)  # whose children were missing when one was looked for
+
+    def missing(self, key: str) -> str | None:
+        """The parent of a key to be created, if it is to be created too."""
+        above = parent(key)
+        return above if above not in self._there and parent(above) in self._growing else None
+
+    def saw(self, above: str, *, exists: bool) -> None:
+        """A parent was looked at."""
+        if not exists:
+            self._there.forget([above])
+            self._growing.note(parent(above), True)
+        elif above not in self._there:
+            self._growing.forget([parent(above)])
+            self._there.note(above, True)
+
+    def made(self, above: str) -> None:
+        """A key below was written: the parent is there."""
+        if above not in self._there:
+            self._there.note(above, True)
+
+    def emptied(self, parents: Iterable[str]) -> None:
+        """These may be swept."""
+        self._there.forget(parents)
 
 
 class Memory:
@@ -22,11 +69,13 @@ class Memory:
 
     Attributes:
         kept: parents known to have a ``#keep``, which are never swept.
+        parents: which parents are there.
     """
 
     def __init__(self) -> None:
-        self._versions: dict[str, Version] = {}
+        self._versions: Recent[Version] = Recent(_REMEMBERED)
         self.kept: set[str] = set()
+        self.parents = Parents()
 
     def note(self, entry: Entry | None) -> None:
         """Remember a version that a check can be built on."""
@@ -34,22 +83,21 @@ class Memory:
             return
         version = entry.version
         assert isinstance(version, Version)
-        if UNKNOWN in {version.gen, version.data}:
-            return
-        if len(self._versions) >= _REMEMBERED:
-            self._versions = {}
-        self._versions[entry.key] = version
+        self._note(entry.key, version)
 
-    def note_kept(self, parent: str) -> None:
+    def _note(self, key: str, version: Version) -> None:
+        if UNKNOWN not in {version.gen, version.data}:
+            self._versions.note(key, version)
+
+    def note_kept(self, above: str) -> None:
         """Nobody needs to look whether it is empty each time a sequential key of it is deleted."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
-        self.kept.add(parent)
+        self.kept.add(above)
 
     def forget(self, keys: Iterable[str]) -> None:
         """These are gone."""
-        for key in keys:
-            self._versions.pop(key, None)
+        self._versions.forget(keys)
 
     def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Known:
         """What may be guessed about the keys of a transaction; an ``At`` says itself what it saw."""
@@ -63,7 +111,24 @@ class Memory:
         for check in checks:
             if isinstance(check, At) and isinstance(check.version, Version):
                 nodes[check.key] = known_key(check.version)
+        for op in ops:
+            if isinstance(op, Create) and op.key not in nodes:
+                above = self.parents.missing(op.key)
+                if above is not None and above not in nodes:
+                    nodes[above] = _MISSING
         return Known(nodes)
+
+    def learn(self, known: Known, checks: Sequence[SimpleCheck]) -> None:
+        """Remember of a fresh reading what the next transaction of its kind relies on: checked keys, and parents."""
+        for check in checks:
+            if isinstance(check, Exists):
+                node = known.nodes[check.key]
+                if node.version is not None:
+                    self._note(check.key, node.version)
+        for above in {parent(key) for key in known.nodes} - {""}:
+            seen = known.nodes.get(above)
+            if seen is not None:
+                self.parents.saw(above, exists=seen.exists)
 
 
 def read_states(

@@ -15,7 +15,7 @@ from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
-from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors
+from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors, parent
 from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.wire import MULTI, NO_AUTH, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import compile_plan
@@ -99,6 +99,7 @@ class Writer:
                 continue
             at_any = [self._reader.layout.guard(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
+                self.memory.learn(known, checks)
                 return known
             yield from task.send([wire.set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)])  # one further
 
@@ -127,8 +128,11 @@ class Writer:
             return Committed(0)
         entries = entries_of(plan, results, token, now)
         self.memory.forget(plan.deleted)
+        parents = self.memory.parents
         for entry in entries:
             self.memory.note(entry)
+            parents.made(parent(entry.key))
+        parents.emptied(plan.emptied)
         emptied = plan.emptied - self.memory.kept
         if emptied:
             self._on_emptied(emptied)

@@ -1,0 +1,98 @@
+"""What is drawn: nodes with a label and a kind, and edges between them, without cycles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from latchwork.errors import LatchworkError
+
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
+
+
+class CyclicGraph(LatchworkError, ValueError):
+    """A graph to be drawn in layers has a cycle; the message names its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node.
+
+    Attributes:
+        id: unique in its graph.
+        label: what stands in its box; the id if empty. Any text.
+        kind: its CSS class, ``kind-...``, and the class in Mermaid: lower-case letters, digits and ``-``.
+        title: what is shown when one points at it, and read to those who do not see it; the label if empty.
+    """
+
+    id: str
+    label: str = ""
+    kind: str = ""
+    title: str = ""
+
+    @property
+    def text(self) -> str:
+        """What stands in its box."""
+        return self.label or self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An edge, drawn downwards from its source to its target. ``kind`` as for nodes."""
+
+    source: str
+    target: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and edges; their order is that of a drawing where nothing else decides.
+
+    Attributes:
+        nodes: any number, also none.
+        edges: between two of the nodes; an edge that comes twice is drawn once.
+        title: of the whole drawing.
+    Raises:
+        CyclicGraph: edges go in a circle.
+        ValueError: an id comes twice, an edge ends at no node, or a kind cannot be a CSS class.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+    title: str = ""
+    order: tuple[str, ...] = field(init=False, repr=False)
+
+    def __init__(self, nodes: Iterable[Node], edges: Iterable[Edge] = (), title: str = "") -> None:
+        object.__setattr__(self, "nodes", tuple(nodes))
+        object.__setattr__(self, "edges", tuple({(each.source, each.target): each for each in edges}.values()))
+        object.__setattr__(self, "title", title)
+        self._check()
+        object.__setattr__(self, "order", self._sorted())
+
+    def _check(self) -> None:
+        known: set[str] = set()
+        for node in self.nodes:
+            if node.id in known:
+                raise ValueError(f"two nodes have the id {node.id!r}; ids of a graph are unique")
+            known.add(node.id)
+        for edge in self.edges:
+            for end in (edge.source, edge.target):
+                if end not in known:
+                    raise ValueError(f"the edge {edge.source!r} -> {edge.target!r} ends at {end!r}, which is no node")
+        for kind in ({node.kind for node in self.nodes} | {edge.kind for edge in self.edges}) - {""}:
+            if not _KIND.fullmatch(kind):
+                raise ValueError(f"{kind!r} is no kind: use lower-case letters, digits and -, beginning with a letter")
+
+    def _sorted(self) -> tuple[str, ...]:
+        """Ids so that each comes after those it depends on, otherwise in the order of the nodes."""
+        sorter: TopologicalSorter[str] = TopologicalSorter({node.id: () for node in self.nodes})
+        for edge in self.edges:
+            sorter.add(edge.target, edge.source)
+        try:
+            return tuple(sorter.static_order())
+        except CycleError as error:
+            circle = " -> ".join(map(repr, reversed(error.args[1])))
+            raise CyclicGraph(f"the graph has a cycle: {circle}; take one of these edges out") from None

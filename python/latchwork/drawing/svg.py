@@ -1,0 +1,112 @@
+"""A layout as SVG: one document that stands alone, or inside a page, in light and in dark.
+
+Colours are CSS variables of the classes ``kind-...``, so that a page may set its own. Text from outside is escaped;
+there are no scripts and no references to anything outside.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from zlib import crc32
+
+from latchwork.drawing.graph import Graph, Node
+from latchwork.drawing.layout import Box, Layout, Line, lay_out
+
+#: Fill, border and text, first in light and then in dark; what has another kind looks like what has none.
+COLOURS = {
+    "": ("#ffffff", "#6b7280", "#1f2937", "#1f2430", "#8b93a3", "#e5e7eb"),
+    "waiting": ("#f3f4f6", "#9ca3af", "#4b5563", "#262b36", "#6b7280", "#c3c9d4"),
+    "ready": ("#e0f2fe", "#0284c7", "#0c4a6e", "#0c2f44", "#38bdf8", "#bae6fd"),
+    "running": ("#fef3c7", "#d97706", "#78350f", "#422a08", "#fbbf24", "#fde68a"),
+    "done": ("#dcfce7", "#16a34a", "#14532d", "#0f3420", "#4ade80", "#bbf7d0"),
+    "failed": ("#fee2e2", "#dc2626", "#7f1d1d", "#441414", "#f87171", "#fecaca"),
+    "skipped": ("#ede9fe", "#7c3aed", "#4c1d95", "#2a1c4d", "#a78bfa", "#ddd6fe"),
+    "cancelled": ("#e5e7eb", "#4b5563", "#374151", "#31353d", "#9ca3af", "#d1d5db"),
+}
+_NAMES = ("fill", "border", "text")
+
+
+def to_svg(graph: Graph, layout: Layout | None = None) -> str:
+    """The drawing as one ``<svg>`` element.
+
+    Args:
+        graph: what is drawn.
+        layout: of this graph; None finds one.
+    """
+    layout = layout if layout is not None else lay_out(graph)
+    name = f"g{crc32(repr((graph.title, graph.order)).encode('utf-8', 'replace')):08x}"  # ids are the page's: one each
+    title = graph.title or f"{len(graph.nodes)} nodes"
+    width, height = _number(layout.width), _number(layout.height)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="latchwork-graph" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title">'
+    )
+    arrow = (
+        f'<defs><marker id="{name}-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
+    )
+    parts = [
+        head,
+        f'<title id="{name}-title">{_text(title)}</title>',
+        f"<style>{_style()}</style>",
+        arrow,
+        *(_line(each, name) for each in layout.lines),
+        *(_box(node, layout.boxes[node.id]) for node in graph.nodes),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _box(node: Node, box: Box) -> str:
+    label = _text(node.title or node.text)
+    kind = f" kind-{node.kind}" if node.kind else ""
+    middle = f'x="{_number(box.x + box.width / 2)}" y="{_number(box.y + box.height / 2)}"'
+    return (
+        f'<g class="node{kind}"><title>{label}</title>'
+        f'<rect x="{_number(box.x)}" y="{_number(box.y)}" width="{_number(box.width)}" '
+        f'height="{_number(box.height)}" rx="6"/><text {middle}>{_text(box.text)}</text></g>'
+    )
+
+
+def _line(line: Line, name: str) -> str:
+    """Curves that leave and reach each row vertically; straight through the rows."""
+    kind = f" kind-{line.edge.kind}" if line.edge.kind else ""
+    (x, y), *rest = line.points
+    path = [f"M{_number(x)} {_number(y)}"]
+    for number, (right, below) in enumerate(rest):
+        if number % 2 or right == x:
+            path.append(f"L{_number(right)} {_number(below)}")
+        else:
+            half = _number((y + below) / 2)
+            path.append(f"C{_number(x)} {half} {_number(right)} {half} {_number(right)} {_number(below)}")
+        x, y = right, below
+    label = _text(f"{line.edge.source} to {line.edge.target}")
+    return f'<path class="edge{kind}" d="{"".join(path)}" marker-end="url(#{name}-arrow)"><title>{label}</title></path>'
+
+
+def _style() -> str:
+    light = "".join(_variables(kind, colours[:3]) for kind, colours in COLOURS.items())
+    dark = "".join(_variables(kind, colours[3:]) for kind, colours in COLOURS.items())
+    return (
+        f"{light}@media (prefers-color-scheme: dark){{{dark}}}"
+        ".latchwork-graph .node rect{fill:var(--fill);stroke:var(--border);stroke-width:1.3}"
+        ".latchwork-graph .node text{fill:var(--text);font:13px ui-monospace,monospace;text-anchor:middle;"
+        "dominant-baseline:central}"
+        ".latchwork-graph .edge{fill:none;stroke:var(--border);stroke-width:1.2}"
+        ".latchwork-graph .head{fill:var(--border)}"
+    )
+
+
+def _variables(kind: str, colours: tuple[str, ...]) -> str:
+    where = f".latchwork-graph .kind-{kind}" if kind else ".latchwork-graph"
+    return where + "{" + ";".join(f"--{name}:{value}" for name, value in zip(_NAMES, colours, strict=True)) + "}"
+
+
+def _text(text: str) -> str:
+    """Escaped, and without what XML cannot have."""
+    kept = (each if each.isprintable() or each in "\n\t" else "�" for each in text)
+    return escape("".join(kept).encode("utf-8", "replace").decode(), quote=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

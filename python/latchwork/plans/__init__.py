@@ -1,0 +1,29 @@
+"""Plans: functions that depend on each other, run by workers anywhere, without a server of ours.
+
+A plan is built, started, and then needs nobody: workers take the tasks whose dependencies are done, and each result is
+stored once. It keeps to itself how plans are stored.
+"""
+
+from latchwork.plans.builder import PlanBuilder, Ref
+from latchwork.plans.errors import DuplicateTask, ForeignRef, NoResult, NoSuchPlan, NoSuchTask, WrongState
+from latchwork.plans.handle import PlanHandle, PlanStatus
+from latchwork.plans.plans import Plans
+from latchwork.plans.records import PlanState, TaskState
+from latchwork.plans.worker import PlanWorker
+
+__all__ = [
+    "DuplicateTask",
+    "ForeignRef",
+    "NoResult",
+    "NoSuchPlan",
+    "NoSuchTask",
+    "PlanBuilder",
+    "PlanHandle",
+    "PlanState",
+    "PlanStatus",
+    "PlanWorker",
+    "Plans",
+    "Ref",
+    "TaskState",
+    "WrongState",
+]

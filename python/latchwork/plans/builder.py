@@ -1,0 +1,309 @@
+"""A plan before it is started: calls of functions, and what depends on what. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from latchwork.checks import is_number
+from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
+from latchwork.plans.keys import MOST_TASK, check_id, task_name
+from latchwork.plans.records import TaskRecord, TaskState
+from latchwork.tasks import Functions, Later, Payloads, Registered, Retry, encode_template, laters
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+H = TypeVar("H")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Later):
+    """A task of a plan: as an argument of another one it stands for the result.
+
+    Attributes:
+        name: of the task.
+        plan: its plan's id.
+    """
+
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was checked, before it has a place in a plan.
+
+    Attributes:
+        registered: the function.
+        template: its arguments.
+        args_from: the tasks whose results are arguments, in order of declaration.
+        deps: these, and those that it only comes after.
+    """
+
+    registered: Registered
+    template: bytes
+    args_from: tuple[str, ...]
+    deps: tuple[str, ...]
+    retry: Retry
+    timeout_s: float | None
+
+    def record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
+        """The task, without its arguments."""
+        return TaskRecord(
+            state,
+            number,
+            self.registered.name,
+            self.deps,
+            self.args_from,
+            retry=self.retry,
+            retry_on=tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in self.retry.on),
+            timeout_s=self.timeout_s,
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is set for a whole plan."""
+
+    title: str = ""
+    on_failure: str = "stop"
+    priority: int = 5
+    keep_results_s: float | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.priority
+        if self.on_failure not in ("stop", "continue"):
+            raise ValueError(f"on_failure must be 'stop' or 'continue', not {self.on_failure!r}")
+        if type(given) is not int or not 0 <= given <= 9:
+            raise ValueError(f"priority must be a whole number from 0 to 9, not {given!r}")
+        if self.keep_results_s is not None and not is_number(self.keep_results_s, 0.0):
+            raise ValueError(f"keep_results_s must be None or a number of seconds, not {self.keep_results_s!r}")
+        title: object = self.title
+        if not isinstance(title, str) or len(title) > 200 or not title.isprintable():
+            raise ValueError(f"the name of a plan must be up to 200 printable characters, not {str(title)[:80]!r}")
+
+
+def checked_call(
+    functions: Functions,
+    payloads: Payloads,
+    fn: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    known: Callable[[Ref], str],
+    after: Iterable[Ref] = (),
+    retry: Retry | None = None,
+    timeout_s: float | None = None,
+) -> Call:
+    """A call whose function, arguments and dependencies can be stored.
+
+    Args:
+        functions: where the function is registered.
+        payloads: stores the arguments.
+        fn: the function, or its name.
+        args: positional arguments; a ``Ref`` stands for a result.
+        kwargs: the others.
+        known: why a ``Ref`` cannot be one of this plan; empty when it can.
+        after: what it comes after, without their results.
+        retry: None takes that of the function.
+        timeout_s: likewise.
+    Raises:
+        UnknownFunction, TypeError, NotSerializable, PayloadTooLarge: of the call.
+        ForeignRef: all those that are not of this plan are named.
+        ValueError: of an option.
+    """
+    registered = functions.of(fn)
+    if timeout_s is not None and not (is_number(timeout_s, 0.0) and timeout_s > 0.0):
+        raise ValueError(f"timeout_s of {registered.name!r} must be None or seconds above 0, not {timeout_s!r}")
+    wanted = [*laters(list(args)), *laters(kwargs)]
+    behind = [after] if isinstance(after, Later) else list(after)
+    problems = [_problem(ref, known) for ref in (*wanted, *behind)]
+    if any(problems):
+        raise ForeignRef(f"call of {registered.name!r}: " + "; ".join(dict.fromkeys(filter(None, problems))))
+    results = tuple(dict.fromkeys(ref.name for ref in wanted))
+    deps = tuple(dict.fromkeys((*results, *(ref.name for ref in behind))))
+    template = encode_template(payloads, registered, args, kwargs)
+    return Call(
+        registered,
+        template,
+        results,
+        deps,
+        retry if retry is not None else registered.retry,
+        timeout_s if timeout_s is not None else registered.timeout_s,
+    )
+
+
+def _problem(ref: object, known: Callable[[Ref], str]) -> str:
+    if not isinstance(ref, Ref):
+        return f"{ref!r} is no Ref: give what add() returned"
+    return known(ref)
+
+
+@dataclass
+class Draft:
+    """What is built: tasks by name, in order; each depends on some before it, so that no cycle can be written."""
+
+    id: str
+    options: Options
+    calls: dict[str, Call] = field(default_factory=dict)
+
+    def records(self) -> dict[str, TaskRecord]:
+        """The tasks as they are stored at first, but for their arguments."""
+        after: dict[str, list[str]] = {name: [] for name in self.calls}
+        for name, call in self.calls.items():
+            for dep in call.deps:
+                after[dep].append(name)
+        return {
+            name: replace(call.record(number), succ=tuple(after[name]))
+            for number, (name, call) in enumerate(self.calls.items())
+        }
+
+
+class PlanBuilder(Generic[H]):
+    """Builds a plan: ``with plans.new("week 47") as plan: plan.add(load, "mon")``.
+
+    The end of the ``with`` starts it; an exception drops it, and nothing was stored. One thread only.
+
+    Attributes:
+        id: of the plan.
+        handle: the started plan.
+    """
+
+    def __init__(self, draft: Draft, functions: Functions, payloads: Payloads, start: Callable[[Draft], H]) -> None:
+        self.id = draft.id
+        self._draft = draft
+        self._functions = functions
+        self._payloads = payloads
+        self._start = start
+        self._handle: H | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.start()
+
+    def __len__(self) -> int:
+        return len(self._draft.calls)
+
+    def __repr__(self) -> str:
+        return f"<PlanBuilder {self.id!r}, {len(self)} tasks>"
+
+    @property
+    def handle(self) -> H:
+        """The started plan.
+
+        Raises:
+            WrongState: it was not started.
+        """
+        if self._handle is None:
+            raise WrongState(f"plan {self.id!r} was not started; call start(), or leave its with block")
+        return self._handle
+
+    def add(
+        self,
+        fn: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        name: str | None = None,
+        after: Iterable[Ref] = (),
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Ref:
+        """Add a call of a function. Does no I/O.
+
+        A ``Ref`` among the arguments, also inside lists and dictionaries, is a dependency, and is replaced by that
+        task's result. Cycles cannot be written: a task depends on such as were added before it.
+
+        Args:
+            fn: a registered function, or its name.
+            args: its arguments, in this order.
+            name: of the task, unique in the plan: up to 50 letters, digits and ``. _ - + : , % =``; None makes one.
+            after: tasks that have to be done before, without their results.
+            retry: how often it is tried; None as the function says.
+            timeout_s: seconds after which a run is stopped; None as the function says.
+            kwargs: further arguments. Those of these names go by position: ``name``, ``after``, ``retry``,
+                ``timeout_s``.
+        Returns:
+            What stands for the task.
+        Raises:
+            UnknownFunction: it is not registered.
+            TypeError: it does not take these arguments.
+            NotSerializable: one of them cannot be stored; the message names it.
+            ForeignRef: a ``Ref`` is of another plan.
+            DuplicateTask: there is a task of that name.
+            InvalidKey: the name cannot be one.
+            WrongState: the plan was started; its handle adds tasks then.
+        """
+        self._check_open()
+        call = checked_call(
+            self._functions,
+            self._payloads,
+            fn,
+            args,
+            kwargs,
+            known=self._why_not,
+            after=after,
+            retry=retry,
+            timeout_s=timeout_s,
+        )
+        return self._place(name, call)
+
+    def map(self, fn: Callable[..., Any] | str, items: Iterable[Any], **options: Any) -> list[Ref]:
+        """``add`` for each item as the only argument; one ``Ref`` for each, in order. All of them, or none."""
+        self._check_open()
+        kept = dict(self._draft.calls)
+        try:
+            return [self.add(fn, each, **options) for each in items]
+        except BaseException:
+            self._draft.calls = kept
+            raise
+
+    def start(self) -> H:
+        """Store the plan and start it; from here on it needs nobody here. Twice is fine.
+
+        Raises:
+            Unavailable, OutcomeUnknown: it may not be stored whole; nothing runs, or all is there. Call it again.
+            WrongState: another plan has its id.
+        """
+        if self._handle is None:
+            self._handle = self._start(self._draft)
+        return self._handle
+
+    def _check_open(self) -> None:
+        if self._handle is not None:
+            raise WrongState(f"plan {self.id!r} was started; add further tasks with its handle")
+
+    def _why_not(self, ref: Ref) -> str:
+        if ref.plan != self.id:
+            return f"task {ref.name!r} is of plan {ref.plan!r}, and this is {self.id!r}"
+        return "" if ref.name in self._draft.calls else f"this plan has no task {ref.name!r}"
+
+    def _place(self, name: str | None, call: Call) -> Ref:
+        number = len(self._draft.calls)
+        given = free_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
+        if given in self._draft.calls:
+            raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already; give this one another name")
+        self._draft.calls[given] = call
+        return Ref(given, self.id)
+
+
+def check_task(name: str) -> str:
+    """A name that a task can have.
+
+    Raises:
+        InvalidKey: it cannot; the message says why.
+    """
+    return check_id(name, "the name of a task", MOST_TASK)
+
+
+def free_name(number: int, is_taken: Callable[[str], bool]) -> str:
+    """A name for the task of this number that no task was given."""
+    while is_taken(task_name(number)):
+        number += 1
+    return task_name(number)

@@ -1,0 +1,256 @@
+"""What a worker does with a taken item: which call it is, and how its claim ends. One object for each worker.
+
+A task's item stays, claimed, until what follows from its end is done. So a worker that dies between the result and the
+look at the successors leaves a free item of a task that is done, and who takes it next only looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from latchwork.errors import BadRecord, LatchworkError
+from latchwork.plans.control import Control
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.keys import LANE, split_id
+from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress, held
+from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.states import Edit
+from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.records import Record
+from latchwork.store import Mirror
+from latchwork.store.steps import driven, steps_of
+from latchwork.tasks import (
+    BadPayload,
+    Call,
+    Done,
+    Ending,
+    Failure,
+    FeederHooks,
+    Outcome,
+    Payloads,
+    Release,
+    Run,
+    TaskProcessDied,
+    fill_template,
+)
+from latchwork.types import At, Check, Entry, Op
+
+#: A task that so many workers died of has failed.
+MOST_DEATHS = 5
+_CONTROL = "@"
+_GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
+
+
+class NothingToRun(LatchworkError):
+    """The item needs no call: it is one of control, or of a task that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """How the call of a claim was made: whether it was one, and what trouble of the store there was."""
+
+    is_call: bool = False
+    trouble: str = ""
+
+
+class PlanHooks(FeederHooks):
+    """Tells a feeder what items of plans are. Safe to share between threads.
+
+    Args:
+        place: where the plans are.
+        plans: a mirror of their records.
+        payloads: reads arguments and results.
+        progress, control: what follows.
+        failed: told of each try that raised: plan, task, and what.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        plans: Mirror,
+        *,
+        payloads: Payloads,
+        progress: Progress,
+        control: Control,
+        failed: Callable[[str, str, Failure], object],
+    ) -> None:
+        self._place = place
+        self._plans = plans
+        self._payloads = payloads
+        self._progress = progress
+        self._control = control
+        self._failed = failed
+        self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
+
+    # Taking
+
+    def lanes(self) -> Sequence[str]:
+        """All items are in one lane."""
+        return (LANE,)
+
+    def accept(self, item: BacklogItem) -> bool:
+        """Items of control; those of tasks of a plan that is ready, and of one that has ended, to remove them."""
+        plan_id, task = split_id(item.id)
+        known = self._known(plan_id)
+        if not task or task.startswith(_CONTROL):
+            return bool(task)
+        return known is not None and (known[1].state is PlanState.READY or known[1].state.has_ended)
+
+    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """A task is claimed while its plan is as we know it: not after a cancel that we have not heard of."""
+        plan_id, task = split_id(item.id)
+        known = self._known(plan_id)
+        if task.startswith(_CONTROL) or known is None:
+            return (), ()
+        return (At(known[0]),), ()
+
+    def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
+        try:
+            entry = self._plans[self._place.keys.plan(plan_id)]
+            return entry, PlanRecord.of(entry.value)
+        except (KeyError, BadRecord):
+            return None
+
+    # Beginning
+
+    def begin(self, claim: BacklogClaim) -> Run | Ending:
+        """The call is made in the slot, where the store may be asked."""
+        plan_id, task = split_id(claim.item.id)
+        timeout_s = Record.or_empty(claim.value).duration_s("timeout_s", -1.0, least=-1.0) if claim.value else -1.0
+        return Run(
+            lambda: self._call(claim, plan_id, task),
+            claim.item.id,
+            timeout_s if timeout_s > 0.0 else None,
+            claim.attempts,
+        )
+
+    @driven
+    async def _call(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
+        if name.startswith(_CONTROL):
+            raise NothingToRun("control")
+        try:
+            call = await self._made(claim, plan_id, name)
+        except (NothingToRun, BadPayload, BadRecord):
+            raise
+        except TaskProcessDied:
+            self._begun[claim] = _Begun(is_call=True)
+            raise
+        except LatchworkError as error:
+            self._begun[claim] = _Begun(trouble=str(error))
+            raise
+        self._begun[claim] = _Begun(is_call=True)
+        return call
+
+    async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
+        _, plan = await self._place.plan(plan_id)
+        found = await self._place.tasks(plan_id, [name])
+        if not found or found[0].record.state is not TaskState.READY or plan.state is not PlanState.READY:
+            raise NothingToRun("it has ended")
+        task = found[0].record
+        if claim.attempts - 1 - task.attempts >= MOST_DEATHS:
+            raise TaskProcessDied(f"task {name!r} of plan {plan_id!r} ended with {MOST_DEATHS} workers that ran it")
+        template = task.args if task.args_at is None else await steps_of(self._place.blobs.read)(task.args_at)
+        stored = await self._place.outcomes(plan_id, task.args_from)
+        results = {each: Outcome.of(data).payload for each, data in stored.items()}
+        return Call(task.fn, fill_template(self._payloads, template, results, task.fn))
+
+    # Ending
+
+    @driven
+    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+        """What follows from a run, all of it written before the item goes, or together with it."""
+        plan_id, name = split_id(claim.item.id)
+        if name.startswith(_CONTROL):
+            await self._control.handle(claim, plan_id, name)
+            return Done()
+        begun = self._begun.get(claim, _Begun())
+        if begun.trouble:
+            return Release(begun.trouble[:200], after_s=1.0, count=False)
+        try:
+            return await self._end_task(claim, plan_id, name, outcome)
+        except NoSuchPlan:  # removed meanwhile
+            return Done()
+
+    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+        while True:
+            entry, plan = await self._place.plan(plan_id)
+            found = await self._place.tasks(plan_id, [name])
+            if not found or plan.state in _GONE:
+                return Done()
+            task = found[0]
+            if task.record.state is TaskState.DONE:
+                await self._progress.propagate(plan_id, plan, task)
+                await self._progress.complete(plan_id)
+                return Done()
+            if task.record.state is TaskState.FAILED:
+                await self._progress.skip_behind(claim, plan_id, task, plan.turn)
+                await self._progress.complete(plan_id)
+                return Done()
+            if task.record.state is not TaskState.READY or plan.state.has_ended:
+                return Done()
+            if not self._begun.get(claim, _Begun()).is_call and not _is_wrong(outcome):
+                return Release("it was made ready meanwhile", count=False)
+            if outcome.is_success:
+                ending = await self._succeed(claim, plan_id, plan, task, outcome)
+            else:
+                ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
+            if ending is not None:
+                return ending
+
+    async def _succeed(
+        self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
+    ) -> Ending | None:
+        """None: look again; it is done, or something was written meanwhile."""
+        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        ready, are_all = await self._progress.last_of(plan_id, task)
+        edit = self._place.edges.finished(plan_id, plan, task, result, ready)
+        if are_all:
+            return Done(tuple(edit.checks), tuple(edit.ops))
+        await self._commit(edit.checks, edit.ops, claim)
+        return None
+
+    async def _fail(
+        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, outcome: Outcome
+    ) -> Ending | None:
+        entry, plan = seen
+        failure = outcome.failure
+        assert failure is not None
+        self._failed(plan_id, task.name, failure)
+        if plan.state is PlanState.CANCELLING:
+            edit = self._place.edges.cancelled(plan_id, entry, task)
+            return Done(tuple(edit.checks), tuple(edit.ops))
+        attempt = task.record.attempts + 1
+        if attempt < task.record.retry.attempts and not failure.is_final and _is_retried(task, failure):
+            edit = self._place.edges.tried(task, failure.summary)
+            if await self._commit(edit.checks, edit.ops, claim):
+                return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
+            return None
+        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)
+        await self._commit(edit.checks, edit.ops, claim)
+        return None
+
+    async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: BacklogClaim) -> bool:
+        """Whether it was written, as far as is known.
+
+        Raises:
+            OwnershipLost: the claim is over.
+        """
+        held(claim)
+        return await self._place.commit(Edit(list(checks), list(ops)), claim.fence)
+
+
+def _is_wrong(outcome: Outcome) -> bool:
+    """Whether the call could not be made from what is stored: no worker can."""
+    failure = outcome.failure
+    return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
+
+
+def _is_retried(task: Task, failure: Failure) -> bool:
+    """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
+    kind = failure.loaded_class
+    names = task.record.retry_on
+    return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)

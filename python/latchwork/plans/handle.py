@@ -1,0 +1,347 @@
+"""A started plan, for whoever wants to know how it is, or to change what it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from latchwork.drawing import Edge, Graph, Node
+from latchwork.errors import Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
+from latchwork.plans.builder import Ref, check_task, checked_call, free_name
+from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
+from latchwork.plans.keys import LANE, split_id
+from latchwork.plans.place import Place
+from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.states import MOST_TOGETHER, Edit
+from latchwork.store.steps import ask, driven, steps_of
+from latchwork.tasks import Functions, Outcome, Payloads, Retry
+from latchwork.types import Entry
+
+
+@dataclass(frozen=True)
+class Running:
+    """A task that a worker has.
+
+    Attributes:
+        task: its name.
+        worker: the label of the worker.
+        host, pid: where that is.
+    """
+
+    task: str
+    worker: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class PlanStatus:
+    """How a plan is, at one moment; parts of it may be of neighbouring moments.
+
+    Attributes:
+        id: of the plan.
+        name: what it was called, for people.
+        state: what it is doing.
+        tasks: how many tasks there are, by state.
+        failed: the first tasks that failed, with reasons.
+        running: the tasks that workers have.
+        started_ms, ended_ms: since the epoch, by the clock of whoever did it; 0 when it did not happen.
+    """
+
+    id: str
+    name: str
+    state: PlanState
+    tasks: Mapping[TaskState, int]
+    failed: tuple[tuple[str, str], ...]
+    running: tuple[Running, ...]
+    started_ms: int
+    ended_ms: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens by itself."""
+        return self.state.has_ended
+
+
+class PlanHandle:
+    """A plan that was started. Safe to share between threads; makes no connection of its own.
+
+    Attributes:
+        id: of the plan.
+    """
+
+    def __init__(self, place: Place, plan_id: str, functions: Functions, payloads: Payloads) -> None:
+        self.id = plan_id
+        self._place = place
+        self._functions = functions
+        self._payloads = payloads
+
+    def __repr__(self) -> str:
+        return f"<PlanHandle {self.id!r}>"
+
+    # Looking
+
+    @driven
+    async def status(self) -> PlanStatus:
+        """How it is. Reads all its tasks.
+
+        Raises:
+            NoSuchPlan: it was removed.
+        """
+        _, plan = await self._place.plan(self.id)
+        tasks = await self._place.all_tasks(self.id)
+        claims = await steps_of(self._place.backlog.claims)(LANE)
+        running = []
+        for path, ticket in claims.items():
+            plan_id, task = split_id(path.rpartition("/")[2])
+            if plan_id == self.id and not task.startswith("@"):
+                running.append(Running(task, ticket.label, ticket.host, ticket.pid))
+        return PlanStatus(
+            self.id,
+            plan.title,
+            plan.state,
+            Counter(each.record.state for each in tasks),
+            plan.failed,
+            tuple(running),
+            plan.started_ms,
+            plan.ended_ms,
+        )
+
+    @driven
+    async def state(self) -> PlanState:
+        """What it is doing. One read.
+
+        Raises:
+            NoSuchPlan: it was removed.
+        """
+        return (await self._place.plan(self.id))[1].state
+
+    @driven
+    async def completed(self) -> bool:
+        """Whether all its tasks are done; False for a draft, and for a plan that failed."""
+        return (await self._place.plan(self.id))[1].state is PlanState.COMPLETED
+
+    @driven
+    async def why(self, task: Ref | str) -> list[str]:
+        """What a waiting task waits for: names of tasks that are not done. Empty when it waits for nothing."""
+        return await self._place.waits_for(self.id, _name(task))
+
+    def wait(self, timeout_s: float | None = None) -> PlanStatus:
+        """Wait until it has ended, however it did.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            WaitTimeout: it has not.
+            NoSuchPlan: it was removed.
+        """
+        key = self._place.keys.plan(self.id)
+        with self._place.store.mirror(key) as mirror:
+            mirror.wait_until(lambda now: key not in now or _state_of(now[key]).has_ended, timeout_s)
+        return self.status()
+
+    def result(self, task: Ref | str, timeout_s: float | None = None) -> Any:
+        """The result of a task; what it raised is raised here.
+
+        Args:
+            task: the task, or its name.
+            timeout_s: seconds to wait for its end; None waits for ever, 0 looks once.
+        Raises:
+            WaitTimeout: it has not ended.
+            NoSuchTask, NoSuchPlan: it is not there.
+            NoResult: it was skipped or cancelled.
+            Exception: the task's own, or ``RemoteError``.
+        """
+        name, clock = _name(task), self._place.store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        while True:
+            left_s = None if until is None else max(0.0, until - clock.now())
+            try:
+                state = self._await_end(name, left_s)
+                if not state.is_lost or not self._await_recovery(left_s):
+                    return self._result_of(name)
+            except WaitTimeout:
+                raise WaitTimeout(
+                    f"task {name!r} of plan {self.id!r} has not ended after {timeout_s} s; raise timeout_s"
+                ) from None
+
+    def _await_end(self, name: str, timeout_s: float | None) -> TaskState:
+        key = self._place.keys.task(self.id, name)
+        with self._place.store.mirror(key) as mirror:
+            if key not in mirror:
+                raise NoSuchTask(f"plan {self.id!r} has no task {name!r}")
+            mirror.wait_until(lambda now: key not in now or not Task.of(now[key]).record.state.is_live, timeout_s)
+            return Task.of(mirror[key]).record.state if key in mirror else TaskState.DONE
+
+    def _await_recovery(self, timeout_s: float | None) -> bool:
+        """Whether the plan was being recovered; what was lost waits again then."""
+        key = self._place.keys.plan(self.id)
+        with self._place.store.mirror(key) as mirror:
+            if key not in mirror or _state_of(mirror[key]) is not PlanState.RECOVERING:
+                return False
+            mirror.wait_until(lambda now: key not in now or _state_of(now[key]) is not PlanState.RECOVERING, timeout_s)
+            return key in mirror
+
+    @driven
+    async def _result_of(self, name: str) -> Any:
+        found = await self._place.tasks(self.id, [name])
+        if not found:
+            raise NoSuchTask(f"plan {self.id!r} has no task {name!r} any more")
+        task = found[0].record
+        outcome = (await self._place.outcomes(self.id, [name])).get(name)
+        if outcome is None:
+            why = "its result is kept no longer" if task.state is TaskState.DONE else f"it was {task.state.value}"
+            raise NoResult(f"task {name!r} of plan {self.id!r} has no result: {why}")
+        registered = self._functions.get(task.fn) if task.fn in self._functions else None
+        hint = registered.hints.get("return", Any) if registered is not None else Any
+        return Outcome.of(outcome).result(self._payloads, hint, f"the result of task {name!r}")
+
+    @driven
+    async def graph(self) -> Graph:
+        """Its tasks and what depends on what, to be drawn: ``to_svg(handle.graph())`` of ``latchwork.drawing``."""
+        _, plan = await self._place.plan(self.id)
+        tasks = sorted(await self._place.all_tasks(self.id), key=lambda each: each.record.number)
+        names = {each.name for each in tasks}
+        nodes = [Node(each.name, each.name, each.record.state.value, _title(each)) for each in tasks]
+        edges = [Edge(dep, each.name) for each in tasks for dep in each.record.deps if dep in names]
+        return Graph(nodes, edges, plan.title or self.id)
+
+    # Changing
+
+    @driven
+    async def cancel(self) -> None:
+        """End it: what runs is told to stop, nothing more begins. Returns once that is decided; ``wait`` for its end.
+
+        Raises:
+            WrongState: it has ended, or is about to be removed.
+        """
+        await self._change(PlanState.CANCELLING, (PlanState.READY,), self._cancelling)
+
+    def _cancelling(self, entry: Entry, plan: PlanRecord) -> Edit:
+        return self._place.edges.cancelling(self.id, entry, plan, PlanState.CANCELLED)
+
+    @driven
+    async def recover(self) -> None:
+        """Run again what failed, was skipped or cancelled; results that are there are kept.
+
+        Raises:
+            WrongState: it is not failed, nor cancelled.
+        """
+        await self._change(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovering)
+
+    def _recovering(self, entry: Entry, plan: PlanRecord) -> Edit:
+        return self._place.edges.recovering(self.id, entry, plan)
+
+    @driven
+    async def remove(self) -> None:
+        """Delete it with all its results, whatever it does; a worker does that. Its id is free when it is gone."""
+        states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
+        try:
+            await self._change(PlanState.REMOVING, states, self._removing)
+        except NoSuchPlan:
+            return
+
+    def _removing(self, entry: Entry, plan: PlanRecord) -> Edit:
+        return self._place.edges.removing(self.id, entry, plan)
+
+    async def _change(
+        self, wanted: PlanState, of: tuple[PlanState, ...], edge: Callable[[Entry, PlanRecord], Edit]
+    ) -> None:
+        """Decided once: a second call while the first is on its way does nothing."""
+        while True:
+            entry, plan = await self._place.plan(self.id)
+            if plan.state is wanted:
+                return
+            if plan.state not in of:
+                states = " or ".join(each.value for each in of)
+                raise WrongState(f"plan {self.id!r} is {plan.state.value}; this needs one that is {states}")
+            if await self._place.commit(edge(entry, plan)):
+                return
+
+    @driven
+    async def add(
+        self,
+        fn: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        name: str | None = None,
+        after: Iterable[Ref] = (),
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Ref:
+        """Add a task while the plan runs, for instance by a task of it. As ``PlanBuilder.add``.
+
+        Behind a task that was lost it is skipped.
+
+        Raises:
+            WrongState: the plan does not run any more.
+            ValueError: more than 30 of the tasks that it depends on have not ended.
+        """
+        call = checked_call(
+            self._functions,
+            self._payloads,
+            fn,
+            args,
+            kwargs,
+            known=lambda ref: "" if ref.plan == self.id else f"task {ref.name!r} is of plan {ref.plan!r}",
+            after=after,
+            retry=retry,
+            timeout_s=timeout_s,
+        )
+        given = None if name is None else check_task(name)
+        template = call.template
+        at = await steps_of(self._place.blobs.write)(self.id, template) if len(template) > INLINE_ARGS else None
+        while True:
+            entry, plan = await self._place.plan(self.id)
+            if plan.state is not PlanState.READY:
+                raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks are added to one that is ready")
+            deps = await self._deps(call.deps)
+            adds = await ask(self._place.store.get, self._place.keys.adds(self.id))
+            count = _count(adds) + 1
+            number = plan.tasks + count - 1
+            chosen = given if given is not None else free_name(number, lambda _: False)
+            record = replace(call.record(number), args=b"" if at is not None else template, args_at=at)
+            edit = self._place.edges.added(self.id, entry, plan, name=chosen, task=record, deps=deps, adds=count)
+            try:
+                await ask(self._place.store.commit, edit.checks, edit.ops)
+            except Conflict:
+                if given is not None and await self._place.tasks(self.id, [given]):
+                    raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already") from None
+                continue
+            except OutcomeUnknown:
+                raise
+            return Ref(chosen, self.id)
+
+    async def _deps(self, names: tuple[str, ...]) -> list[Task]:
+        found = await self._place.tasks(self.id, names)
+        missing = sorted({*names} - {each.name for each in found})
+        if missing:
+            raise NoSuchTask(f"plan {self.id!r} has no task {', '.join(map(repr, missing))}")
+        waiting = sum(each.record.state is not TaskState.DONE for each in found)
+        if waiting > MOST_TOGETHER:
+            raise ValueError(f"{waiting} dependencies have not ended, and at most {MOST_TOGETHER} can be added to")
+        return found
+
+
+def _name(task: Ref | str) -> str:
+    given: object = task
+    name = task.name if isinstance(task, Ref) else task
+    if not isinstance(given, (Ref, str)):
+        raise InvalidKey(f"a task is a Ref or a name, not {given!r}")
+    return check_task(name)
+
+
+def _state_of(entry: Entry) -> PlanState:
+    return PlanRecord.of(entry.value).state
+
+
+def _count(adds: Entry | None) -> int:
+    return int(adds.value) if adds is not None and adds.value.isdigit() else 0
+
+
+def _title(task: Task) -> str:
+    why = f": {task.record.why}" if task.record.why else ""
+    return f"{task.name}: {task.record.fn} is {task.record.state.value}{why}"

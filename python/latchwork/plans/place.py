@@ -1,0 +1,123 @@
+"""The plans below one name in one store: what all that look at them and change them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from time import time
+from typing import Any
+
+from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.keys import LANE, Keys
+from latchwork.plans.records import PlanRecord, Task, read_result, result_at, result_value
+from latchwork.plans.states import Edges, Edit
+from latchwork.primitives import Backlog
+from latchwork.store.steps import ask, steps_of
+from latchwork.store.store import Store
+from latchwork.tasks import BlobRef, Blobs
+from latchwork.types import Check, Entry, Op
+
+#: Of so many keys each request asks.
+_TOGETHER = 500
+
+
+class Place:
+    """Reads and writes of plans. Safe to share between threads. Construction does no I/O."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store = store
+        self.keys = Keys(name)
+        self.backlog = Backlog(store, self.keys.backlog)
+        self.blobs = Blobs(store, self.keys.data)
+        self.edges = Edges(self.keys, self._put_item)
+
+    def _put_item(self, shelf: str, item: str, value: bytes) -> list[Op]:
+        return self.backlog.put_ops(LANE, shelf, {item: value})
+
+    async def plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
+        """A plan.
+
+        Raises:
+            NoSuchPlan: there is none.
+            BadRecord: its key holds something else.
+        """
+        entry = await ask(self.store.get, self.keys.plan(plan_id))
+        if entry is None:
+            raise NoSuchPlan(f"there is no plan {plan_id!r} below {self.keys.name!r}; list them with plans.list()")
+        return entry, PlanRecord.of(entry.value)
+
+    async def tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
+        """Tasks of a plan, in this order; without those that are gone, or are none."""
+        wanted = [self.keys.task(plan_id, name) for name in names]
+        found: list[Task] = []
+        for at in range(0, len(wanted), _TOGETHER):
+            for entry in await ask(self.store.get_many, wanted[at : at + _TOGETHER]):
+                if entry is not None:
+                    with suppress(BadRecord):
+                        found.append(Task.of(entry))
+        return found
+
+    async def all_tasks(self, plan_id: str) -> list[Task]:
+        """All tasks of a plan, by name."""
+        found: list[Task] = []
+        after: str | None = None
+        while True:
+            page = await ask(self.store.list, self.keys.tasks(plan_id), limit=_TOGETHER, start_after=after)
+            for entry in page:
+                with suppress(BadRecord):
+                    found.append(Task.of(entry))
+            if len(page) < _TOGETHER:
+                return found
+            after = page[-1].key
+
+    async def waits_for(self, plan_id: str, name: str, *, limit: int | None = None) -> list[str]:
+        """What a task waits for, by name."""
+        entries = await ask(self.store.list, self.keys.edges(plan_id, name), limit=limit)
+        return [entry.key.rpartition("/")[2] for entry in entries]
+
+    async def is_anything_left(self, plan_id: str) -> bool:
+        """Whether a task of the plan has not ended."""
+        return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))
+
+    async def left(self, plan_id: str, limit: int) -> list[str]:
+        """The first so many tasks that have not ended."""
+        entries = await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=limit)
+        return [entry.key.rpartition("/")[2] for entry in entries]
+
+    async def commit(self, edit: Edit, *fences: Check) -> bool:
+        """Whether the edit was committed, as far as is known: whoever is told False reads again."""
+        try:
+            await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
+        except (Conflict, OutcomeUnknown):
+            return False
+        return True
+
+    # Large values
+
+    async def stored_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
+        """An outcome as the value of a result's key; a large one is written elsewhere before."""
+        if len(outcome) <= most:
+            return result_value(outcome)
+        return result_at(await steps_of(self.blobs.write)(plan_id, outcome))
+
+    async def outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
+        """How tasks ended, by name; without those that have no result.
+
+        Raises:
+            BadRecord: one cannot be used.
+        """
+        wanted = [self.keys.result(plan_id, name) for name in names]
+        found: dict[str, bytes] = {}
+        for at in range(0, len(wanted), _TOGETHER):
+            entries: list[Any] = await ask(self.store.get_many, wanted[at : at + _TOGETHER])
+            for name, entry in zip(names[at : at + _TOGETHER], entries, strict=True):
+                if entry is not None:
+                    where = read_result(entry.value)
+                    found[name] = await steps_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
+        return found
+
+
+def now_ms() -> int:
+    """The machine's clock: for the order of plans, and for people."""
+    return int(time() * 1000)

@@ -1,0 +1,122 @@
+"""The plans below one name: new ones, those that are there, and what builders left."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+from latchwork.errors import BadRecord, Conflict
+from latchwork.plans.builder import Draft, Options, PlanBuilder
+from latchwork.plans.handle import PlanHandle
+from latchwork.plans.keys import MOST_PLAN, check_id
+from latchwork.plans.place import Place
+from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.writing import start_draft
+from latchwork.store import Store
+from latchwork.store.steps import ask, driven
+from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
+
+
+class Plans:
+    """Plans of one name in a store. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        name: the key below which all is stored.
+        functions: what may be called; those of ``@task`` by default.
+        codec: how arguments are stored; None: plain values.
+        allow_pickle: whether pickled results are read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str = "plans",
+        *,
+        functions: Functions = DEFAULT,
+        codec: Codec | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        self._place = Place(store, name)
+        self._functions = functions
+        self._payloads = Payloads(codec, allow_pickle=allow_pickle)
+
+    def new(
+        self,
+        name: str = "",
+        *,
+        id: str | None = None,  # noqa: A002 - what it is
+        on_failure: Literal["stop", "continue"] = "stop",
+        priority: int = 5,
+        keep_results_s: float | None = None,
+    ) -> PlanBuilder[PlanHandle]:
+        """Begin to build a plan. Does no I/O.
+
+        Args:
+            name: for people; any printable text.
+            id: unique; None makes one. With an id of yours a plan is started once, whoever tries to.
+            on_failure: ``stop`` ends the plan when a task has failed for good; ``continue`` runs all that does not
+                depend on it.
+            priority: 0 to 9; tasks of plans with 9 are taken first.
+            keep_results_s: how long results in the middle are kept after the end; None keeps all until ``remove``.
+        Raises:
+            InvalidKey, ValueError: of an option.
+        """
+        plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MOST_PLAN)
+        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s))
+        return PlanBuilder(draft, self._functions, self._payloads, self._start)
+
+    def _start(self, draft: Draft) -> PlanHandle:
+        start_draft(self._place, draft)
+        return self.get(draft.id)
+
+    def get(self, plan_id: str) -> PlanHandle:
+        """A plan by its id. Does no I/O: whether it is there shows when it is asked."""
+        checked = check_id(plan_id, "the id of a plan", MOST_PLAN)
+        return PlanHandle(self._place, checked, self._functions, self._payloads)
+
+    @driven
+    async def list(self, *, state: PlanState | None = None) -> list[tuple[str, PlanRecord]]:
+        """Ids and records of all plans, or of those in a state, the oldest first."""
+        found = []
+        for entry in await ask(self._place.store.list, self._place.keys.plans):
+            try:
+                record = PlanRecord.of(entry.value)
+            except BadRecord:
+                continue
+            if state is None or record.state is state:
+                found.append((entry.key.rpartition("/")[2], record))
+        return sorted(found, key=lambda each: (each[1].started_ms, each[0]))
+
+    @driven
+    async def sweep(self) -> int:
+        """Remove drafts whose builder is gone, and what is left of plans that are. By anybody; how many."""
+        place = self._place
+        seen = await ask(place.store.children, place.keys.all_tasks)
+        plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(place.store.list, place.keys.plans)}
+        count = 0
+        for plan_id, entry in plans.items():
+            try:
+                record = PlanRecord.of(entry.value)
+            except BadRecord:
+                continue
+            if record.state is PlanState.DRAFT and await ask(place.store.get, place.keys.draft(plan_id)) is None:
+                edit = place.edges.removing(plan_id, entry, record)
+                count += await place.commit(edit)
+        for plan_id in [each for each in seen if each not in plans]:
+            count += await self._sweep_orphan(plan_id)
+        return count
+
+    async def _sweep_orphan(self, plan_id: str) -> int:
+        """Tasks without a plan: of a builder or a worker that went on after it was removed."""
+        place = self._place
+        record = PlanRecord(PlanState.REMOVING)
+        key = place.keys.plan(plan_id)
+        try:
+            await ask(place.store.create, key, record.to_bytes())
+        except Conflict:
+            return 0
+        for prefix in place.keys.everything(plan_id):
+            await ask(place.store.delete_tree, prefix)
+        await ask(place.store.delete, key)
+        return 1

@@ -1,0 +1,136 @@
+"""What follows from the end of a task: successors become ready or are skipped, and the plan ends when none is left.
+
+Each of these may be done by several at once, and again: readiness never becomes false, and each write checks what it
+was decided by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from latchwork.errors import OwnershipLost
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.place import Place, now_ms
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
+from latchwork.primitives import BacklogClaim
+from latchwork.store.steps import ask
+from latchwork.types import Delete
+
+#: So many successors are looked at together.
+_TOGETHER = 200
+
+
+class Progress:
+    """The steps after a task's end. Safe to share between threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    # Done
+
+    async def last_of(self, plan_id: str, task: Task) -> tuple[list[Task], bool]:
+        """The successors that wait for this task alone; and whether these are all of them."""
+        succ = task.record.succ
+        if not succ or len(succ) > MOST_TOGETHER:
+            return [], False
+        behind = [each for each in await self._place.tasks(plan_id, succ) if each.record.state is TaskState.WAITING]
+        found = [each for each in behind if await self._place.waits_for(plan_id, each.name) == [task.name]]
+        return found, len(found) == len(succ)
+
+    async def propagate(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
+        """A task is done: nobody waits for it any more, and those who wait for nothing are ready."""
+        place, succ = self._place, task.record.succ
+        if len(succ) > MOST_TOGETHER:
+            for at in range(0, len(succ), MOST_WRITES):
+                gone = [Delete(place.keys.edge(plan_id, each, task.name)) for each in succ[at : at + MOST_WRITES]]
+                while not await place.commit(Edit([], list(gone))):
+                    pass
+        await self.look(plan_id, plan, succ)
+
+    async def look(self, plan_id: str, plan: PlanRecord, names: Sequence[str]) -> None:
+        """Make those ready that wait for nothing."""
+        for at in range(0, len(names), _TOGETHER):
+            tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
+            waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
+            free = [each for each in waiting if not await self._place.waits_for(plan_id, each.name, limit=1)]
+            for first in range(0, len(free), MOST_TOGETHER):
+                await self._make_ready(plan_id, plan, free[first : first + MOST_TOGETHER])
+
+    async def _make_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task]) -> None:
+        """Together, or one by one where one of them was rewritten."""
+        edits = [self._place.edges.made_ready(plan_id, plan, each) for each in tasks]
+        together = Edit([c for each in edits for c in each.checks], [op for each in edits for op in each.ops])
+        if await self._place.commit(Edit(together.checks, list(dict.fromkeys(together.ops)))):
+            return
+        for each in tasks:
+            await self._try_ready(plan_id, plan, each)
+
+    async def _try_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
+        found = [task]
+        while found and found[0].record.state is TaskState.WAITING:
+            if await self._place.waits_for(plan_id, task.name, limit=1):
+                return
+            if await self._place.commit(self._place.edges.made_ready(plan_id, plan, found[0])):
+                return
+            found = await self._place.tasks(plan_id, [task.name])  # an added task rewrote it, or it is ready
+
+    async def complete(self, plan_id: str) -> None:
+        """End the plan if nothing of it is left. Asked by whoever ended a task that left nobody behind it."""
+        place = self._place
+        adds_key = place.keys.adds(plan_id)
+        while True:
+            try:
+                entry, plan = await place.plan(plan_id)
+            except NoSuchPlan:
+                return
+            if plan.state is not PlanState.READY:
+                return
+            adds = await ask(place.store.get, adds_key)  # before what is left: an added task is noticed
+            if await place.is_anything_left(plan_id):
+                return
+            if await place.commit(place.edges.completed(entry, plan, adds, adds_key, now_ms())):
+                return
+
+    # Failed
+
+    async def skip_behind(self, claim: BacklogClaim, plan_id: str, task: Task, turn: int) -> None:
+        """Skip all that can never run, since a task has failed; through what another had skipped before it died.
+
+        Raises:
+            OwnershipLost: the claim is over.
+        """
+        left, seen = deque(task.record.succ), {task.name}
+        while left:
+            name = left.popleft()
+            if name not in seen:
+                seen.add(name)
+                left.extend(await self._skip(claim, plan_id, name, turn))
+
+    async def _skip(self, claim: BacklogClaim, plan_id: str, name: str, turn: int) -> Iterable[str]:
+        """What comes after it too."""
+        place = self._place
+        while True:
+            held(claim)
+            entry, plan = await place.plan(plan_id)
+            found = await place.tasks(plan_id, [name])
+            if not found or plan.turn != turn:
+                return ()
+            task = found[0]
+            if task.record.state.is_lost:
+                return task.record.succ
+            if task.record.state is not TaskState.WAITING or plan.state not in (PlanState.READY, PlanState.CANCELLING):
+                return ()
+            if await place.commit(place.edges.skipped(plan_id, entry, task), claim.fence):
+                return task.record.succ
+
+
+def held(claim: BacklogClaim) -> None:
+    """Refuse to go on with a claim that may be over.
+
+    Raises:
+        OwnershipLost: it is not held, by our own clock.
+    """
+    if not claim.is_held:
+        raise OwnershipLost(f"the claim of {claim.item.path} is over; what it did so far stands")

@@ -1,0 +1,265 @@
+"""Each edge of a plan's and a task's life: from what was read to one transaction. Pure; nothing here does I/O.
+
+Who may call an edge, what may have happened meanwhile, and which check notices it: docs/design/0030.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from latchwork.plans.keys import CONTROL_SHELF, Keys, item_id, shelf_of
+from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskRecord, TaskState
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
+
+#: A finish carries so many successors along; of more, edges are deleted by themselves.
+MOST_TOGETHER = 30
+#: Of the 100 that a transaction may have.
+MOST_WRITES = 90
+
+#: Puts an item into the backlog: by shelf, id and value.
+PutItem = Callable[[str, str, bytes], "list[Op]"]
+
+
+class Edit(NamedTuple):
+    """One transaction."""
+
+    checks: list[Check]
+    ops: list[Op]
+
+    def fenced(self, *fences: Check) -> Edit:
+        """With further checks."""
+        return Edit([*fences, *self.checks], self.ops)
+
+
+class Edges:
+    """The edges of the plans below one name."""
+
+    def __init__(self, keys: Keys, put_item: PutItem) -> None:
+        self.keys = keys
+        self._put_item = put_item
+
+    # Items
+
+    def item(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
+        """The item of a task that is ready. It has what is needed before the task is read."""
+        value = json.dumps({"timeout_s": task.timeout_s}).encode()
+        return self._put_item(self.shelf(plan, task), item_id(plan_id, name), value)
+
+    def shelf(self, plan: PlanRecord, task: TaskRecord) -> str:
+        """Where the item of a task is."""
+        return shelf_of(plan.priority, plan.started_ms, task.number)
+
+    def control(self, plan_id: str, what: str, turn: int) -> list[Op]:
+        """The item of something that is to be done with a whole plan, once for each turn."""
+        return self._put_item(CONTROL_SHELF, item_id(plan_id, f"@{what}.{turn}"), b"")
+
+    # Building and starting
+
+    def drafted(self, plan_id: str, plan: PlanRecord, session: object) -> Edit:
+        """An empty draft, and that its builder lives. Nothing of a draft is in the backlog."""
+        return Edit(
+            [],
+            [
+                Create(self.keys.plan(plan_id), plan.to_bytes()),
+                Create(self.keys.draft(plan_id), b"", session),  # type: ignore[arg-type]
+            ],
+        )
+
+    def built(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[Edit]:
+        """The tasks of a draft, as many as fit into each transaction; all edges of a task may not."""
+        check = Exists(self.keys.draft(plan_id))
+        edits: list[Edit] = []
+        ops: list[Op] = []
+        size = 0
+        for name, task in tasks:
+            record = task.to_bytes()
+            unit: list[Op] = [Create(self.keys.edge(plan_id, name, dep), b"") for dep in task.deps]
+            unit += [Create(self.keys.todo(plan_id, name), b""), Create(self.keys.task(plan_id, name), record)]
+            for op in unit:
+                cost = len(getattr(op, "value", b"")) + 2 * len(op.key) + 100
+                if len(ops) >= MOST_WRITES or (ops and size + cost > 900_000):
+                    edits.append(Edit([check], ops))
+                    ops, size = [], 0
+                ops.append(op)
+                size += cost
+        return [*edits, Edit([check], ops)] if ops else edits
+
+    def started(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> Edit:
+        """A whole draft becomes ready; a worker makes its first tasks ready."""
+        ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
+        draft = self.keys.draft(plan_id)
+        return Edit(
+            [At(entry), Exists(draft)],
+            [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control(plan_id, "start", ready.turn)],
+        )
+
+    # Running
+
+    def made_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> Edit:
+        """A task that waits for nothing more. That never becomes false again, so anybody may try it."""
+        ready = task.record.now(TaskState.READY)
+        return Edit(
+            [At(task.entry)],
+            [Put(task.entry.key, ready.to_bytes()), *self.item(plan_id, plan, task.name, task.record)],
+        )
+
+    def finished(self, plan_id: str, plan: PlanRecord, task: Task, result: bytes, last_of: Sequence[Task]) -> Edit:
+        """A task is done, and with it the wait of those that it was the last of. The caller adds the claim's fence.
+
+        Of more than ``MOST_TOGETHER`` successors none is touched.
+        """
+        edit = self.done(plan_id, task, result)
+        if len(task.record.succ) > MOST_TOGETHER:
+            return edit
+        edit.ops.extend(Delete(self.keys.edge(plan_id, each, task.name)) for each in task.record.succ)
+        for each in last_of:
+            more = self.made_ready(plan_id, plan, each)
+            edit.checks.extend(more.checks)
+            edit.ops.extend(more.ops)
+        return Edit(edit.checks, list(dict.fromkeys(edit.ops)))
+
+    def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
+        """A task is done."""
+        return Edit(
+            [At(task.entry)],
+            [
+                Put(task.entry.key, task.record.now(TaskState.DONE).to_bytes()),
+                Put(self.keys.result(plan_id, task.name), result),
+                Delete(self.keys.todo(plan_id, task.name)),
+            ],
+        )
+
+    def completed(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> Edit:
+        """Nothing is left to do. ``adds`` was read before that was looked at: an added task is noticed."""
+        state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
+        guard: Check = Absent(adds_key) if adds is None else At(adds)
+        return Edit([At(entry), guard], [Put(entry.key, replace(plan, state=state, ended_ms=now_ms).to_bytes())])
+
+    # Failing
+
+    def tried(self, task: Task, why: str) -> Edit:
+        """A try has failed, and another follows."""
+        again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MOST_WHY])
+        return Edit([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
+
+    def failed(self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, why: str, result: bytes) -> Edit:
+        """A task has failed for good; a plan that stops begins to end."""
+        lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=why[:MOST_WHY])
+        edit = Edit(
+            [At(task.entry)],
+            [
+                Put(task.entry.key, lost.to_bytes()),
+                Put(self.keys.result(plan_id, task.name), result),
+                Delete(self.keys.todo(plan_id, task.name)),
+            ],
+        )
+        stops = plan.on_failure == "stop" and plan.state is PlanState.READY
+        if not stops and len(plan.failed) >= MOST_FAILED:
+            return edit
+        told = plan.with_failure(task.name, why)
+        edit.checks.append(At(entry))
+        if stops:
+            more = self.cancelling(plan_id, entry, told, PlanState.FAILED)
+            edit.ops.extend(more.ops)
+        else:
+            edit.ops.append(Put(entry.key, told.to_bytes()))
+        return edit
+
+    def skipped(self, plan_id: str, entry: Entry, task: Task) -> Edit:
+        """A task that can never run now. ``entry`` is the plan: after a recover this one waits again."""
+        return self._ended(plan_id, entry, task, TaskState.SKIPPED)
+
+    def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> Edit:
+        return Edit(
+            [At(entry), At(task.entry)],
+            [
+                Put(task.entry.key, task.record.now(state).to_bytes()),
+                Delete(self.keys.todo(plan_id, task.name)),
+            ],
+        )
+
+    # Cancelling
+
+    def cancelling(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> Edit:
+        """Nothing more is claimed; a worker ends what is left."""
+        told = replace(plan, state=PlanState.CANCELLING, turn=plan.turn + 1, outcome=outcome)
+        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "cancel", told.turn)])
+
+    def cancelled(self, plan_id: str, entry: Entry, task: Task) -> Edit:
+        """A task that does not run, or whose run has ended; that of one which is ready takes its item along."""
+        return self._ended(plan_id, entry, task, TaskState.CANCELLED)
+
+    def all_cancelled(self, entry: Entry, plan: PlanRecord, now_ms: int) -> Edit:
+        """Nothing is left."""
+        return Edit([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
+
+    # Recovering
+
+    def recovering(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Edit:
+        """What was lost is to run again; nothing is claimed until all of it waits."""
+        told = replace(plan, state=PlanState.RECOVERING, turn=plan.turn + 1, failed=(), ended_ms=0)
+        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "recover", told.turn)])
+
+    def reset(self, plan_id: str, entry: Entry, task: Task, not_done: Iterable[str]) -> list[Edit]:
+        """A task that was lost waits again: first for what, then that it does; the last edit is the one that counts."""
+        edges: list[Op] = [Put(self.keys.edge(plan_id, task.name, dep), b"") for dep in not_done]
+        waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="")
+        own: list[Op] = [
+            Put(task.entry.key, waits.to_bytes()),
+            Put(self.keys.todo(plan_id, task.name), b""),
+            Delete(self.keys.result(plan_id, task.name)),
+        ]
+        checks: list[Check] = [At(entry), At(task.entry)]
+        room = MOST_WRITES - len(own)
+        first, rest = edges[: max(0, len(edges) - room)], edges[max(0, len(edges) - room) :]
+        before = [Edit([At(entry)], first[at : at + MOST_WRITES]) for at in range(0, len(first), MOST_WRITES)]
+        return [*before, Edit(checks, [*rest, *own])]
+
+    def recovered(self, entry: Entry, plan: PlanRecord) -> Edit:
+        """All that was lost waits: tasks may be claimed again."""
+        return Edit([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
+
+    # Adding and removing
+
+    def added(
+        self,
+        plan_id: str,
+        entry: Entry,
+        plan: PlanRecord,
+        *,
+        name: str,
+        task: TaskRecord,
+        deps: Sequence[Task],
+        adds: int,
+    ) -> Edit:
+        """A task is added to a plan that runs. A dependency that is not done is rewritten, so that its end sees it."""
+        open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
+        is_lost = any(dep.record.state.is_lost for dep in open_deps)
+        waits = any(dep.record.state.is_live for dep in open_deps)
+        state = TaskState.SKIPPED if is_lost else TaskState.WAITING if waits else TaskState.READY
+        record = task.now(state)
+        edit = Edit(
+            [At(entry), *(At(dep.entry) for dep in open_deps)],
+            [
+                Create(self.keys.task(plan_id, name), record.to_bytes()),
+                Put(self.keys.adds(plan_id), str(adds).encode()),
+            ],
+        )
+        for dep in open_deps:
+            linked = replace(dep.record, succ=(*dep.record.succ, name))
+            edit.ops.append(Put(dep.entry.key, linked.to_bytes()))
+            if dep.record.state.is_live:
+                edit.ops.append(Create(self.keys.edge(plan_id, name, dep.name), b""))
+        if not is_lost:
+            edit.ops.append(Create(self.keys.todo(plan_id, name), b""))
+        if state is TaskState.READY:
+            edit.ops.extend(self.item(plan_id, plan, name, record))
+        return edit
+
+    def removing(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Edit:
+        """The plan is to go, whatever it does; a worker deletes it."""
+        told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
+        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "remove", told.turn)])

@@ -1,0 +1,190 @@
+"""Keys below new parents cost one request each time; what is guessed about parents is never believed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from latchwork.backends.zookeeper.writing import states, writes
+from latchwork.backends.zookeeper.writing.recent import Recent
+from latchwork.backends.zookeeper.writing.states import Parents
+from latchwork.errors import Conflict, InvalidKey
+from latchwork.types import Absent, Create, Delete, Exists, Put
+
+WAIT_S = 15
+
+
+def create(backend, *keys, checks=()):
+    return backend.commit(list(checks), [Create(key, b"v") for key in keys]).result(WAIT_S)
+
+
+def there(backend, key):
+    return backend.get(key, stale_ok=False).result(WAIT_S) is not None
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """How often the states of a transaction's keys were read, because its first multi failed."""
+    found = []
+
+    def counted(*args):
+        found.append(args)
+        return states.read_states(*args)
+
+    monkeypatch.setattr(writes, "read_states", counted)
+    return found
+
+
+def batch(number):
+    return [f"in/p/t{number * 10 + each}/d{dep}" for each in range(10) for dep in range(3)]
+
+
+def test_trees_of_new_parents_are_read_once_and_not_for_each_transaction(backend, readings):
+    create(backend, *batch(0))
+    first = len(readings)
+    for number in range(1, 8):
+        create(backend, *batch(number))
+    assert first == len(readings) == 1
+    assert all(there(backend, key) for number in range(8) for key in batch(number))
+
+
+def test_more_keys_below_parents_just_made_need_no_reading(backend, readings):
+    create(backend, *batch(0))
+    create(backend, *batch(1))
+    create(backend, "in/p/t11/more", "in/p/t3/more")
+    assert len(readings) == 1
+
+
+def test_a_parent_taken_for_new_that_another_store_has_made_is_found(backend, other, readings):
+    create(backend, "in/p/t1/a")
+    create(other, "in/p/t2/b")
+    create(backend, "in/p/t2/c", "in/p/t3/c")
+    assert len(readings) == 3  # one for the first of either store, one for the wrong guess
+    assert all(there(other, key) for key in ("in/p/t2/b", "in/p/t2/c", "in/p/t3/c"))
+
+
+def test_a_parent_taken_for_there_that_another_store_has_swept_is_made_again(backend, other, raw, root):
+    create(backend, "in/p/t1/a", "in/p/t1/b")
+    other.delete_tree("in").result(WAIT_S)
+    assert raw.exists(f"/{root}/in") is None
+    create(backend, "in/p/t1/c", "in/p/t4/c")
+    assert there(other, "in/p/t1/c")
+    assert not there(other, "in/p/t1/a")
+
+
+def test_a_parent_emptied_by_our_own_deletion_is_made_again(backend):
+    create(backend, "in/p/t1/a", "in/p/t2/a")
+    for _ in range(3):
+        backend.commit([], [Delete("in/p/t1/a"), Delete("in/p/t2/a")]).result(WAIT_S)
+        create(backend, "in/p/t1/a", "in/p/t2/a")
+    assert there(backend, "in/p/t1/a")
+
+
+def test_a_parent_taken_for_new_may_be_a_key_and_stays_one(backend, other):
+    create(backend, "in/p/t1/a")
+    other.commit([], [Put("in/p/t2", b"a value")]).result(WAIT_S)
+    create(backend, "in/p/t2/c")
+    assert backend.get("in/p/t2", stale_ok=False).result(WAIT_S).value == b"a value"
+
+
+def test_a_parent_taken_for_new_that_is_bound_to_a_session_is_refused(backend, other):
+    create(backend, "in/p/t1/a")
+    session = other.open_session(5.0, lambda: None).result(WAIT_S)
+    other.commit([], [Create("in/p/t2", b"", session)]).result(WAIT_S)
+    with pytest.raises(InvalidKey, match="bound to a session"):
+        create(backend, "in/p/t2/c")
+
+
+def test_a_check_of_what_is_below_a_parent_taken_for_new_is_not_fooled(backend, other):
+    create(backend, "in/p/t1/a")
+    create(other, "in/p/t2/b")
+    with pytest.raises(Conflict) as caught:
+        create(backend, "in/p/t2/c", checks=[Absent("in/p/t2/b")])
+    assert caught.value.failed == (Absent("in/p/t2/b"),)
+    with pytest.raises(Conflict) as caught:
+        create(backend, "in/p/t3/c", checks=[Exists("in/p/t3")])
+    assert caught.value.failed == (Exists("in/p/t3"),)
+
+
+def test_a_parent_that_is_made_a_key_in_the_same_transaction_is_one(backend, other):
+    create(backend, "in/p/t1/a")
+    create(other, "in/p/t3/b")
+    backend.commit([], [Create("in/p/t2", b"2"), Create("in/p/t2/c", b"")]).result(WAIT_S)
+    backend.commit([], [Create("in/p/t3", b"3"), Create("in/p/t3/c", b"")]).result(WAIT_S)
+    assert [backend.get(f"in/p/t{n}", stale_ok=False).result(WAIT_S).value for n in (2, 3)] == [b"2", b"3"]
+
+
+def test_stores_that_make_and_sweep_the_same_parents_lose_no_key(backend, other):
+    def rounds(mine, name):
+        for number in range(40):
+            create(mine, *(f"in/p/t{each}/{name}{number}" for each in range(4)), f"in/p/{name}{number}/x")
+            if number:
+                gone = [f"in/p/t{each}/{name}{number - 1}" for each in range(4)]
+                mine.commit([], [Delete(key) for key in gone]).result(WAIT_S)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rounds, (backend, other), "ab"))
+    assert all(there(backend, f"in/p/{name}{number}/x") for name in "ab" for number in range(40))
+    assert all(there(other, f"in/p/t{each}/{name}39") for name in "ab" for each in range(4))
+
+
+def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():
+    parents = Parents()
+    assert parents.missing("a/b/c") is None
+    parents.saw("a/x", exists=False)
+    assert parents.missing("a/b/c") == "a/b"
+    assert parents.missing("other/b/c") is None
+    parents.made("a/b")
+    assert parents.missing("a/b/d") is None
+    parents.saw("a/y", exists=True)
+    assert parents.missing("a/z/c") is None
+
+
+def test_a_parent_that_may_be_swept_is_not_taken_for_there():
+    parents = Parents()
+    parents.saw("a/x", exists=False)
+    parents.made("a/b")
+    parents.emptied(["a/b", "never seen"])
+    assert parents.missing("a/b/c") == "a/b"
+
+
+def test_what_is_remembered_of_parents_is_bounded():
+    parents = Parents(10)
+    for number in range(100):
+        parents.made(f"p{number}")
+        parents.saw(f"q{number}/x", exists=False)
+    assert len(parents._there) <= 10
+    assert len(parents._growing) <= 10
+
+
+def test_what_each_transaction_asks_for_is_remembered_however_many_keys_go_by():
+    recent = Recent(10)
+    recent.note("draft", 1)
+    for number in range(100):
+        recent.note(f"k{number}", number)
+        assert recent.get("draft") == 1
+    assert recent.get("k50") is None
+    assert len(recent) <= 10
+
+
+def test_a_key_that_another_store_wrote_is_read_once_for_many_checks(backend, other, readings):
+    other.commit([], [Put("draft", b"")]).result(WAIT_S)
+    create(backend, *batch(0), checks=[Exists("draft")])
+    create(backend, *batch(1), checks=[Exists("draft")])
+    create(backend, *batch(2), checks=[Exists("draft")])
+    assert len(readings) == 1
+
+
+def test_a_key_remembered_for_a_check_may_be_gone_and_written_again(backend, other):
+    other.commit([], [Put("draft", b"")]).result(WAIT_S)
+    create(backend, "a", checks=[Exists("draft")])
+    other.commit([], [Delete("draft")]).result(WAIT_S)
+    with pytest.raises(Conflict):
+        create(backend, "b", checks=[Exists("draft")])
+    other.commit([], [Put("draft/below", b"")]).result(WAIT_S)
+    with pytest.raises(Conflict):
+        create(backend, "b", checks=[Exists("draft")])
+    other.commit([], [Put("draft", b"")]).result(WAIT_S)
+    create(backend, "b", checks=[Exists("draft")])
+    assert there(other, "b")
