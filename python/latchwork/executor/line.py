@@ -20,7 +20,7 @@ from latchwork.store import Backoff, Session, Store
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Payloads
-from latchwork.types import At, Create, Entry, Put
+from latchwork.types import At, Entry, Op, Put
 
 #: A larger payload is kept beside its item.
 INLINE_BYTES = 3000
@@ -149,12 +149,17 @@ class Preparing:
             self._written[item.number] = ref
         return replace(item, payload=b"", blob=ref.to_record())
 
-    def creations(self, item: TaskItem) -> list[Create]:
-        """The writes that store all copies of it."""
-        stored = item.to_bytes()
-        pairs = zip(item.lanes, item.item_ids, strict=True)
-        return [self._backlog.put_op(lane, item.shelf, each, stored) for lane, each in pairs]
+    def creations(self, item: TaskItem) -> list[Op]:
+        """The writes that store all copies of it; one of a shelf may be there twice."""
+        return copies_ops(self._backlog, item)
 
     def forget(self, number: int) -> None:
         """The task is over."""
         self._written.pop(number, None)
+
+
+def copies_ops(backlog: Backlog, item: TaskItem) -> list[Op]:
+    """The writes that put all copies of a task into their lanes."""
+    stored = item.to_bytes()
+    pairs = zip(item.lanes, item.item_ids, strict=True)
+    return [op for lane, each in pairs for op in backlog.put_ops(lane, item.shelf, {each: stored})]

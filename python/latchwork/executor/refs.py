@@ -20,7 +20,7 @@ from latchwork.executor.collecting import ref_of
 from latchwork.executor.errors import NoSuchTask, TaskExists
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
-from latchwork.executor.line import INLINE_BYTES
+from latchwork.executor.line import INLINE_BYTES, copies_ops
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
@@ -101,9 +101,7 @@ class Detached:
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
         said = {"fn": item.function, "lanes": item.lanes, "shelf": item.shelf, "digest": digest, "nonce": nonce}
-        stored = item.to_bytes()
-        pairs = zip(item.lanes, item.item_ids, strict=True)
-        items = [self.backlog.put_op(lane, item.shelf, each, stored) for lane, each in pairs]
+        items = dict.fromkeys(copies_ops(self.backlog, item))
         return [Create(self.keys.record(item.id), json.dumps(said).encode()), *items]
 
 

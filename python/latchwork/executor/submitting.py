@@ -191,7 +191,7 @@ class Submitter:
             checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
             ops += self._preparing.creations(item)
         try:
-            await ask(self._store.commit, list(checks), ops)
+            await ask(self._store.commit, list(checks), list(dict.fromkeys(ops)))
         except Conflict as error:
             await self._refused(line, placed, error)
         except OutcomeUnknown:
