@@ -77,15 +77,17 @@ def meet(url, first, count, parties, rounds, per_generation):
         answer(ready=True)
         for _ in range(rounds):
             sys.stdin.readline()
+            used = time.process_time()
             begin.wait()
             done.wait()
-            answer(began=min(each[0] for each in times), ended=max(each[1] for each in times))
+            used = time.process_time() - used
+            answer(began=min(each[0] for each in times), ended=max(each[1] for each in times), used=used)
         for thread in threads:
             thread.join()
 
 
 def barrier(server, members, processes, rounds):
-    """Seconds of each round but the first."""
+    """Seconds of each round but the first, and of a processor for each member and round."""
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     children = [
         Child("meet", url=url, first=each * i, count=each, parties=each * processes, rounds=rounds, per_generation=True)
@@ -93,15 +95,16 @@ def barrier(server, members, processes, rounds):
     ]
     for child in children:
         child.hear()
-    took = []
+    took, used = [], []
     for _ in range(rounds):
         for child in children:
             child.say("go")
         told = [child.hear() for child in children]
         took.append(max(one["ended"] for one in told) - min(one["began"] for one in told))
+        used.append(sum(one["used"] for one in told) / members)
     for child in children:
         child.end()
-    return took[1:]
+    return took[1:], statistics.median(used)
 
 
 ROLES = {"meet": meet}
@@ -126,10 +129,10 @@ def main():
         with SERVERS[backend]() as server:
             for members in map(int, chosen.members.split(",")):
                 if "barrier" in chosen.what.split(","):
-                    took = barrier(server, members, chosen.processes, chosen.rounds)
-                    figures.append({"what": "barrier", "backend": backend, "members": members, "seconds": took})
+                    took, used = barrier(server, members, chosen.processes, chosen.rounds)
+                    figures.append({"what": "barrier", "backend": backend, "members": members, "seconds": took, "used": used})
                     p50, worst = statistics.median(took) * 1000, max(took) * 1000
-                    print(f"{backend:10} barrier of {members:5}: p50 {p50:7.0f} ms, longest {worst:7.0f} ms")
+                    print(f"{backend:10} barrier of {members:5}: p50 {p50:7.0f} ms, longest {worst:7.0f} ms, processor {used * 1000:.2f} ms each")
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1))
 

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 Choice = Callable[[Board, int], int | None]
 #: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
+#: Of many that come to a phase that nobody has opened, each waits up to so long before it does: one write is enough.
+_SPREAD_S = 0.03
 #: How many members have to come, or which; or what says so when the first has arrived at a generation.
 Parties = int | Collection[str] | Callable[[], Expected]
 
@@ -108,7 +110,7 @@ class Meeting:
         """
         async with self._waits.begin(timeout_s) as (waiter, patience):
             while True:
-                arrival = await waiter.keep_trying(lambda: self._arrive(choose, checks, timeout_s), patience)
+                arrival = await waiter.keep_trying(lambda: self._arrive(choose, checks, waiter, timeout_s), patience)
                 if arrival.phase is not None:
                     return await self._await_end(arrival.phase, arrival, waiter, patience)
                 await self._await_change(arrival.board.phase, waiter, patience)
@@ -141,8 +143,11 @@ class Meeting:
         expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
         raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
 
-    async def _arrive(self, choose: Choice, checks: Sequence[Check], timeout_s: float | None) -> _Arrival:
+    async def _arrive(
+        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None
+    ) -> _Arrival:
         """Arrive once at the phase that is meant."""
+        has_paused = False
         while True:
             entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
             if entry is None and not self._fresh.is_per_phase:
@@ -155,20 +160,24 @@ class Meeting:
                 return _Arrival(phase, entry, board, here, here is None or follows(here) or not is_many(board.parties))
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
-            arrival = await self._come(entry, board, checks, timeout_s)
+            expected = Expected(()) if board.is_open else await self._expected()
+            if not has_paused and not board.is_open and is_many(_count(expected.parties)):
+                has_paused = True
+                if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
+                    continue  # of many that come at once one has opened it by now
+            arrival = await self._come(entry, board, expected, checks, timeout_s)
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
     async def _come(
-        self, entry: Entry | None, board: Board, checks: Sequence[Check], timeout_s: float | None
+        self, entry: Entry | None, board: Board, expected: Expected, checks: Sequence[Check], timeout_s: float | None
     ) -> _Arrival | None:
         """Write our arrival at the open phase, and open that if we are the first; None when the board has changed."""
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
         ops: list[Op] = []
         is_first = not board.is_open
         if is_first:
-            expected = await self._expected()
             ours += expected.checks
             board = board.opened(expected.parties, Opening(timeout_s, time.time()))
             ops.append(Put(self._board_key, board.to_bytes()))
@@ -328,6 +337,10 @@ class _Arrival:
     def deadline_s(self) -> float | None:
         """Seconds that the first to arrive gave to the phase; None for ever."""
         return None if self.board.opening is None else self.board.opening.deadline_s
+
+
+def _count(parties: int | Collection[str]) -> int:
+    return parties if isinstance(parties, int) else len(parties)
 
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:
