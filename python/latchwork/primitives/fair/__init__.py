@@ -1,4 +1,9 @@
-"""Ownership in order of arrival: tickets, and the locks, latches and elections that queue with them.
+"""Ownership in order of arrival: locks, semaphores, latches, elections. One mechanism, the queue of tickets, for all.
 
-Tickets, turns and holds stay inside.
+A wing of `latchwork.primitives`, which has the public names; the queue itself is for the systems built on it.
 """
+
+from latchwork.primitives.fair.tickets import Place, TicketQueue
+from latchwork.primitives.fair.turns import await_turn
+
+__all__ = ["Place", "TicketQueue", "await_turn"]
