@@ -17,6 +17,7 @@ CHECKS = {
     "lost.head": 10,
     "lost.member": 5,
     "lost.init": 38,
+    "lost.final": 4_949,
     "arrive.board": 38,
     "arrive.live": 5,
     "arrive.epoch": 5,

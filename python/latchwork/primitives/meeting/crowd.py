@@ -54,7 +54,7 @@ class Arrivals:
                 continue
             if change.key == self._board_key:
                 board = Board.of(entry)
-                self.board = board if board.phase != self._phase else None
+                self.board = board if board.phase > self._phase else None
             elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
                 self._here[change.key] = entry.token
                 if is_many(self._parties) and follows(entry):
@@ -89,5 +89,5 @@ class EndOf:
         entries = [change.entry for change in batch if change.entry is not None]
         if entries:
             board = Board.of(entries[-1])
-            self.board = board if board.phase != self._phase else None
+            self.board = board if board.phase > self._phase else None
         return self.board is not None
