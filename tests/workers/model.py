@@ -276,7 +276,9 @@ class Job:
                 return
             if mine is None and head[0].following >= head[0].n:
                 raise Gone
-            commit = self._new(session, key, head) if mine is None else (yield from self._again(session, key, head, mine))
+            commit = (
+                self._new(session, key, head) if mine is None else (yield from self._again(session, key, head, mine))
+            )
             try:
                 yield ("commit", *commit)
             except (Conflict, Unknown):
@@ -444,9 +446,7 @@ class Job:
             done = head[0].completed + 1
             checks = [
                 *self._fence("complete", session, me, epoch),
-                *self.checked(
-                    "complete", head=("at", "head", head[1]), member=("at", f"members/{key}", mine[1])
-                ),
+                *self.checked("complete", head=("at", "head", head[1]), member=("at", f"members/{key}", mine[1])),
             ]
             ops = [
                 ("put", f"members/{key}", replace(mine[0], status="done")),
@@ -520,9 +520,7 @@ class Job:
 
     def _start_missing(self):
         there = {
-            each.key
-            for each in self.processes
-            if not each.is_dead and not (each.frozen and self.random.random() < 0.3)
+            each.key for each in self.processes if not each.is_dead and not (each.frozen and self.random.random() < 0.3)
         }
         for number in range(self.n):
             key = f"k{number}"

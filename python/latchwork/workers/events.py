@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
@@ -111,12 +111,11 @@ class Events:
             self._replays = False
         self._told = known
         assert self._announcer is not None
-        self._announcer.post(*(self._call(event) for event in found))
+        self._announcer.post(
+            *(partial(self._call, number, event) for event in found for number in list(self._listeners))
+        )
 
-    def _call(self, event: Event) -> Callable[[], None]:
-        def call() -> None:
-            for fn in list(self._listeners.values()):
-                with suppress(SystemExit):
-                    fn(event)
-
-        return call
+    def _call(self, number: object, event: Event) -> None:
+        fn = self._listeners.get(number)
+        if fn is not None:
+            fn(event)

@@ -9,7 +9,7 @@ from latchwork.primitives.waiting import Ownership
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
 from latchwork.types import At, Entry, Fence
-from latchwork.workers.errors import JobFaulty, JobTerminated
+from latchwork.workers.errors import JobFaulty
 from latchwork.workers.keys import arrival_id
 from latchwork.workers.membership import Seat
 from latchwork.workers.plans import head_or_none
@@ -78,5 +78,5 @@ class Attempt:
         entry = await ask(self._store.get, self._keys.head)
         head = head_or_none(entry, self._keys.run)
         if entry is None or head is None:
-            raise JobTerminated(f"job {self._keys.job.job!r} is no more; stop the work")
+            raise Closed(f"job {self._keys.job.job!r} is no more; stop the work")
         return Expected(max(1, head.n - head.completed), [At(entry)])
