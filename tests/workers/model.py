@@ -8,6 +8,7 @@ The store and its trouble are below; the protocol is that of docs/design/0018, s
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 GENERATIONS = 2
@@ -370,10 +371,8 @@ class Job:
                 checks = self.checked("pass", board=("at", f"{folder}/board", board[1]))
                 passed = board[0].passed + (len(here) >= board[0].parties)
                 after = Board(phase + 1, passed=passed)
-                try:
+                with suppress(Conflict, Unknown):
                     yield ("commit", checks, [("put", f"{folder}/board", after)], Who(session, me["id"]))
-                except (Conflict, Unknown):
-                    pass
                 continue
             yield from self._current(me, epoch)
             yield from self._observe(session)
@@ -428,10 +427,8 @@ class Job:
             ops = [("put", "head", head[0]), ("put", key, replace(entry[0], status="lost"))]
             if is_healthy:
                 ops.append(("put", "epoch", epoch[0] + 1))
-            try:
+            with suppress(Conflict, Unknown):
                 yield ("commit", checks, ops, Who(session, entry[0].id, epoch[0]))
-            except (Conflict, Unknown):
-                pass
             return
 
     def _complete(self, session, key, me, epoch):
@@ -561,10 +558,8 @@ class Job:
     def _land(self, process):
         call, process.late = process.late, ()
         if call:
-            try:
+            with suppress(Conflict):
                 self.store.commit(*call[1:])
-            except Conflict:
-                pass
 
     def _step(self, process):
         crash, freeze, _ = self.trouble

@@ -2,6 +2,7 @@
 
     jobs/<job>/head                       how the job is; the guard of every transaction on its members
     jobs/<job>/master/t<n>                who is the master, an ``Election``
+    jobs/<job>/had_master                 the last run that had a master
     jobs/<job>/runs/<run>/epoch           how often the workers had to begin again
     jobs/<job>/runs/<run>/members/<key>   one worker; bound to no session
     jobs/<job>/runs/<run>/live/<id>       the incarnation that lives; bound to its session
@@ -43,6 +44,11 @@ class JobKeys:
     def master(self) -> str:
         """The election of its master."""
         return f"{self.folder}/master"
+
+    @property
+    def had_master(self) -> str:
+        """The last run that had a master."""
+        return f"{self.folder}/had_master"
 
     @property
     def runs(self) -> str:

@@ -291,6 +291,11 @@ def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Plan:
     return log.plan([At(at)], *ops)
 
 
+def first_master(scene: Scene, term: Fence, seen: str) -> Plan:
+    """The run has its first master: who becomes it later is told as a restart."""
+    return Plan((term, At(scene.at)), (Put(seen, scene.head.run.encode()),))
+
+
 def master_restarted(scene: Scene, term: Fence) -> Plan:
     """Another process has become the master."""
     keys, at = scene.keys, scene.at
