@@ -42,12 +42,12 @@ _FEW = 8
 def submit(
     job: JobName,
     *,
-    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers it has.")],
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=100_000, help="How many workers it has.")],
     max_restarts: Annotated[
-        int, typer.Option(help="How often the process of one worker may be started again before the job fails.")
+        int, typer.Option(min=0, help="How often the process of one worker may be started again before the job fails.")
     ] = 5,
     max_executions: Annotated[
-        int, typer.Option(help="How often the function of one worker may be run again before the job fails.")
+        int, typer.Option(min=0, help="How often the function of one worker may be run again before the job fails.")
     ] = 5,
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Shown with the job; may be repeated.")
@@ -236,7 +236,7 @@ def _print_event(event: Event, *, as_json: bool) -> None:
 @command("latchwork workers scale train 8")
 def scale(
     job: JobName,
-    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers it is to have.")],
+    workers: Annotated[int, typer.Argument(metavar="N", min=1, max=100_000, help="How many workers it is to have.")],
     *,
     namespace: Namespace = "workers",
     url: Url = None,
