@@ -4,8 +4,8 @@
                                     [--rounds 10] [--what barrier,join,loss] [--json FILE]
 
 Barrier: so many members in a few processes, each a thread with its ``Barrier`` on the store of its process, meet again
-and again; a round lasts from the first to arrive until the last was let through. Join: so many workers, connected before,
-join at once. Loss: one of four workers is killed, and the others are told. Prints figures and judges none but the ids.
+and again; a round lasts from the first to arrive until the last was let through. Join: so many workers join at once,
+connected before. Loss: one of four workers is killed, and the others are told. Prints figures and judges only the ids.
 """
 
 from __future__ import annotations
