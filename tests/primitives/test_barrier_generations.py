@@ -8,7 +8,8 @@ import time
 import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
-from latchwork.primitives import Barrier, Expected, barrier_state
+from latchwork.primitives import Barrier
+from latchwork.primitives.meeting import Expected, barrier_state
 from latchwork.types import At, Put
 
 

@@ -13,8 +13,6 @@ from latchwork.primitives.group.outside import list_groups
 from latchwork.primitives.group.views import View, ViewChange
 from latchwork.primitives.meeting.barrier import Barrier
 from latchwork.primitives.meeting.double_barrier import DoubleBarrier
-from latchwork.primitives.meeting.outside import BarrierState, barrier_state
-from latchwork.primitives.meeting.phases import Expected
 from latchwork.primitives.numbers.counter import Counter
 from latchwork.primitives.numbers.rate_limiter import RateLimiter
 from latchwork.primitives.numbers.sequence import Sequence
@@ -30,13 +28,11 @@ from latchwork.primitives.waiting.work import Work
 
 __all__ = [
     "Barrier",
-    "BarrierState",
     "Candidate",
     "Claim",
     "Counter",
     "DoubleBarrier",
     "Election",
-    "Expected",
     "Group",
     "GroupMember",
     "HeldLock",
@@ -61,7 +57,6 @@ __all__ = [
     "View",
     "ViewChange",
     "Work",
-    "barrier_state",
     "force_release",
     "forget_free_locks",
     "list_groups",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord
-from latchwork.primitives import BarrierState, barrier_state
+from latchwork.primitives.meeting import BarrierState, barrier_state
 from latchwork.primitives.waiting import check_name, check_store
 from latchwork.store.store import Store
 from latchwork.workers.keys import JobKeys

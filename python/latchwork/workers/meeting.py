@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from latchwork.errors import Closed
 from latchwork.interrupts import mutex
-from latchwork.primitives import Barrier, Expected
+from latchwork.primitives import Barrier
+from latchwork.primitives.meeting import Expected
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store

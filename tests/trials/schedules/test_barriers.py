@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from latchwork.errors import BarrierBroken
-from latchwork.primitives import Barrier, DoubleBarrier, Expected, barrier_state
-from latchwork.primitives.meeting import crowd, phases
+from latchwork.primitives import Barrier, DoubleBarrier
+from latchwork.primitives.meeting import Expected, barrier_state, crowd, phases
 from latchwork.types import At
 from trials.schedules.harness import Model, ModelBroken, action, check
 

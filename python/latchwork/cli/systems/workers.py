@@ -13,7 +13,7 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
-from latchwork.primitives import BarrierState
+from latchwork.primitives.meeting import BarrierState
 from latchwork.store import Store
 from latchwork.store.watch import Watch
 from latchwork.words import counted, utc_text
