@@ -57,9 +57,9 @@ def test_events_are_followed_until_the_job_is_gone(cli, workers, store, wait_unt
     started = cli.start("workers", "events", "train", "-f", "--url", URL)
     wait_until(lambda: "all_joined" in started.log.read_text(), "the first events are printed")
     one.complete()
+    wait_until(lambda: "completed worker 0" in started.log.read_text(), "what happens is printed")
     one.close()
     wait_until(lambda: started.poll() is not None, "it has ended")
-    assert "completed worker 0" in started.log.read_text()
 
 
 def test_a_job_is_scaled_and_terminated(workers, store):

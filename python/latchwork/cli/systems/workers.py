@@ -204,7 +204,10 @@ def events(
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
 ) -> None:
-    """Print what has happened in a job, in order: joins, losses, faults, barriers begun anew, ends."""
+    """Print what has happened in a job, in order: joins, losses, faults, barriers begun anew, ends.
+
+    The events go with the job: of what happens in its last moment some may not be printed, see `workers show`.
+    """
     with open_store(url, of_cluster=False) as store:
         handle = _found(store, job, namespace)
         with store.watch(f"{namespace}/jobs/{job}/head") as watch:
