@@ -115,7 +115,7 @@ def member_of(lane: str) -> str | None:
 
 
 def shelf_of(priority: int, at_ms: int, sid: str) -> str:
-    """The shelf of tasks that are put within a quarter of a second: by priority, then in order of time, then by submitter.
+    """The shelf of tasks put within a quarter of a second: by priority, then in order of time, then by submitter.
 
     In a shelf they are in the order of their numbers. Shelves are few, so takers look into few.
     """

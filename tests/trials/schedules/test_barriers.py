@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from latchwork.errors import BarrierBroken
 from latchwork.primitives import Barrier, DoubleBarrier
+from latchwork.primitives.meeting import Expected, barrier_state, crowd, phases
+from latchwork.types import At
 from trials.schedules.harness import Model, ModelBroken, action, check
 
 WAIT_S = 20.0
@@ -96,6 +100,53 @@ class DoubleBarrierModel(Model):
             me.pause(3.0)
             del self.inside[me.name]
             barrier.leave(WAIT_S)
+
+
+class CrowdModel(Model):
+    """The same with parties that the first says, and with so many that only some follow: see ``small_crowds``."""
+
+    actors = (2, 4)
+
+    def setup(self, store):
+        self.arrivals = Arrivals(self.names)
+        store.put("count", str(len(self.names)).encode())
+
+    def barrier(self, me):
+        def parties():
+            entry = me.store.get("count")
+            return Expected(int(entry.value), [At(entry)])
+
+        return Barrier(me.store, "phase", parties=parties, member_id=me.name, per_generation=True)
+
+    @action
+    def meet(self, me):
+        with self.barrier(me) as barrier:
+            self.arrivals.wait(me, lambda: barrier.wait(WAIT_S))
+            me.pause(0.3)
+
+    @action
+    def meet_while_the_count_is_written_anew(self, me):
+        me.store.put("count", str(len(self.names)).encode())
+        with self.barrier(me) as barrier:
+            self.arrivals.wait(me, lambda: barrier.wait(WAIT_S))
+
+    def finish(self, store):
+        state = barrier_state(store, "phase")
+        if state is not None and state.arrived:  # nobody is left to break it
+            Barrier(store, "phase", parties=1, member_id="a", per_generation=True).abort("the end")
+            assert barrier_state(store, "phase").arrived == ()
+
+
+@pytest.fixture
+def small_crowds(monkeypatch):
+    """From two members on they are many, of whom one follows."""
+    for module in (crowd, phases):
+        monkeypatch.setattr(module, "MANY", 1)
+    monkeypatch.setattr(crowd, "FOLLOWERS", 1)
+
+
+def test_crowd_keeps_its_rules_under_random_schedules(small_crowds):
+    check(CrowdModel)
 
 
 def test_barrier_keeps_its_rules_under_random_schedules():

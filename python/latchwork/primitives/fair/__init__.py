@@ -1,8 +1,10 @@
-"""Ownership in order of arrival: lock, readers and writer, semaphore, latch, election. Exports ``Side`` to ``aio``.
+"""Ownership in order of arrival: locks, semaphores, latches, elections. One mechanism, the queue of tickets, for all.
 
-Everything else in here is for the package's own use.
+A wing of `latchwork.primitives`, which has the public names. The queue is for the systems built on it; ``Side`` for aio.
 """
 
 from latchwork.primitives.fair.rwlock import Side
+from latchwork.primitives.fair.tickets import Place, TicketQueue
+from latchwork.primitives.fair.turns import await_turn
 
-__all__ = ["Side"]
+__all__ = ["Place", "Side", "TicketQueue", "await_turn"]

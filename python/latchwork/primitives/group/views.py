@@ -8,19 +8,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from latchwork.primitives.group.members import GroupMember
+from latchwork.primitives.waiting.common import STAND_IN_S, delay_s
+
+__all__ = ["STAND_IN_S", "View", "ViewChange", "change", "delay_s", "difference"]
 
 _by_id = attrgetter("id")
 _by_age = attrgetter("created", "id")
-
-#: When somebody does not do what is theirs to do, the one of each further rank does it so many seconds later, ...
-STAND_IN_S = 0.15
-#: ... up to this rank.
-MOST_RANKS = 10
-
-
-def delay_s(rank: int) -> float:
-    """Seconds to leave something to those of a lower rank; who is first in rank has rank 0."""
-    return STAND_IN_S * min(rank, MOST_RANKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""Barriers: several parties wait for each other.
+"""Barriers: several parties wait for each other. A door for what goes with them: who is expected, and how one stands.
 
 The rounds and their phases stay inside.
 """
+
+from latchwork.primitives.meeting.outside import BarrierState, barrier_state
+from latchwork.primitives.meeting.phases import Expected
+
+__all__ = ["BarrierState", "Expected", "barrier_state"]

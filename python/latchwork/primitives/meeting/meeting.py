@@ -1,11 +1,13 @@
 """Members that meet: the loop behind both barriers. What it decides by is in ``phases``.
 
 Keys:  <name>/board             the open phase, who is expected, how the last phases ended; as JSON
-       <name>/arrived/<member>  the phase at which a member has arrived, host and pid; as JSON; bound to no session
+       <name>/arrived/<member>  the phase at which a member has arrived, host and pid, whether it ``follows``; as JSON;
+                                bound to no session
 
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
 its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
-unchanged. docs/design/0011 has the races.
+unchanged. Where each phase has its own number of parties, the first arrival writes that to the board in one transaction
+with itself. docs/design/0011 has the races.
 """
 
 from __future__ import annotations
@@ -13,20 +15,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
-from latchwork.primitives.meeting.phases import Board, arrived_at, read_arrival, write_arrival
+from latchwork.primitives.meeting.crowd import AGAIN_S, Arrivals, EndOf, drawn, is_many
+from latchwork.primitives.meeting.phases import (
+    Board,
+    Expected,
+    Opening,
+    arrived_at,
+    follows,
+    read_arrival,
+    write_arrival,
+)
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask
+from latchwork.store.steps import ask, called_as_steps
 from latchwork.store.store import Store
-from latchwork.store.watch import Batch
-from latchwork.types import At, Entry, Put
+from latchwork.types import Absent, At, Check, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +46,10 @@ _log = logging.getLogger(__name__)
 Choice = Callable[[Board, int], int | None]
 #: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
+#: Of many that come to a phase that nobody has opened, each waits up to so long before it does: one write is enough.
+_SPREAD_S = 0.03
+#: How many members have to come, or which; or what says so when the first has arrived at a generation.
+Parties = int | Collection[str] | Callable[[], Expected]
 
 
 class Meeting:
@@ -47,17 +63,22 @@ class Meeting:
         store: Store,
         name: str,
         *,
-        parties: int | Collection[str],
+        parties: Parties,
         member_id: str,
         session: Session | None = None,
+        per_generation: bool = False,
     ) -> None:
         check_store(store, f"a {self._kind}")
+        if callable(parties) and not per_generation:
+            raise TypeError(f"{self._kind} {name!r}: parties that are asked for need per_generation=True")
         self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
         self._what = f"{self._kind} {name!r}"
         self._waits = Waits(store, self._what, session)
         self._store = store
-        self._fresh = Board.expecting(_check_parties(parties, member_id, self._what))
+        self._expect = parties if callable(parties) else None
+        self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
+        self._fresh = Board.per_phase() if per_generation else Board.expecting(self._parties)
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
@@ -82,7 +103,7 @@ class Meeting:
         phase = (await self._now()).phase
         return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
-    async def _meet(self, choose: Choice, timeout_s: float | None) -> int:
+    async def _meet(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
@@ -90,19 +111,27 @@ class Meeting:
         """
         async with self._waits.begin(timeout_s) as (waiter, patience):
             while True:
-                arrival = await waiter.keep_trying(lambda: self._arrive(choose), patience)
+                arrival = await waiter.keep_trying(lambda: self._arrive(choose, checks, waiter, timeout_s), patience)
                 if arrival.phase is not None:
                     return await self._await_end(arrival.phase, arrival, waiter, patience)
                 await self._await_change(arrival.board.phase, waiter, patience)
 
-    async def _abort(self, why: str) -> None:
-        """Break the open phase for everybody who waits in it."""
+    async def _abort(self, why: str, lacking: Collection[str] = ()) -> None:
+        """Break the open phase for everybody who waits in it; with ``lacking``, if one of these has not arrived."""
         self._waits.check()
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
-        board = await self._break((await self._board())[1].phase, why)
-        if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
-            await self._break(board.phase, why)
+        if not lacking:
+            board = await self._break((await self._board())[1].phase, why)
+            if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
+                await self._break(board.phase, why)
+            return
+        entry = await ask(self._store.get, self._board_key)
+        if entry is not None and (board := self._read(entry)).is_open:
+            await self._end(
+                board.phase,
+                lambda board, here: board.broken(why, here, self._cycle) if set(lacking) - here else None,
+            )
 
     # Arriving
 
@@ -112,29 +141,70 @@ class Meeting:
 
     def _read(self, entry: Entry) -> Board:
         board = Board.of(entry)
-        if not board.is_like(self._fresh):
-            expects = ", ".join(board.names) or f"{board.parties} members"
-            raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
-        return board
+        if board.is_like(self._fresh):
+            return board
+        expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
+        raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
 
-    async def _arrive(self, choose: Choice) -> _Arrival:
+    async def _arrive(
+        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None
+    ) -> _Arrival:
         """Arrive once at the phase that is meant."""
+        has_paused = False
         while True:
             entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
-            entry, board = await self._board() if entry is None else (entry, self._read(entry))
+            if entry is None and not self._fresh.is_per_phase:
+                entry, _ = await self._board()
+            board = self._fresh if entry is None else self._read(entry)
             last = read_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._heard else -1)
             if phase is None or phase < board.phase or last == phase:
-                return _Arrival(phase, entry, board, mine if last == phase else None)
+                here = mine if last == phase else None
+                return _Arrival(phase, entry, board, here, here is None or follows(here) or not is_many(board.parties))
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
-            about = {"host": self._identity.host, "pid": self._identity.pid}
-            try:
-                done = await ask(self._store.commit, [At(entry)], [Put(self._mine, write_arrival(phase, about))])
-            except Conflict:
-                continue
-            _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
-            return _Arrival(phase, entry, board, done.entries[0])
+            expected = Expected(()) if board.is_open else await self._expected()
+            if not has_paused and not board.is_open and is_many(_count(expected.parties)):
+                has_paused = True
+                if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
+                    continue  # of many that come at once one has opened it by now
+            arrival = await self._come(entry, board, expected, checks, timeout_s)
+            if arrival is not None:
+                _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
+                return arrival
+
+    async def _come(
+        self, entry: Entry | None, board: Board, expected: Expected, checks: Sequence[Check], timeout_s: float | None
+    ) -> _Arrival | None:
+        """Write our arrival at the open phase, and open that if we are the first; None when the board has changed."""
+        ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
+        ops: list[Op] = []
+        is_first = not board.is_open
+        if is_first:
+            ours += expected.checks
+            board = board.opened(expected.parties, Opening(timeout_s, time.time()))
+            ops.append(Put(self._board_key, board.to_bytes()))
+        is_follower = is_first or drawn(board.parties)
+        about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
+        if is_follower and is_many(board.parties):
+            about["follows"] = True
+        ops.append(Put(self._mine, write_arrival(board.phase, about)))
+        try:
+            done = await ask(self._store.commit, [*ours, *checks], ops)
+        except Conflict as error:
+            if any(each in ours for each in error.failed):
+                return None
+            raise
+        return _Arrival(board.phase, done.entries[0] if is_first else entry, board, done.entries[-1], is_follower)
+
+    async def _expected(self) -> Expected:
+        """Who has to come to a phase that is opened now."""
+        if self._expect is None:
+            return Expected(self._parties)
+        expected = await called_as_steps(self._expect)
+        if not isinstance(expected, Expected):
+            raise TypeError(f"{self._what}: parties has to return Expected(...), not {expected!r}")
+        return Expected(_check_parties(expected.parties, self.member_id, self._what), expected.checks)
 
     # Waiting
 
@@ -142,38 +212,62 @@ class Meeting:
         """Wait until another phase is open than the one that was seen: perhaps it is already."""
         if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
             return  # it had ended, but the last to come was gone before it said so
-        if not await waiter.follow(self._board_key, lambda batch: _phase(batch, seen) != seen, patience):
+        if not await waiter.follow(self._board_key, EndOf(seen), patience):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
-        known = [(arrival.entry, arrival.board)]  # as it was before we arrived: still so, or the commit is refused
-        board = await waiter.keep_trying(lambda: self._open(phase, known), patience)
-        if board is None:  # who is not the last to come has to wait
-            board = await self._follow(phase, waiter, patience)
+        board = arrival.board if arrival.board.phase != phase else None
+        if board is None:
+            patience = Patience(self._store.clock, patience.left_s(arrival.deadline_s))
+            if arrival.entry is not None and not is_many(arrival.board.parties):
+                # As it was when we arrived: still so, or the commit is refused. The last to come need not watch.
+                known = [(arrival.entry, arrival.board)]
+                board = await waiter.keep_trying(lambda: self._open(phase, None, known), patience)
+        if board is None:
+            board = await self._follow(phase, arrival, waiter, patience)
         return await self._told(phase, board, arrival.mine)
 
-    async def _follow(self, phase: int, waiter: Waiter, patience: Patience) -> Board:
+    async def _follow(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
-        while await waiter.follow(
-            self.name, seen := _Seen(self._board_key, self._arrivals, self._fresh.parties, phase), patience
+        board = None
+        if not arrival.follows:
+            board = await self._await_board(phase, arrival.board.parties, waiter, patience)
+        while board is None and await waiter.follow(
+            self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), patience
         ):
             if seen.board is not None:
                 return seen.board
-            if not seen.is_last(self._mine):
+            if not seen.is_first_to_end(self._mine):
                 pause = Patience(self._store.clock, patience.left_s(random.uniform(*_STAND_IN_S)))
-                await waiter.follow(self._board_key, lambda batch: _phase(batch, phase) != phase, pause)
-            board = await waiter.keep_trying(lambda: self._open(phase), patience)
-            if board is not None:
-                return board
+                await waiter.follow(self._board_key, EndOf(phase), pause, leaf=True)
+            board = await waiter.keep_trying(partial(self._open, phase, seen.here), patience)
+        if board is not None:
+            return board
         self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time"
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
 
-    async def _open(self, phase: int, known: Iterable[tuple[Entry, Board]] = ()) -> Board | None:
-        """End the phase as passed, unless not everybody is here; the board once it has ended, else None."""
+    async def _await_board(self, phase: int, parties: int, waiter: Waiter, patience: Patience) -> Board | None:
+        """Wait by the board alone for the end of the phase: the board then; None to follow, or when time is over."""
+        longest_s = random.uniform(*AGAIN_S)
+        while not await waiter.follow(
+            self._board_key, seen := EndOf(phase), Patience(self._store.clock, patience.left_s(longest_s)), leaf=True
+        ):
+            if waiter.is_off or patience.is_over or drawn(parties):
+                return None
+            longest_s *= 2.0
+        return seen.board
+
+    async def _open(
+        self, phase: int, here: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
+    ) -> Board | None:
+        """End the phase as passed, unless not everybody is here; the board once it has ended, else None.
+
+        Whoever has been seen to be here, while the phase was open, still is.
+        """
         return await self._end(
-            phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known
+            phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known, here
         )
 
     async def _break(self, phase: int, why: str) -> Board:
@@ -190,13 +284,14 @@ class Meeting:
         phase: int,
         decide: Callable[[Board, set[str]], Board | None],
         known: Iterable[tuple[Entry, Board]] = (),
+        here: set[str] | None = None,
     ) -> Board | None:
         boards = iter(known)
         while True:
             entry, board = next(boards, None) or await self._board()
             if board.phase != phase:
                 return board
-            after = decide(board, arrived_at(await ask(self._store.list, self._arrivals), phase))
+            after = decide(board, here or arrived_at(await ask(self._store.list, self._arrivals), phase))
             if after is None:
                 return None
             with contextlib.suppress(Conflict):
@@ -216,7 +311,8 @@ class Meeting:
         missing = ", ".join(end.missing)
         who = f": {missing}" if missing else ""
         raise BarrierBroken(
-            f"{self._what} was broken: {end.broken}; {end.lacking} of {board.parties} missing{who}; meet again",
+            f"{self._what} was broken: {end.broken}; {end.lacking} of {end.parties or board.parties} missing{who}; "
+            "meet again",
             end.missing,
             end.arrived,
         )
@@ -234,46 +330,22 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """The phase that is meant, None when it has to be waited for; the board by which we arrived, and our arrival."""
+    """The phase that is meant, None when it has to be waited for; the board at which we arrived, and our arrival."""
 
     phase: int | None
-    entry: Entry
+    entry: Entry | None
     board: Board
     mine: Entry | None
+    follows: bool
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds that the first to arrive gave to the phase; None for ever."""
+        return None if self.board.opening is None else self.board.opening.deadline_s
 
 
-class _Seen:
-    """Follows a barrier until the phase has ended or everybody is here. One thread only."""
-
-    def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
-        self.board: Board | None = None  # once the phase has ended
-        self._board_key = board_key
-        self._arrivals = arrivals
-        self._parties = parties
-        self._phase = phase
-        self._here: dict[str, int] = {}
-
-    def __call__(self, batch: Batch) -> bool:
-        for change in batch:
-            entry = change.entry
-            if entry is None:
-                continue
-            if change.key == self._board_key:
-                board = Board.of(entry)
-                self.board = board if board.phase != self._phase else None
-            elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
-                self._here[change.key] = entry.token
-        return self.board is not None or len(self._here) >= self._parties
-
-    def is_last(self, key: str) -> bool:
-        """True for the arrival that came last."""
-        return self._here.get(key, 0) >= max(self._here.values(), default=0)
-
-
-def _phase(batch: Batch, before: int) -> int:
-    """The open phase after a batch of changes of the board."""
-    boards = [change.entry for change in batch if change.entry is not None]
-    return Board.of(boards[-1]).phase if boards else before
+def _count(parties: int | Collection[str]) -> int:
+    return parties if isinstance(parties, int) else len(parties)
 
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:

@@ -7,15 +7,18 @@ two: entering and leaving. After a broken phase the next is the first of the nex
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.records import Record
-from latchwork.types import Entry
+from latchwork.types import Check, Entry
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16
+#: Of more parties than that only some follow the arrivals, the others the board alone; see ``crowd``.
+MANY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Ended:
         arrived: who had come, sorted.
         missing: who had not, sorted.
         lacking: how many had not.
+        parties: how many had to come, where each phase has its own number; else 0.
     """
 
     phase: int
@@ -35,6 +39,33 @@ class Ended:
     arrived: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     lacking: int = 0
+    parties: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Who has to come to one generation of a barrier, as its first member to arrive has found it.
+
+    Attributes:
+        parties: how many, or the ids of those that have to.
+        checks: what must still hold when that is written down; else it is asked again.
+    """
+
+    parties: int | Collection[str]
+    checks: Sequence[Check] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the first to arrive at a phase has written down, where each phase is opened.
+
+    Attributes:
+        deadline_s: seconds that each member counts from when it saw the phase open; None for ever.
+        at: when, by the clock of that machine, in seconds since the epoch: for people.
+    """
+
+    deadline_s: float | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +73,14 @@ class Board:
     """The state of a barrier.
 
     Attributes:
-        parties: how many have to come.
+        parties: how many have to come; 0 while a phase is not opened.
         names: who has to come, sorted; empty when it may be anybody.
         phase: the phase that is open.
         regulars: who came to the last phase that passed, sorted.
         ended: the last ended phases, the oldest first.
+        is_per_phase: whether each phase has its own number of parties: from its opening to its end.
+        opening: how the open phase was opened; None while nobody has arrived at it, and where phases are not opened.
+        last_passed: the last phase that passed, where phases are opened; -1 for none.
     """
 
     parties: int
@@ -54,6 +88,9 @@ class Board:
     phase: int = 0
     regulars: tuple[str, ...] = ()
     ended: tuple[Ended, ...] = field(default=())
+    is_per_phase: bool = False
+    opening: Opening | None = None
+    last_passed: int = -1
 
     @classmethod
     def expecting(cls, parties: int | Collection[str]) -> Board:
@@ -61,6 +98,11 @@ class Board:
         if isinstance(parties, int):
             return cls(parties)
         return cls(len(parties), tuple(sorted(parties)))
+
+    @classmethod
+    def per_phase(cls) -> Board:
+        """A new barrier whose phases are opened one by one."""
+        return cls(0, is_per_phase=True)
 
     @classmethod
     def of(cls, entry: Entry) -> Board:
@@ -72,19 +114,45 @@ class Board:
         try:
             body = Record.of(entry.value)
             ended = tuple(map(_ended, body.parts("ended")))
-            parties, phase = body.whole("parties", least=1), body.whole("phase", least=0)
-            return cls(parties, body.texts("names"), phase, body.texts("regulars"), ended)
+            is_per_phase = "opening" in body.body
+            parties, phase = body.whole("parties", least=0 if is_per_phase else 1), body.whole("phase", least=0)
+            board = cls(parties, body.texts("names"), phase, body.texts("regulars"), ended, is_per_phase)
+            return board if not is_per_phase else replace(board, **_read_opening(body))
         except BadRecord as error:
             told = f"key {entry.key!r} holds something else than a barrier ({error}); use another name"
             raise BadRecord(told) from None
 
     def to_bytes(self) -> bytes:
-        """What to store."""
-        return json.dumps(asdict(self)).encode()
+        """What to store. An older version, which knows no openings, finds no barrier where no phase is opened."""
+        body = asdict(self)
+        opening, last = body.pop("opening"), body.pop("last_passed")
+        if body.pop("is_per_phase"):
+            body.update(opening=opening, last_passed=last)
+        for end in body["ended"]:
+            if not end["parties"]:
+                del end["parties"]
+        return json.dumps(body).encode()
 
     def is_like(self, other: Board) -> bool:
-        """True when both expect the same."""
+        """True when both expect the same, or both have it told for each phase."""
+        if self.is_per_phase or other.is_per_phase:
+            return self.is_per_phase == other.is_per_phase
         return (self.parties, self.names) == (other.parties, other.names)
+
+    @property
+    def is_open(self) -> bool:
+        """True when it is known who has to come to the open phase."""
+        return not self.is_per_phase or self.opening is not None
+
+    def opened(self, parties: int | Collection[str], opening: Opening) -> Board:
+        """The state after the first has arrived at a phase, and has said who has to come."""
+        told = Board.expecting(parties)
+        return replace(self, parties=told.parties, names=told.names, opening=opening)
+
+    def has_passed(self, phase: int) -> bool:
+        """True once this phase, or a later one, has passed."""
+        passed = (each.phase for each in self.ended if not each.broken)
+        return max(self.last_passed, *passed, -1) >= phase
 
     def how_ended(self, phase: int) -> Ended | None:
         """How a phase ended; None when it is open, to come, or too long ago."""
@@ -92,7 +160,7 @@ class Board:
 
     def is_complete(self, arrived: Collection[str]) -> bool:
         """True when everybody has come."""
-        return len(arrived) >= self.parties
+        return self.is_open and len(arrived) >= self.parties
 
     def missing(self, arrived: Collection[str]) -> tuple[str, ...]:
         """Who has not come, sorted: of those that have to, or of those that came the last time."""
@@ -102,7 +170,8 @@ class Board:
     def passed(self, arrived: Iterable[str]) -> Board:
         """The state after the open phase has passed."""
         here = tuple(sorted(arrived))
-        return self._after(self.phase + 1, Ended(self.phase, "", here), here)
+        kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each who waits reads the whole board
+        return replace(self._after(self.phase + 1, Ended(self.phase, "", kept), kept), last_passed=self.phase)
 
     def broken(self, why: str, arrived: Collection[str], cycle: int) -> Board:
         """The state after the open phase was broken: the next phase is the first of the next round."""
@@ -112,24 +181,41 @@ class Board:
             tuple(sorted(arrived)),
             self.missing(arrived),
             max(0, self.parties - len(arrived)),
+            self.parties if self.is_per_phase else 0,
         )
         return self._after((self.phase // cycle + 1) * cycle, end, self.regulars)
 
     def _after(self, phase: int, end: Ended, regulars: tuple[str, ...]) -> Board:
         older = (replace(each, arrived=()) for each in self.ended[-(REMEMBERED - 1) :])  # names only of the last
         recent = (*older, end)
-        return replace(self, phase=phase, regulars=regulars, ended=recent)
+        after = replace(self, phase=phase, regulars=regulars, ended=recent)
+        return replace(after, parties=0, names=(), opening=None) if self.is_per_phase else after
 
 
 def _ended(body: Record) -> Ended:
     phase, lacking = body.whole("phase"), body.whole("lacking")
-    return Ended(phase, body.text("broken"), body.texts("arrived"), body.texts("missing"), lacking)
+    parties = body.whole("parties", 0, least=0)
+    return Ended(phase, body.text("broken"), body.texts("arrived"), body.texts("missing"), lacking, parties)
+
+
+def _read_opening(body: Record) -> dict[str, Any]:
+    last = body.whole("last_passed", -1)
+    if not body.has("opening"):
+        return {"last_passed": last}
+    inner = Record(body.mapping("opening"))
+    deadline_s = inner.duration_s("deadline_s") if inner.has("deadline_s") else None
+    return {"last_passed": last, "opening": Opening(deadline_s, inner.moment_s("at", 0.0))}
 
 
 def read_arrival(entry: Entry) -> tuple[str, int]:
     """Whose arrival it is, and at which phase; -1 when it cannot be read."""
     member = entry.key.rpartition("/")[2]
     return member, Record.or_empty(entry.value).whole("phase", -1)
+
+
+def follows(entry: Entry) -> bool:
+    """Whether the member of an arrival follows the others, where not all do."""
+    return Record.or_empty(entry.value).body.get("follows") is True
 
 
 def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:

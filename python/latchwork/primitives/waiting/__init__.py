@@ -1,8 +1,36 @@
-"""How anything waits, owns and stops. The second door of primitives, for the systems built on them: `StopSignal`.
+"""How anything waits, owns and stops. The second door of primitives, for the systems built on them.
 
-Everything else in here is for the other wings of primitives.
+What is not named here is for the other wings of primitives.
 """
 
+from latchwork.primitives.waiting.common import (
+    Announcer,
+    Closes,
+    Identity,
+    Patience,
+    check_name,
+    check_text,
+    check_whole,
+    delay_s,
+)
 from latchwork.primitives.waiting.stop import StopSignal
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.primitives.waiting.work import Ownership, Work
 
-__all__ = ["StopSignal"]
+__all__ = [
+    "Announcer",
+    "Closes",
+    "Identity",
+    "Ownership",
+    "Patience",
+    "StopSignal",
+    "Waiter",
+    "Waits",
+    "Work",
+    "check_member",
+    "check_name",
+    "check_text",
+    "check_whole",
+    "delay_s",
+]

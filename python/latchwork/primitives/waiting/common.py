@@ -32,6 +32,11 @@ _log = logging.getLogger(__name__)
 #: A message shows so many characters of a name that cannot be used.
 _SHOWN = 130
 
+#: When somebody does not do what is theirs to do, the one of each further rank does it so many seconds later, ...
+STAND_IN_S = 0.15
+#: ... up to this rank.
+MOST_RANKS = 10
+
 C = TypeVar("C", bound="Closes")
 S = TypeVar("S", bound="Starts")
 
@@ -99,6 +104,11 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
         raise LatchworkError(
             f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
         )
+
+
+def delay_s(rank: int) -> float:
+    """Seconds to leave something to those of a lower rank; who is first in rank has rank 0."""
+    return STAND_IN_S * min(rank, MOST_RANKS)
 
 
 def tell(calls: Iterable[Callable[[], None]], what: str) -> None:

@@ -1,0 +1,240 @@
+"""What it costs workers to join a job, to meet, and to be told of a loss.
+
+    python benches/bench_workers.py [--backends etcd35,zookeeper] [--members 100,400,1000] [--processes 4]
+                                    [--rounds 10] [--what barrier,join,loss] [--json FILE]
+
+Barrier: so many members in a few processes, each a thread with its ``Barrier`` on the store of its process, meet again
+and again; a round lasts from the first to arrive until the last was let through. Join: so many workers join at once,
+connected before. Loss: one of four workers is killed, and the others are told. Prints figures and judges only the ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import latchwork
+from latchwork.primitives import Barrier
+from latchwork.workers import JobFaulty, Worker, submit
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+
+SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
+TTL_S = 30.0
+LOSS_TTL_S = 3.0
+
+
+class Child:
+    """A process of this file that plays one role; it is told and answers by lines of JSON."""
+
+    def __init__(self, role, **options):
+        command = [sys.executable, __file__, "--role", role, "--options", json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def say(self, word):
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a process of the benchmark has ended; see above")
+        return json.loads(line)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(120)
+
+
+def answer(**what):
+    print(json.dumps(what), flush=True)
+
+
+def meet(url, first, count, parties, rounds):
+    """Role: members of a barrier, a thread each; a round for each line that comes."""
+    with latchwork.connect(url, session_ttl_s=TTL_S) as store:
+        members = [
+            Barrier(store, "phase", parties=parties, member_id=f"m{number}", per_generation=True)
+            for number in range(first, first + count)
+        ]
+        begin, done = threading.Barrier(count + 1), threading.Barrier(count + 1)
+        times = [(0.0, 0.0)] * count
+
+        def work(number):
+            for _ in range(rounds):
+                begin.wait()
+                began = time.time()
+                members[number].wait(120.0)
+                times[number] = (began, time.time())
+                done.wait()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        answer(ready=True)
+        for _ in range(rounds):
+            sys.stdin.readline()
+            used = time.process_time()
+            begin.wait()
+            done.wait()
+            used = time.process_time() - used
+            answer(began=min(each[0] for each in times), ended=max(each[1] for each in times), used=used)
+        for thread in threads:
+            thread.join()
+
+
+def barrier(server, members, processes, rounds):
+    """Seconds of each round but the first, and of a processor for each member and round."""
+    url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
+    children = [
+        Child("meet", url=url, first=each * i, count=each, parties=each * processes, rounds=rounds)
+        for i in range(processes)
+    ]
+    for child in children:
+        child.hear()
+    took, used = [], []
+    for _ in range(rounds):
+        for child in children:
+            child.say("go")
+        told = [child.hear() for child in children]
+        took.append(max(one["ended"] for one in told) - min(one["began"] for one in told))
+        used.append(sum(one["used"] for one in told) / members)
+    for child in children:
+        child.end()
+    return took[1:], statistics.median(used)
+
+
+def join(url, first, count, parties):
+    """Role: workers with a session each, opened before; they join at a word."""
+    with latchwork.connect(url, session_ttl_s=TTL_S) as store:
+        made = [
+            Worker(store, "train", workers=parties, key=f"k{number}", session=store.open_session(TTL_S))
+            for number in range(first, first + count)
+        ]
+        ids = [-1] * count
+        begin = threading.Barrier(count + 1)
+
+        def work(number):
+            begin.wait()
+            ids[number] = made[number].join(120.0).id
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        answer(ready=True)
+        sys.stdin.readline()
+        began = time.time()
+        begin.wait()
+        for thread in threads:
+            thread.join()
+        answer(began=began, ended=time.time(), ids=ids)
+        sys.stdin.readline()
+
+
+def joins(server, members, processes):
+    """Seconds from the first that begins to join until the last has joined."""
+    url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
+    with latchwork.connect(url) as store:
+        submit(store, "train", each * processes)
+    children = [Child("join", url=url, first=each * i, count=each, parties=each * processes) for i in range(processes)]
+    for child in children:
+        child.hear()
+    for child in children:
+        child.say("go")
+    told = [child.hear() for child in children]
+    ids = sorted(number for one in told for number in one["ids"])
+    if ids != list(range(each * processes)):
+        raise SystemExit(f"the ids have gaps, or are not unique: {ids}")
+    for child in children:
+        child.process.kill()  # leaving is not what is measured
+        child.process.wait()
+    return max(one["ended"] for one in told) - min(one["began"] for one in told)
+
+
+def lose(url, number, parties):
+    """Role: a worker that meets for ever, and says when it is told of a fault."""
+    with latchwork.connect(url, session_ttl_s=LOSS_TTL_S) as store:
+        worker = Worker(store, "train", workers=parties, key=f"k{number}")
+        worker.join(60.0)
+        while True:
+            worker.initialize(60.0)
+            answer(epoch=worker.epoch, ttl_s=store.session.ttl_s)
+            try:
+                worker.barrier("never")
+            except JobFaulty:
+                answer(told=time.time())
+
+
+def losses(server, rounds):
+    """Seconds from the kill of one of four until the last of the others was told, less the granted TTL."""
+    url = f"{server.url()}/{uuid.uuid4().hex[:8]}"
+    children = [Child("lose", url=url, number=number, parties=4) for number in range(4)]
+    took = []
+    for _ in range(rounds):
+        ttl_s = max(child.hear()["ttl_s"] for child in children)
+        time.sleep(0.5)
+        children[3].process.kill()
+        killed = time.time()
+        told = max(child.hear()["told"] for child in children[:3])
+        took.append(told - killed - ttl_s)
+        children[3] = Child("lose", url=url, number=3, parties=4)
+    for child in children:
+        child.process.kill()
+        child.process.wait()
+    return took
+
+
+ROLES = {"meet": meet, "join": join, "lose": lose}
+
+
+def measured(backend, server, chosen):
+    """All that was asked for, on one server; printed as it comes."""
+    what = chosen.what.split(",")
+    for members in map(int, chosen.members.split(",")):
+        if "barrier" in what:
+            took, used = barrier(server, members, chosen.processes, chosen.rounds)
+            p50, worst = statistics.median(took) * 1000, max(took) * 1000
+            print(f"{backend:10} barrier of {members:5}: p50 {p50:7.0f} ms, longest {worst:7.0f} ms, ", end="")
+            print(f"processor {used * 1000:.2f} ms each")
+            yield {"what": "barrier", "backend": backend, "members": members, "seconds": took, "used": used}
+        if "join" in what:
+            took = joins(server, members, chosen.processes)
+            print(f"{backend:10} {members:5} join at once: {took * 1000:7.0f} ms")
+            yield {"what": "join", "backend": backend, "members": members, "seconds": took}
+    if "loss" in what:
+        took = sorted(losses(server, chosen.rounds))
+        late = took[int(len(took) * 0.95)] * 1000
+        print(f"{backend:10} a loss is told {statistics.median(took) * 1000:7.0f} ms after its TTL, p95 {late:7.0f} ms")
+        yield {"what": "loss", "backend": backend, "seconds": took}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="etcd35,zookeeper")
+    parser.add_argument("--members", default="100,400,1000")
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--what", default="barrier,join,loss")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--options", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.role:
+        ROLES[chosen.role](**json.loads(chosen.options))
+        return
+    figures = []
+    for backend in chosen.backends.split(","):
+        with SERVERS[backend]() as server:
+            figures += measured(backend, server, chosen)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

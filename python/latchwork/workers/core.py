@@ -1,0 +1,370 @@
+"""What a worker does below its face: it joins, is in an epoch, meets, ends; and says why a write was refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from latchwork.errors import (
+    BarrierBroken,
+    Closed,
+    Conflict,
+    LatchworkError,
+    OutcomeUnknown,
+    SessionLost,
+    Unavailable,
+)
+from latchwork.interrupts import mutex
+from latchwork.primitives.waiting import Waits, check_member
+from latchwork.store.backoff import Backoff
+from latchwork.store.session import Session
+from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.store import Store
+from latchwork.types import Entry
+from latchwork.workers import plans
+from latchwork.workers.errors import JobFaulty, JobTerminated, Removed, RestartsExceeded
+from latchwork.workers.events import Events
+from latchwork.workers.keys import FINAL, INIT, JobKeys
+from latchwork.workers.meeting import Attempt
+from latchwork.workers.membership import Joining, Seat
+from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch
+from latchwork.workers.watching import Watching, faulty, why_out, why_refused
+
+_log = logging.getLogger(__name__)
+
+
+class Core:
+    """One worker, and the epoch it is in. Safe to share between threads.
+
+    Attributes:
+        what: the worker in words, for messages.
+        waits: its waits.
+        lost: set once it is not in the job any more, otherwise than by leaving.
+        is_done: whether it has completed.
+    """
+
+    def __init__(self, store: Store, keys: JobKeys, joining: Joining, session: Session | None) -> None:
+        self.store = store
+        self.keys = keys
+        self.what = f"worker of job {keys.job!r}"
+        self.waits = Waits(store, self.what, session)
+        self.lost = Signal()
+        self.is_done = False
+        self._joining = joining
+        self._lock = mutex()
+        self._seat: Seat | None = None
+        self._attempt: Attempt | None = None
+        self._watching: Watching | None = None
+        self._events: Events | None = None
+        self._out: LatchworkError | None = None
+
+    # Where we are
+
+    @property
+    def seat(self) -> Seat | None:
+        """Who we are, once we have joined."""
+        return self._seat
+
+    @property
+    def out(self) -> LatchworkError | None:
+        """Why we are not in the job any more; None while we are."""
+        return self._out
+
+    @property
+    def events(self) -> Events:
+        """The listeners."""
+        self.joined()
+        assert self._events is not None
+        return self._events
+
+    def joined(self) -> Seat:
+        """Who we are; raises before we have joined."""
+        self.waits.home.check()
+        if self._seat is None:
+            raise LatchworkError(f"{self.what} has not joined; call join() first, or use it in a with")
+        return self._seat
+
+    def now(self) -> Attempt:
+        """The epoch we are in; raises once that is over."""
+        seat = self.joined()
+        if self._out is not None:
+            raise self._out
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.ownership.lost.is_set():
+            raise faulty(seat, attempt.epoch + 1)
+        return attempt
+
+    # Joining and ending
+
+    async def join(self, timeout_s: float | None) -> Seat:
+        """Join, once."""
+        if self._seat is not None:
+            return self._seat
+        async with self.waits.begin(timeout_s) as (waiter, patience):
+            seat = await self._joining.join(waiter, patience)
+            entry = await waiter.keep_trying(lambda: self._read_epoch(seat), patience)
+        with self._lock:
+            self._seat = seat
+            self.is_done = seat.info.status == COMPLETED
+            self._events = Events(self.store, seat)
+            self._attempt = Attempt(self.store, seat, entry)
+        self._watching = Watching(
+            self.store, seat, on_epoch=self._on_epoch, on_end=self._on_end, on_events=self._events.grown
+        )
+        return seat
+
+    async def _read_epoch(self, seat: Seat) -> Entry:
+        entry = await ask(self.store.get, seat.keys.epoch)
+        if entry is None:
+            raise JobTerminated(f"{self.what}: the job is no more")
+        return entry
+
+    async def _end_with(self, status: str, plan: Callable[[Scene, Entry], Plan], epoch: int | None) -> None:
+        """Have a status, as a plan says."""
+        seat, backoff = self.joined(), Backoff()
+        while True:
+            scene = await self.scene()
+            member = await ask(self.store.get, seat.keys.member(seat.info.key))
+            if member is None:
+                raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
+            info = WorkerInfo.of(member)
+            if info.status == status and info.incarnation == seat.info.incarnation:
+                return
+            planned = plan(scene, member)
+            try:
+                await ask(self.store.commit, planned.checks, planned.ops)
+            except (Conflict, OutcomeUnknown):
+                await self._refuse(seat, epoch)
+                await Pause(self.store.clock, self.lost, backoff.next_s())
+            else:
+                return
+
+    async def complete(self) -> None:
+        """Our part is done, in the epoch we are in."""
+        if self.is_done:
+            return
+        attempt = self.now()
+        await self._end_with(
+            COMPLETED, lambda scene, member: plans.completed(scene, member, attempt.fence, attempt.epoch), attempt.epoch
+        )
+        self.is_done = True
+
+    async def fail(self, why: str) -> None:
+        """We cannot go on."""
+        fence = self.joined().fence(self.store)
+        await self._end_with(FULLY_FAILED, lambda scene, member: plans.failed(scene, member, fence, why[:1000]), None)
+
+    async def leave(self) -> None:
+        """Leave; the last one of a job that has ended removes it."""
+        seat, backoff = self._seat, Backoff()
+        if seat is None or self._out is not None:
+            return
+        while await why_out(self.store, seat) is None:
+            scene = await self.scene()
+            live = [entry.key for entry in await ask(self.store.list, seat.keys.live)]
+            plan = plans.left(scene, seat.info.id, live, seat.fence(self.store))
+            try:
+                await ask(self.store.commit, plan.checks, plan.ops)
+            except (Conflict, OutcomeUnknown):
+                await Pause(self.store.clock, self.lost, backoff.next_s())
+                continue
+            if plan.head is None:
+                await ask(self.store.delete_tree, seat.keys.folder)
+            break
+        self._be_out(Closed(f"{self.what} has left; make another one"))
+
+    async def close(self) -> None:
+        """Leave if we are in, and stop. Twice is fine."""
+        try:
+            await self.leave()
+        except LatchworkError as error:
+            _log.info("%s stays until its session ends: %s", self.what, error)
+        self.waits.close()
+        if self._watching is not None:
+            await self._watching.close()
+        if self._events is not None:
+            await self._events.close()
+        if self._attempt is not None:
+            self._attempt.end()
+
+    # The others
+
+    async def members(self) -> list[WorkerInfo]:
+        """Every worker that has an id, by id."""
+        return read_members(await ask(self.store.list, self.joined().keys.members))
+
+    # Meeting
+
+    async def meet(self, attempt: Attempt, name: str, timeout_s: float | None) -> int:
+        """Meet the others at a barrier of an epoch."""
+        seat = self.joined()
+        while True:
+            try:
+                barrier = attempt.barrier(name)
+                return await steps_of(barrier.wait)(timeout_s, checks=[attempt.fence])
+            except BarrierBroken as error:
+                raise await self._broken(seat, name, error) from error
+            except (Closed, Conflict, SessionLost) as error:
+                if not isinstance(error, Conflict):
+                    raise await self._why(attempt, error) from error
+                await self._refuse(seat, attempt.epoch)
+
+    async def _why(self, attempt: Attempt, error: LatchworkError) -> LatchworkError:
+        """Why a wait was called off."""
+        self.waits.check(error)
+        if self._out is not None:
+            return self._out
+        return await why_refused(self.store, self.joined(), attempt.epoch) or error
+
+    async def _broken(self, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:
+        try:
+            infos = await self.members()
+        except (Unavailable, OutcomeUnknown):
+            return error
+        head = head_or_none(await ask(self.store.get, seat.keys.head), seat.keys.run)
+        done = {info.id for info in infos if info.status == COMPLETED}
+        came = {int(each) for each in error.arrived if each.isdecimal()}
+        missing = sorted(set(range(head.n if head is not None else 0)) - done - came)
+        known = {info.id: f"{info.id} ({info.key}, {info.status})" for info in infos}
+        who = shown([known.get(number, f"{number} (never joined)") for number in missing])
+        why = str(error).partition("; ")[0]
+        told = f"{why}; missing: {who}" if missing else str(error)
+        return BarrierBroken(
+            f"job {self.keys.job!r}, barrier {name!r}: {told}", tuple(map(str, missing)), tuple(map(str, sorted(came)))
+        )
+
+    async def _enter(self, seat: Seat) -> Attempt:
+        if self._out is not None:
+            raise self._out
+        entry = await self._read_epoch(seat)
+        with self._lock:
+            before, self._attempt = self._attempt, Attempt(self.store, seat, entry)
+            attempt = self._attempt
+        if before is not None:
+            before.end()
+        await self._refuse(seat, attempt.epoch)
+        return attempt
+
+    async def _tell_healthy(self, seat: Seat, attempt: Attempt) -> None:
+        """Write the event, if we are the first of those that are here."""
+        assert self._watching is not None
+        if self._watching.picture.live[:1] != [seat.live.key]:
+            return
+        for _ in range(5):
+            scene = await self.scene()
+            plan = plans.healthy(scene, attempt.fence, attempt.epoch)
+            try:
+                await ask(self.store.commit, plan.checks, plan.ops)
+            except Conflict:
+                continue
+            except (Unavailable, OutcomeUnknown) as error:
+                _log.info("%s: that all have begun is not told: %s", self.what, error)
+            return
+
+    async def initialize(self, timeout_s: float | None) -> Attempt:
+        """Go to the start line of the epoch there is, and wait until all are there."""
+        while True:
+            attempt = await self._enter(self.joined())
+            with suppress(JobFaulty):
+                if not await self.has_passed(attempt, INIT):
+                    await self.meet(attempt, INIT, timeout_s)
+                    await self._tell_healthy(self.joined(), attempt)
+                return attempt
+            # a fault while we waited: on to the start line of the next epoch
+
+    async def has_passed(self, attempt: Attempt, name: str) -> bool:
+        """Whether a barrier of the epoch has been passed."""
+        try:
+            return (await steps_of(attempt.barrier(name).check)())[0]
+        except Closed as error:
+            raise await self._why(attempt, error) from error
+
+    # What the loop around a function needs
+
+    async def enter(self) -> bool:
+        """To the start line; False if there is nothing to run any more."""
+        if self.is_done:
+            return False
+        return not await self.has_passed(await self.initialize(None), FINAL)
+
+    async def finish(self) -> None:
+        """Meet all others at the finish."""
+        await self.meet(self.now(), FINAL, None)
+
+    async def count_execution(self) -> None:
+        """The function is run once more; raises when that is too often."""
+        seat, attempt = self.joined(), self.now()
+        scene = await self.scene()
+        member = await ask(self.store.get, seat.keys.member(seat.info.key))
+        if member is None:
+            raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
+        if WorkerInfo.of(member).executions >= scene.head.max_executions:
+            why = f"worker {seat.info.id} ({seat.info.key}) was run again more than {scene.head.max_executions} times"
+            await self.fail(why)
+            raise RestartsExceeded(f"{why}: job {self.keys.job!r} has failed; find out why workers are lost")
+        plan = plans.executed_again(seat.keys, member, attempt.fence)
+        try:
+            await ask(self.store.commit, plan.checks, plan.ops)
+        except Conflict:
+            await self._refuse(seat, attempt.epoch)
+
+    async def give_up(self, why: str) -> None:
+        """We have failed for good."""
+        with suppress(LatchworkError):
+            await self.fail(why)
+
+    # Below
+
+    async def scene(self) -> Scene:
+        """The head as it is now, for a transaction."""
+        seat = self.joined()
+        entry = await ask(self.store.get, seat.keys.head)
+        if entry is None or head_or_none(entry, seat.keys.run) is None:
+            raise await why_out(self.store, seat) or JobTerminated(f"{self.what}: the job is no more")
+        return Scene(seat.keys, entry, time.time())
+
+    async def _refuse(self, seat: Seat, epoch: int | None) -> None:
+        """Raise why a write was refused, if that is for good."""
+        error = await (why_out(self.store, seat) if epoch is None else why_refused(self.store, seat, epoch))
+        if error is not None:
+            raise error
+
+    def _on_epoch(self, entry: Entry) -> None:
+        attempt = self._attempt
+        if attempt is not None and attempt.epoch < read_epoch(entry):
+            attempt.end()
+
+    def _be_out(self, error: LatchworkError) -> None:
+        with self._lock:
+            if self._out is None:
+                self._out = error
+
+    def _on_end(self, error: LatchworkError) -> None:
+        self._be_out(error)
+        self.lost.set()
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.end()
+
+
+def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
+    """What a worker says of itself, with its key."""
+    if key is None:
+        port = next((info.ports[name] for name in sorted(info.ports)), None)
+        if not info.ip or port is None:
+            raise ValueError(
+                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
+            )
+        key = f"{info.ip}:{port}"
+    return replace(info, key=check_member(key, "worker key"))
+
+
+def shown(numbers: Sequence[object]) -> str:
+    """The first of many, for messages."""
+    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return ", ".join(map(str, numbers[:10])) + more

@@ -1,0 +1,83 @@
+"""What a worker owns in one epoch: its fence, work that depends on it, and its barriers. It ends as a whole."""
+
+from __future__ import annotations
+
+from latchwork.errors import Closed
+from latchwork.interrupts import mutex
+from latchwork.primitives import Barrier
+from latchwork.primitives.meeting import Expected
+from latchwork.primitives.waiting import Ownership
+from latchwork.store.steps import ask, driven
+from latchwork.store.store import Store
+from latchwork.types import At, Entry, Fence
+from latchwork.workers.errors import JobFaulty
+from latchwork.workers.keys import arrival_id
+from latchwork.workers.membership import Seat
+from latchwork.workers.plans import head_or_none
+from latchwork.workers.records import read_epoch
+
+
+class Attempt:
+    """One worker in one epoch. Safe to share between threads.
+
+    Attributes:
+        epoch: which.
+        fence: that we still are this worker, and that the epoch goes on.
+        ownership: what work depends on; lost once the epoch is over, or we are not in the job any more.
+    """
+
+    def __init__(self, store: Store, seat: Seat, entry: Entry) -> None:
+        self._store = store
+        self._seat = seat
+        self._keys = seat.keys
+        self.epoch = read_epoch(entry)
+        self.fence: Fence = seat.fence(store, entry)
+        self.ownership = Ownership(
+            f"epoch {self.epoch} of worker {seat.info.id} in job {seat.keys.job.job!r}",
+            self.fence,
+            ttl_s=seat.session.ttl_s,
+            remaining_s=seat.session.remaining_s,
+            error=JobFaulty,
+            clock=store.clock,
+        )
+        self._lock = mutex()
+        self._barriers: dict[str, Barrier] = {}
+        self._is_over = False
+
+    def end(self) -> None:
+        """The epoch is over, or we are not in the job any more: waits are called off, work is told to stop."""
+        with self._lock:
+            self._is_over = True
+            barriers = list(self._barriers.values())
+        self.ownership.lose()
+        for barrier in barriers:
+            barrier.close()
+
+    def barrier(self, name: str) -> Barrier:
+        """The barrier of a name.
+
+        Raises:
+            Closed: the epoch is over.
+        """
+        with self._lock:
+            if self._is_over:
+                raise Closed(f"{self.ownership.what} is over")
+            if name not in self._barriers:
+                self._barriers[name] = Barrier(
+                    self._store,
+                    self._keys.barrier(self.epoch, name),
+                    parties=self._expected,
+                    member_id=arrival_id(self._seat.info.id),
+                    session=self._seat.session,
+                    per_generation=True,
+                )
+            return self._barriers[name]
+
+    @driven
+    async def _expected(self) -> Expected:
+        """All workers but those that have completed: these are never run again."""
+        entry = await ask(self._store.get, self._keys.head)
+        head = head_or_none(entry, self._keys.run)
+        if entry is None or head is None:
+            raise Closed(f"job {self._keys.job.job!r} is no more; stop the work")
+        return Expected(max(1, head.n - head.completed), [At(entry)])

@@ -1,0 +1,63 @@
+"""The loop around a worker's function: to the start line, run it, again after a fault, to the finish, complete."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from latchwork.store.steps import called
+from latchwork.workers.errors import JobFaulty, JobTerminated, Removed
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Runs(Protocol):
+    """What the loop needs of a worker."""
+
+    async def enter(self) -> bool:
+        """Go to the start line of the epoch there is; False if there is nothing to run any more."""
+
+    async def finish(self) -> None:
+        """Meet all others at the finish."""
+
+    async def complete(self) -> None:
+        """Our part is done."""
+
+    async def count_execution(self) -> None:
+        """The function is run once more; raises when that is too often."""
+
+    async def give_up(self, why: str) -> None:
+        """This worker has failed for good."""
+
+
+async def run_through(worker: Runs, call: Callable[[], T], *, final_barrier: bool) -> T | None:
+    """Run a function of the user's to its end in an epoch that lasts so long; None if there is nothing to run."""
+    is_first = True
+    while True:
+        try:
+            result: T | None = None
+            if await worker.enter():
+                if not is_first:
+                    await worker.count_execution()
+                is_first = False
+                result = await _run(worker, call)
+                if final_barrier:
+                    await worker.finish()
+            await worker.complete()
+        except JobFaulty as error:
+            _log.warning("%s", error)
+        else:
+            return result
+
+
+async def _run(worker: Runs, call: Callable[[], T]) -> T:
+    try:
+        return await called(call)
+    except (JobFaulty, JobTerminated, Removed):
+        raise
+    except Exception as error:
+        await worker.give_up(f"{type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,293 @@
+"""One worker of a job: a process that joins, meets the others, comes back, and completes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.primitives.waiting import Closes, Patience, Work, check_member
+from latchwork.store.session import Session
+from latchwork.store.steps import Signal, ask, driven, ending, steps_of
+from latchwork.store.store import Store
+from latchwork.types import Fence
+from latchwork.workers.core import Core, check_key, shown
+from latchwork.workers.errors import JobFaulty, JobTerminated
+from latchwork.workers.keys import FINAL, INIT
+from latchwork.workers.membership import Joining
+from latchwork.workers.plans import head_or_none
+from latchwork.workers.records import Event, Head, WorkerInfo
+from latchwork.workers.running import run_through
+from latchwork.workers.submitting import NAMESPACE, check_count, check_job
+from latchwork.workers.watching import why_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class Worker(Closes):
+    """One worker of a job: ``with Worker(store, "train", workers=4, info=info) as worker: worker.run(main)``.
+
+    ``with`` joins, and at its end completes, or fails if an error ends it. A worker has an id from 0, without gaps, and
+    the same one after a restart, by its key. When a worker is lost while the job is on, all begin again: that is an
+    *epoch*. Construction does no I/O. Safe to share between threads, which are then one worker. A paused process may go
+    on for a while: pass ``worker.fence`` to every write that matters.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        job: the job's name.
+        workers: create the job, with so many workers, if there is none; a job that is there keeps its number. None
+            waits for somebody to submit it.
+        run: refuse any other run of the job than this one.
+        key: who we are, the same after a restart, and nobody else's; one segment of a key. None takes ip and first
+            port of ``info``.
+        info: what the others see of us.
+        namespace: the key below which all jobs are.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        replace: whether a live process of the same key is fenced out at once; else its end is waited for.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        *,
+        workers: int | None = None,
+        run: str | None = None,
+        key: str | None = None,
+        info: WorkerInfo | None = None,
+        namespace: str = NAMESPACE,
+        session: Session | None = None,
+        replace: bool = True,
+    ) -> None:
+        keys = check_job(store, job, namespace)
+        told = check_key(key, info or WorkerInfo(), f"worker of job {job!r}")
+        create = None if workers is None else Head("", check_count(workers))
+        joining = Joining(store, keys, told, run=run, create=create, replace_live=replace)
+        self._core = Core(store, keys, joining, session)
+
+    def __repr__(self) -> str:
+        seat = self._core.seat
+        return f"<Worker {self._core.keys.job!r} {'not joined' if seat is None else seat.info.id}>"
+
+    @driven
+    async def __enter__(self) -> Self:
+        await steps_of(self.join)()
+        return self
+
+    @ending
+    async def __exit__(self, *raised: object) -> None:
+        exc = raised[1] if len(raised) > 1 else None
+        try:
+            if self._core.out is None and self._core.seat is not None:
+                if exc is None:
+                    await self._core.complete()
+                elif isinstance(exc, Exception) and not isinstance(exc, JobFaulty):
+                    with suppress(LatchworkError):
+                        await self._core.fail(f"{type(exc).__name__}: {exc}")
+        finally:
+            await steps_of(self.close)()
+
+    # Joining and leaving
+
+    @driven
+    async def join(self, timeout_s: float | None = 60.0) -> WorkerInfo:
+        """Take an id: the next one, or, by our key, the one we had before.
+
+        Args:
+            timeout_s: seconds to wait for the job to be submitted, for a turn, and for the end of a namesake; None
+                for ever, 0 tries once.
+        Returns:
+            What the job knows of us.
+        Raises:
+            JobFull: every id is taken by another.
+            WrongRun: the job is in another run than the one we were told.
+            RestartsExceeded: our process was started too often; the job has failed.
+            JobTerminated: the job has ended.
+            NodeIdInUse: another live process has our key.
+            WaitTimeout: nobody submitted the job, or others kept joining; nothing of us is left behind.
+        """
+        return (await self._core.join(timeout_s)).info
+
+    @driven
+    async def complete(self) -> None:
+        """Our part is done: we are not run again, and barriers do not wait for us any more. Twice is fine.
+
+        Raises:
+            JobFaulty: another worker was lost before: our part has to be run again.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        await self._core.complete()
+
+    @driven
+    async def fail(self, why: str) -> None:
+        """We cannot go on, and nobody else can do our part: the job fails. Twice is fine."""
+        await self._core.fail(why)
+
+    @driven
+    async def leave(self) -> None:
+        """Leave the job. The last one to leave a job that has ended removes it.
+
+        While the job is on, this is a fault like a death: all begin again once somebody is back with our key.
+        """
+        await self._core.leave()
+
+    @ending
+    async def close(self) -> None:
+        """Leave, if we are in, and stop. From any thread; twice is fine."""
+        if not self._core.waits.home.is_foreign:
+            await self._core.close()
+
+    # What we know of ourselves, without I/O
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What the job knew of us when we joined."""
+        return self._core.joined().info
+
+    @property
+    def id(self) -> int:
+        """Our id."""
+        return self._core.joined().info.id
+
+    @property
+    def run_id(self) -> str:
+        """The run of the job that we are in."""
+        return self._core.joined().keys.run
+
+    @property
+    def restarts(self) -> int:
+        """How often our process was started again."""
+        return self._core.joined().info.restarts
+
+    @property
+    def epoch(self) -> int:
+        """The epoch we are in: that of the last ``initialize``, or in which we joined."""
+        return self._core.now().epoch
+
+    @property
+    def fence(self) -> Fence:
+        """The check for every write of ours in this epoch; its ``token`` grows with each restart and each epoch."""
+        return self._core.now().fence
+
+    @property
+    def lost(self) -> Signal:
+        """Set once we are not in the job any more, otherwise than by leaving."""
+        return self._core.lost
+
+    @property
+    def is_alive(self) -> bool:
+        """True while we are in the job for certain, by our own clock."""
+        seat = self._core.seat
+        return seat is not None and self._core.out is None and seat.session.remaining_s() > 0.0
+
+    def guard_work(self, margin_s: float | None = None) -> Work:
+        """A token that tells work to stop when the epoch is over, and before our session can end; see ``Work``."""
+        return self._core.now().ownership.guard_work(margin_s)
+
+    def on_event(self, fn: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``fn`` with every event of the job, in order, in a thread for that; returns what ends it.
+
+        The first listener gets those since we joined. Who came back gets the last ``all_joined`` first.
+        """
+        return self._core.events.on_event(fn)
+
+    # The others
+
+    @driven
+    async def joined(self) -> list[WorkerInfo]:
+        """Every worker that has an id, by id: those that are lost, have left or completed, too."""
+        return await self._core.members()
+
+    @driven
+    async def running(self) -> list[WorkerInfo]:
+        """The workers that live, by id."""
+        seat = self._core.joined()
+        live = {entry.key for entry in await ask(self._core.store.list, seat.keys.live)}
+        return [info for info in await self._core.members() if seat.keys.live_of(info.id) in live]
+
+    @driven
+    async def all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
+        """Every worker, by id, once all have joined.
+
+        Raises:
+            WaitTimeout: some have not; the message names their ids.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        core, seat = self._core, self._core.joined()
+        patience = Patience(core.store.clock, timeout_s)
+        with core.store.watch(seat.keys.head) as watch:
+            while True:
+                try:
+                    batch = await steps_of(watch.next)(patience.left_s())
+                except WaitTimeout:
+                    raise await self._missing(timeout_s) from None
+                head = head_or_none(batch[-1].entry if batch else None, seat.keys.run)
+                if head is None:
+                    raise await why_out(core.store, seat) or JobTerminated(f"{core.what}: the job is no more")
+                if head.has_all:
+                    return await core.members()
+
+    async def _missing(self, timeout_s: float | None) -> WaitTimeout:
+        scene = await self._core.scene()
+        there = {info.id for info in await self._core.members()}
+        missing = shown([number for number in range(scene.head.n) if number not in there])
+        return WaitTimeout(f"job {self._core.keys.job!r}: no worker has these ids after {timeout_s} s: {missing}")
+
+    # Meeting
+
+    @driven
+    async def barrier(self, name: str = "default", timeout_s: float | None = None) -> int:
+        """Wait until all workers that have not completed are here.
+
+        Args:
+            name: one of any number of barriers; one segment of a key.
+            timeout_s: seconds; the time of who comes first holds for all. None waits for ever.
+        Returns:
+            The generation that passed: 0 for the first one in this epoch.
+        Raises:
+            BarrierBroken: somebody had no more time; the message names who was missing. The next generation is open.
+            JobFaulty: a worker was lost: go back, and ``initialize``.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        check_member(name, "barrier")
+        if name in {INIT, FINAL}:
+            raise ValueError(f"barrier {name!r} is latchwork's own; use another name")
+        return await self._core.meet(self._core.now(), name, timeout_s)
+
+    @driven
+    async def initialize(self, timeout_s: float | None = None) -> int:
+        """Go to the start line of the epoch there is, and wait until all are there: afterwards the job is healthy.
+
+        Args:
+            timeout_s: seconds; the time of who comes first holds for all. None waits for ever.
+        Returns:
+            The epoch.
+        Raises:
+            BarrierBroken: somebody did not come in time.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        return (await self._core.initialize(timeout_s)).epoch
+
+    # Running
+
+    @driven
+    async def run(self, main: Callable[[Worker], T], *, final_barrier: bool = True) -> T | None:
+        """Go to the start line, call ``main(self)``, meet all at the finish, and complete; again after a fault.
+
+        Args:
+            main: is called again in each epoch, at most ``max_executions`` times more. What it raises, but for
+                ``JobFaulty``, fails the job.
+            final_barrier: whether all meet before they complete, so that a worker that is lost late has the others run
+                again, too. It has no deadline.
+        Returns:
+            What ``main`` returned; None if our part was done before we came back.
+        Raises:
+            JobTerminated, Removed, SessionLost, RestartsExceeded: we are not in the job any more, or it has failed.
+            Exception: what ``main`` raises.
+        """
+        return await run_through(self._core, partial(main, self), final_barrier=final_barrier)

@@ -1,0 +1,192 @@
+"""Barriers whose parties and deadline are those of the first to arrive, and what others' transactions check of them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from latchwork.errors import BarrierBroken, Conflict, LatchworkError
+from latchwork.primitives import Barrier
+from latchwork.primitives.meeting import Expected, barrier_state
+from latchwork.types import At, Put
+
+
+@pytest.fixture
+def barrier(connect):
+    """Make a member with a client, and so a session, of its own; closed after the test."""
+    made = []
+
+    def make(member_id="a", parties=2, name="phase", *, store=None, **options):
+        options.setdefault("per_generation", True)
+        made.append(Barrier(store or connect(), name, parties=parties, member_id=member_id, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_the_first_to_arrive_says_for_all_who_has_to_come(barrier, in_thread, eventually):
+    a, b, c = barrier("a", 3), barrier("b", 1), barrier("c", 7)
+    waiting = [in_thread(lambda: a.wait(30.0))]
+    eventually(lambda: b.arrived() == ["a"])
+    waiting.append(in_thread(lambda: b.wait(30.0)))
+    eventually(lambda: c.arrived() == ["a", "b"])
+    assert c.wait(30.0) == 0
+    assert [each.outcome() for each in waiting] == [0, 0]
+
+
+def test_the_next_generation_has_a_number_of_its_own(barrier, in_thread, eventually):
+    b = barrier("b", 2)
+    assert barrier("a", 1).wait(30.0) == 0
+    waiting = in_thread(lambda: b.wait(30.0))
+    eventually(lambda: b.arrived() == ["b"])
+    assert barrier("a", 1).wait(30.0) == 1
+    assert waiting.outcome() == 1
+
+
+def test_parties_are_asked_for_by_who_opens_a_generation_and_by_nobody_else(barrier, in_thread, eventually):
+    asked = []
+
+    def parties(who):
+        asked.append(who)
+        return Expected(2)
+
+    a, b = (barrier(who, lambda who=who: parties(who)) for who in "ab")
+    waiting = in_thread(lambda: a.wait(30.0))
+    eventually(lambda: b.arrived() == ["a"])
+    b.wait(30.0)
+    waiting.outcome()
+    assert asked == ["a"]
+
+
+def test_parties_that_changed_while_they_were_written_down_are_asked_for_again(barrier, store):
+    store.put("count", b"2")
+
+    def parties():
+        entry = store.get("count")
+        if entry.value == b"2":
+            store.put("count", b"1")
+        return Expected(int(entry.value), [At(entry)])
+
+    assert barrier("a", parties).wait(30.0) == 0
+
+
+def test_names_are_told_by_the_first_too(barrier):
+    with pytest.raises(BarrierBroken, match="1 of 2 missing: z; meet again") as caught:
+        barrier("a", lambda: Expected(["a", "z"])).wait(0.0)
+    assert caught.value.missing == ("z",)
+
+
+def test_a_generation_lasts_as_long_as_the_first_to_arrive_gave_it_also_when_that_one_is_dead(
+    barrier, connect, in_thread, eventually
+):
+    dying, b = connect(), barrier("b", 3)
+    first = in_thread(lambda: barrier("a", 3, store=dying).wait(1.5))
+    eventually(lambda: b.arrived() == ["a"])
+    dying.close()
+    with pytest.raises(LatchworkError):
+        first.outcome()
+    began = time.monotonic()
+    with pytest.raises(BarrierBroken, match="1 of 3 missing"):
+        b.wait(60.0)
+    assert 1.0 < time.monotonic() - began < 30.0
+    assert barrier("c", 1).wait(30.0) == 1
+
+
+def test_an_arrival_is_written_only_if_the_callers_checks_hold(barrier, store):
+    mine = barrier("a", 1)
+    before = store.put("epoch", b"1")
+    store.put("epoch", b"2")
+    with pytest.raises(Conflict):
+        mine.wait(30.0, checks=[At(before)])
+    assert mine.arrived() == []
+    assert mine.wait(30.0, checks=[At(store.get("epoch"))]) == 0
+
+
+def test_a_check_of_a_generation_is_refused_once_anything_has_happened_there(barrier, store):
+    mine = barrier("a", 1)
+    unused = mine.check()
+    assert not unused[0]
+    mine.wait(30.0)
+    passed = mine.check()
+    assert passed[0]
+    assert not mine.check(1)[0]
+    with pytest.raises(Conflict):
+        store.commit([unused[1]], [Put("other", b"")])
+    store.commit([passed[1]], [Put("other", b"")])
+    with pytest.raises(BarrierBroken):
+        barrier("a", 2).wait(0.0)
+    assert mine.check()[0]
+    with pytest.raises(Conflict):
+        store.commit([passed[1]], [Put("other", b"")])
+
+
+def test_that_a_generation_has_passed_is_not_forgotten_however_many_are_broken_after_it(barrier):
+    mine = barrier("a", 1)
+    mine.wait(30.0)
+    for _ in range(20):
+        mine.abort("again")
+    assert (mine.check(0)[0], mine.check(1)[0]) == (True, False)
+
+
+def test_a_generation_is_broken_for_lack_of_somebody_who_has_not_come_and_only_then(barrier, in_thread, eventually):
+    a, b = barrier("a", 3), barrier("b", 3)
+    a.abort("nobody waits", lacking=["b"])
+    assert a.generation() == 0
+    waiting = in_thread(lambda: a.wait(60.0))
+    eventually(lambda: b.arrived() == ["a"])
+    b.abort("it has come", lacking=["a"])
+    assert waiting.is_alive()
+    b.abort("b was removed", lacking=["a", "b"])
+    with pytest.raises(BarrierBroken, match="b was removed"):
+        waiting.outcome()
+
+
+def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_each_other(barrier):
+    with pytest.raises(BarrierBroken):
+        barrier("a", 2, per_generation=False).wait(0.0)
+    with pytest.raises(LatchworkError, match="expects 2 members"):
+        barrier("a", 2).wait(0.0)
+    with pytest.raises(BarrierBroken):
+        barrier("a", 2, name="other").wait(0.0)
+    with pytest.raises(LatchworkError, match="expects others each time"):
+        barrier("a", 2, name="other", per_generation=False).wait(0.0)
+
+
+def test_a_board_of_the_format_without_openings_is_read_and_written_as_it_was(barrier, store):
+    old = {"parties": 2, "names": [], "phase": 3, "regulars": ["a", "b"]}
+    end = {"phase": 2, "broken": "", "arrived": ["a", "b"], "missing": [], "lacking": 0}
+    store.put("phase/board", json.dumps({**old, "ended": [end]}).encode())
+    with pytest.raises(BarrierBroken, match="missing: b"):
+        barrier("a", 2, per_generation=False).wait(0.0)
+    body = json.loads(store.get("phase/board").value)
+    assert set(body) == {*old, "ended"}
+    assert body["ended"][0] == {**end, "arrived": []}
+    assert set(body["ended"][1]) == set(end)
+
+
+def test_others_see_how_a_barrier_stands(barrier, store, in_thread, eventually):
+    assert barrier_state(store, "phase") is None
+    a = barrier("a", lambda: Expected(["a", "b"]))
+    waiting = in_thread(lambda: a.wait(60.0))
+    eventually(lambda: a.arrived() == ["a"])
+    state = barrier_state(store, "phase")
+    assert (state.generation, state.parties, state.arrived, state.missing) == (0, 2, ("a",), ("b",))
+    assert abs(state.opened_at - time.time()) < 120.0
+    a.abort("enough")
+    with pytest.raises(BarrierBroken):
+        waiting.outcome()
+    state = barrier_state(store, "phase")
+    assert (state.parties, state.opened_at, state.last_passed, state.last_broken) == (0, None, -1, "enough")
+
+
+def test_parties_that_are_asked_for_need_generations_and_an_answer_of_the_right_kind(barrier):
+    with pytest.raises(TypeError, match="per_generation=True"):
+        barrier("a", lambda: Expected(2), per_generation=False)
+    with pytest.raises(TypeError, match="has to return Expected"):
+        barrier("a", lambda: 2).wait(0.0)
+    with pytest.raises(ValueError, match="at least 1 party"):
+        barrier("a", lambda: Expected(0)).wait(0.0)

@@ -1,0 +1,133 @@
+"""Ids: from 0, without gaps, one each, the same after a restart; whoever dies wherever."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from latchwork.errors import NodeIdInUse, WaitTimeout
+from latchwork.testing.faults import FaultyStore
+from latchwork.workers import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
+from workers.conftest import die
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class KilledAt:
+    """Ends the thread it was made in at its call of a number, and all later ones."""
+
+    def __init__(self, number):
+        self.left, self.thread = number, threading.get_ident()
+
+    def decide(self, _op, _keys):
+        if threading.get_ident() != self.thread:
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return
+
+
+def ids(store, job="train"):
+    run = find(store, job).run
+    return sorted(int(entry.key[-6:]) for entry in store.list(f"workers/jobs/{job}/runs/{run}/live"))
+
+
+def test_many_that_join_at_once_get_each_an_id_of_their_own(connect, all_at_once, worker, store):
+    count = 8
+    made = [worker(f"k{number}", workers=count, joins=False) for number in range(count)]
+    infos = all_at_once(lambda one: one.join(60.0), made)
+    assert sorted(info.id for info in infos) == list(range(count))
+    assert find(store, "train").status().joined == count
+
+
+def test_one_more_than_the_job_has_is_refused(team, worker):
+    team(2)
+    with pytest.raises(JobFull, match="all 2 ids of job 'train' are taken, and none by 'z'"):
+        worker("z", joins=False).join(5.0)
+
+
+@pytest.mark.parametrize("first", [range(0, 40, 3), range(1, 40, 3), range(2, 40, 3)], ids=str)
+def test_wherever_a_worker_dies_while_it_joins_there_is_no_gap_and_no_second_one(connect, worker, store, first):
+    """Its process is killed before any of its calls; it comes back with its key."""
+    for number in first:
+        job, plan = f"job{number}", KilledAt(10_000)
+        dying = FaultyStore(connect(), plan)
+        session = dying.open_session(5.0)
+        plan.left = number
+        one, killed = Worker(dying, job, workers=2, key="a", session=session), False
+        try:
+            one.join(30.0)
+        except Killed:
+            killed = True
+        plan.left = 10_000
+        session.close()
+        one.close()
+        dying.close()
+        others = [worker("a", job, workers=2), worker("b", job, workers=2)]
+        assert sorted(other.id for other in others) == [0, 1]
+        with pytest.raises(JobFull):
+            worker("c", job, workers=2, joins=False).join(5.0)
+        for other in others:
+            other.close()
+        if not killed:
+            return
+
+
+def test_a_worker_that_comes_back_has_its_id_and_is_counted_as_restarted(team, worker):
+    a, b = team(2)
+    die(a)
+    again = worker("a")
+    assert (again.id, again.restarts, again.info.status) == (0, 1, "RESTARTED")
+    assert [info.status for info in b.joined()] == ["RESTARTED", "STARTED"]
+
+
+def test_of_two_live_processes_with_one_key_the_later_one_is_the_worker(team, worker, eventually):
+    a, b = team(2)
+    again = worker("a")
+    assert again.id == 0
+    assert eventually(a.lost.is_set)
+    with pytest.raises(Exception, match="replaced by another process"):
+        a.barrier()
+    assert again.is_alive
+    assert b.is_alive
+
+
+def test_a_live_namesake_is_waited_for_if_it_is_not_to_be_replaced(team, worker, in_thread):
+    a, _ = team(2)
+    with pytest.raises(NodeIdInUse, match="is alive elsewhere"):
+        worker("a", replace=False, joins=False).join(0.0)
+    waiting = in_thread(lambda: worker("a", replace=False, joins=False).join(30.0))
+    a.close()
+    assert waiting.outcome().id == 0
+
+
+def test_a_worker_that_comes_back_too_often_fails_the_job(worker, store):
+    submit(store, "train", 1, max_restarts=2)
+    for _ in range(3):
+        die(worker("a"))
+    with pytest.raises(RestartsExceeded, match="started again more than 2 times"):
+        worker("a", joins=False).join(5.0)
+    status = find(store, "train").status()
+    assert (status.state, status.restarts) == ("FAILED", 2)
+    with pytest.raises(JobTerminated):
+        worker("a", joins=False).join(5.0)
+
+
+def test_a_worker_waits_for_its_job_to_be_submitted(worker, in_thread, store):
+    waiting = in_thread(lambda: worker("a", joins=False).join(30.0))
+    submit(store, "train", 1)
+    assert waiting.outcome().id == 0
+    with pytest.raises(WaitTimeout, match="nobody has submitted it"):
+        worker("a", "other", joins=False).join(0.2)
+
+
+def test_a_key_is_ip_and_port_unless_it_is_given(store):
+    info = WorkerInfo(ip="fe80::7", ports={"data": 9000})
+    with Worker(store, "train", workers=1, info=info) as one:
+        assert one.info.key == "fe80::7:9000"
+    with pytest.raises(ValueError, match="give a key"):
+        Worker(store, "train")

@@ -1,0 +1,53 @@
+"""The protocol of workers as a model: right as designed, and wrong without any one of its checks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from workers.model import Job, seeds_until_broken
+
+#: Each check of each transaction, and a schedule, of the many that are played, that needs it.
+CHECKS = {
+    "join.head": 10,
+    "rejoin.head": 0,
+    "rejoin.init": 0,
+    "rejoin.final": 243,
+    "lost.head": 10,
+    "lost.member": 5,
+    "lost.init": 38,
+    "lost.final": 4_949,
+    "arrive.board": 38,
+    "arrive.live": 5,
+    "arrive.epoch": 5,
+    "arrive.head": 73,
+    "complete.live": 287,
+    "complete.head": 0,
+    "leave.live": 21,
+    "leave.head": 3,
+    "pass.board": 0,
+}
+#: Checks that another one of the same transaction implies, because whatever they guard is written with the head.
+IMPLIED = {"rejoin.member", "rejoin.epoch", "lost.live", "lost.epoch", "complete.epoch", "complete.member"}
+COUNT = int(os.environ.get("LATCHWORK_SCHEDULES", "100"))
+
+
+def test_jobs_end_well_under_random_schedules():
+    for seed in range(COUNT):
+        Job(seed).play()
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_a_job_is_broken_without_this_check(check):
+    assert seeds_until_broken(check, 3, CHECKS[check]) is not None, "change the model, or find another schedule"
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_the_schedule_that_needs_a_check_goes_well_with_it(check):
+    Job(CHECKS[check]).play()
+
+
+@pytest.mark.parametrize("check", sorted(IMPLIED))
+def test_a_check_that_another_implies_is_not_missed(check):
+    assert seeds_until_broken(check, 10) is None

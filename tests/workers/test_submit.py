@@ -1,0 +1,119 @@
+"""Jobs: submitted once, found, looked at, waited for, terminated, and never joined by workers of an earlier run."""
+
+from __future__ import annotations
+
+import pytest
+
+from latchwork.errors import InvalidKey, WaitTimeout
+from latchwork.workers import JobAlreadyRunning, JobTerminated, Worker, WrongRun, find, submit
+from workers.conftest import die
+
+
+def test_a_job_with_live_workers_is_not_submitted_again(team, store):
+    team(2)
+    with pytest.raises(JobAlreadyRunning, match="has live workers 0, 1") as caught:
+        submit(store, "train", 3)
+    assert caught.value.live == (0, 1)
+
+
+def test_what_is_left_of_a_dead_job_is_replaced(team, store, eventually):
+    members = team(2)
+    run = members[0].run_id
+    for each in members:
+        die(each)
+    handle = eventually(lambda: _try_submit(store))
+    assert handle.run != run
+    assert not store.list(f"workers/jobs/train/runs/{run}", recursive=True)
+    assert handle.status().joined == 0
+
+
+def _try_submit(store):
+    try:
+        return submit(store, "train", 3)
+    except JobAlreadyRunning:  # the leases of the dead run yet
+        return None
+
+
+def test_of_two_that_submit_at_once_one_wins(connect, all_at_once, store):
+    def attempt(client):
+        try:
+            return submit(client, "train", 2).run
+        except JobAlreadyRunning:
+            return None
+
+    runs = [run for run in all_at_once(attempt, [connect() for _ in range(4)]) if run is not None]
+    assert find(store, "train").run in runs
+
+
+def test_a_terminated_job_tells_every_worker_and_leaves_nothing(team, store, eventually, in_thread):
+    a, b = team(2)
+    waiting = in_thread(lambda: a.barrier(timeout_s=60.0))
+    handle = find(store, "train")
+    handle.terminate("enough")
+    with pytest.raises(JobTerminated, match="enough"):
+        waiting.outcome()
+    assert eventually(b.lost.is_set)
+    with pytest.raises(JobTerminated):
+        b.complete()
+    handle.terminate()
+    assert find(store, "train") is None
+    assert (handle.status().state, handle.status().why) == ("TERMINATED", "enough")
+
+
+def test_a_worker_of_an_old_run_never_joins_a_new_one(team, worker, store):
+    (a,) = team(1)
+    old = a.run_id
+    find(store, "train").terminate()
+    submit(store, "train", 1)
+    with pytest.raises(WrongRun, match=f"not in {old}"):
+        worker("a", run=old, joins=False).join(5.0)
+    find(store, "train").terminate()
+    with pytest.raises(WrongRun, match="not there any more"):
+        worker("a", run=old, workers=1, joins=False).join(5.0)
+
+
+def test_who_waits_for_a_job_is_told_how_it_ended(team, store, in_thread):
+    a, b = team(2)
+    handle = find(store, "train")
+    with pytest.raises(WaitTimeout, match="still runs"):
+        handle.wait(0.1)
+    waiting = in_thread(lambda: handle.wait(60.0))
+    a.complete()
+    b.complete()
+    status = waiting.outcome()
+    assert (status.state, status.completed, status.missing) == ("COMPLETED", 2, ())
+    assert status.ended >= status.created
+
+
+def test_one_worker_that_fails_for_good_fails_the_job(team, store):
+    a, b = team(2)
+    b.complete()
+    a.fail("no data")
+    status = find(store, "train").status()
+    assert (status.state, status.why) == ("FAILED", "no data")
+
+
+def test_status_names_who_is_missing(worker, store):
+    handle = submit(store, "train", 3, labels={"who": "me"})
+    assert handle.status().missing == (0, 1, 2)
+    worker("a")
+    status = handle.status()
+    assert (status.joined, status.running, status.missing, dict(status.labels)) == (1, 1, (1, 2), {"who": "me"})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: submit(store, "a/b", 1),
+        lambda store: submit(store, "", 1),
+        lambda store: submit(store, "a", 0),
+        lambda store: submit(store, "a", 100_001),
+        lambda store: submit(store, "a", 1, max_restarts=-1),
+        lambda store: submit(store, "a", 1, keep_ended_s=-1.0),
+        lambda store: Worker(store, "a", key="b/c"),
+        lambda store: Worker(store, "a", key="b", workers=0),
+    ],
+)
+def test_bad_input_is_refused_before_any_io(call):
+    with pytest.raises((ValueError, InvalidKey)):
+        call(None)
