@@ -29,7 +29,7 @@ from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, driven
 from latchwork.tasks import Payloads
-from latchwork.types import At, Check, Op
+from latchwork.types import At, Check
 
 _log = logging.getLogger(__name__)
 
@@ -178,20 +178,18 @@ class Submitter:
         """Store these, or as many as can be."""
         line = await self._open_line()
         if self._doubts:
-            await self._settle(line, self._doubts)
-            return
+            return await self._settle(line, self._doubts)
         at_ms = int(time.time() * 1000)
         found = [each for ticket in batch if (each := await self._placed(ticket, line, at_ms)) is not None]
         placed = [(ticket, item) for ticket, item in found if self._is_doubtful_now(ticket, item)]
         if not placed:
-            return
+            return None
         checks: dict[Check, None] = {At(line.sub): None}
-        ops: list[Op] = []
         for _, item in placed:
             checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
-            ops += self._preparing.creations(item)
+        ops = dict.fromkeys(op for _, item in placed for op in self._preparing.creations(item))
         try:
-            await ask(self._store.commit, list(checks), list(dict.fromkeys(ops)))
+            await ask(self._store.commit, list(checks), list(ops))
         except Conflict as error:
             await self._refused(line, placed, error)
         except OutcomeUnknown:

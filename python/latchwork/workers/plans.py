@@ -1,7 +1,7 @@
 """What each transaction on a job checks and writes, from the state that was read. Pure, no I/O.
 
 Every one checks the job's head as it was read, and all but those on a barrier write it, so that they are one after the
-other. docs/design/0018 has the table, and which race each check closes; ``tests/workers`` has a model that fails
+other. docs/design/0023 has the table, and which race each check closes; ``tests/workers`` has a model that fails
 without any one of them.
 """
 

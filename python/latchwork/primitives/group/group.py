@@ -17,15 +17,7 @@ from contextlib import closing, suppress
 from functools import partial
 
 from latchwork.checks import check_store
-from latchwork.errors import (
-    Closed,
-    Conflict,
-    LatchworkError,
-    MemberEvicted,
-    NodeIdInUse,
-    OwnershipLost,
-    WaitTimeout,
-)
+from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.follower import Views
