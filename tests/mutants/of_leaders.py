@@ -74,8 +74,8 @@ DEFECTS = (
         "Election",
         "an observer sees the leader of a nested election",
         "primitives/fair/leader.py",
-        'return is_ticket(key) and key.rpartition("/")[0] == self._name',
-        "return is_ticket(key)",
+        'elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:',
+        "elif is_ticket(change.key):",
         ("primitives/test_nested_names.py::test_what_is_used_under_nested_names_does_not_count[election]",),
     ),
     Defect(
