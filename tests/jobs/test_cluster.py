@@ -17,6 +17,7 @@ from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Thre
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.members import MemberOptions
+from latchwork.store.session import Session
 from latchwork.testing.faults import FaultyStore
 
 
