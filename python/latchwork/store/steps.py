@@ -23,7 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.clock import Clock
 from latchwork.errors import ReentrantCall
-from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left
+from latchwork.interrupts import Attempt, Driven, Event, condition, mutex, once_left, start_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -365,7 +365,7 @@ class Background(Until):
         self._ended = Signal()
         self.thread = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
         super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
-        self.thread.start()
+        start_thread(self.thread)
 
     @property
     def is_mine(self) -> bool:
