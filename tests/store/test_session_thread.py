@@ -58,7 +58,9 @@ class JumpingClock(SystemClock):
 
 
 def opened(scripted):
-    return Session(scripted, SYSTEM_CLOCK, lambda _session: None)
+    session = Session(scripted, SYSTEM_CLOCK, lambda _session: None)
+    session.begin()
+    return session
 
 
 def test_it_is_lost_at_its_deadline_when_renewals_fail_and_is_closed_actively():
