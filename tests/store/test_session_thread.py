@@ -58,17 +58,21 @@ class JumpingClock(SystemClock):
 
 
 def opened(scripted):
-    session = Session(scripted, SYSTEM_CLOCK, lambda _session: None)
+    return begun(scripted, SYSTEM_CLOCK)
+
+
+def begun(scripted, clock):
+    session = Session(scripted, clock, lambda _session: None)
     session.begin()
     return session
 
 
 def test_it_is_lost_at_its_deadline_when_renewals_fail_and_is_closed_actively():
     scripted = Scripted(answer="down")
-    begun = SYSTEM_CLOCK.now()
+    began = SYSTEM_CLOCK.now()
     session = opened(scripted)
     assert session.lost.wait(2)
-    assert 0.55 <= SYSTEM_CLOCK.now() - begun < 0.9
+    assert 0.55 <= SYSTEM_CLOCK.now() - began < 0.9
     assert session.state == "lost"
     assert scripted.closed.wait(1)
     assert scripted.renewals >= 3, "failed renewals are tried again"
@@ -144,7 +148,7 @@ def test_an_answer_that_comes_after_the_deadline_does_not_bring_it_back():
 def test_an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_bring_it_back():
     clock = JumpingClock()
     scripted = Scripted(ttl_s=60.0, answer="hang")
-    session = Session(scripted, clock, lambda _session: None)
+    session = begun(scripted, clock)
     clock.ahead_s = 50.0
     session._wake.set()
     while not scripted.hanging:
