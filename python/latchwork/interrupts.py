@@ -9,6 +9,7 @@ like that. An ``Attempt`` has what undoes a call; ``store.steps`` says how a pro
 from __future__ import annotations
 
 import threading
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -26,6 +27,7 @@ __all__ = [
     "condition",
     "mutex",
     "once_left",
+    "start_thread",
     "surely",
 ]
 
@@ -43,24 +45,71 @@ def condition(of: Mutex | None = None) -> threading.Condition:
     return threading.Condition(cast("Any", of or mutex()))
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread; an interrupt leaves it started.
+
+    ``Thread.start`` waits for the new thread with a condition that an interrupt may leave held, or free: the one hangs
+    the new thread, the other raises ``RuntimeError``. So it is called in a thread that is started natively.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        thread.start()
+        return
+    failed: list[BaseException] = []
+    gate = allocate_lock()
+    gate.acquire()
+    start_new_thread(_begin, (thread, gate, failed))
+    gate.acquire()
+    if failed:
+        raise failed[0]
+
+
+def _begin(thread: threading.Thread, gate: LockType, failed: list[BaseException]) -> None:
+    try:
+        thread.start()
+    except BaseException as error:
+        failed.append(error)
+    gate.release()
+
+
 def once_left(call: Callable[[], object]) -> None:
     """Make a call once this thread has left what it is inside of: in a thread of its own, which waits for that."""
-    threading.Thread(target=call, name="latchwork-after-handler", daemon=True).start()
+    start_thread(threading.Thread(target=call, name="latchwork-after-handler", daemon=True))
 
 
 class Event(threading.Event):
-    """An event that a signal handler may set while its thread sets it, or waits for it."""
+    """An event that a signal handler may set while its thread sets it, or waits for it.
+
+    The mutex of its condition is entered natively: ``Condition.__exit__``, which may be cut short before it has begun,
+    would leave it held.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._cond = condition()
+        self._mutex = mutex()
+        self._cond = condition(self._mutex)
+        self._flag = False
 
     def set(self) -> None:
         """Set it, and wake who waits; a moment later in such a handler."""
         try:
-            super().set()
+            self._set()
         except ReentrantCall:
-            once_left(super().set)
+            once_left(self._set)
+
+    def _set(self) -> None:
+        with self._mutex:
+            self._flag = True
+            self._cond.notify_all()
+
+    def clear(self) -> None:
+        """Make it unset again."""
+        with self._mutex:
+            self._flag = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; False if the time, in seconds, is over before."""
+        with self._mutex:
+            return self._flag or self._cond.wait(timeout)
 
 
 def surely(method: Callable[P, T]) -> Callable[P, T]:

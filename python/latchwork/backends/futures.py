@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,7 +36,7 @@ class Outcome(Future[T]):
     """A future that costs little until somebody waits for it: a lock, and no condition, lists or dictionary.
 
     To others it is a ``Future`` like any. The fields of the base class are missing until one of them is asked for: by
-    ``result`` when it has to wait, ``cancel``, ``concurrent.futures.wait`` and the like. Then it gets those of a plain
+    ``cancel``, ``concurrent.futures.wait`` and the like. Then it gets those of a plain
     future in the same state, and from there on the base class does the work.
 
     Attributes:
@@ -87,13 +89,30 @@ class Outcome(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Its value, or its error raised; waits for it."""
+        if not self._has_ended:
+            self._wait(timeout)
         if self._has_ended and self._error is None:
             return self._value  # type: ignore[return-value]
-        return super().result(timeout)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Its error, if it failed; waits for it."""
-        return self._error if self._has_ended else super().exception(timeout)
+        if not self._has_ended:
+            self._wait(timeout)
+        return self._error if self._has_ended else super().exception()
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until it has ended, if it does in time.
+
+        Not as the base class does, with its condition held: whoever ends the future needs that too, and would wait
+        for a thread that an interrupt has cut short, or that is in a signal handler.
+        """
+        gate = allocate_lock()
+        gate.acquire()
+        self.call_at_once(lambda _: gate.release())
+        limit_s = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        if not gate.acquire(timeout=limit_s) and not self.done():
+            raise FutureTimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call when it has ended, at once if it has: by its outlet, or in the thread that ends it."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from latchwork.backends.futures import reject, resolve
+from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.interrupts import condition, mutex
@@ -39,7 +39,7 @@ class Timer:
 
     def after(self, delay_s: float) -> Future[None]:
         """A future that ends after a delay, or with ``Closed`` when the timer is closed before."""
-        future: Future[None] = Future()
+        future: Future[None] = Outcome()
         with self._mutex:
             closed = self._closed
             if not closed:

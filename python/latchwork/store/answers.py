@@ -77,8 +77,8 @@ class Answers:
         try:
             return self._result(future)
         except FutureTimeoutError as error:
-            if future.done():
-                raise
+            if future.done():  # by now, or with such an error of its own
+                return future.result()
             raise self.late(what, writes=False) from error
 
     def write(self, future: Future[T], what: str) -> T:
@@ -87,8 +87,8 @@ class Answers:
         try:
             return self._result(future)
         except FutureTimeoutError as error:
-            if future.done():
-                raise
+            if future.done():  # by now, or with such an error of its own
+                return future.result()
             raise self.late(what, writes=True) from error
 
     def _result(self, future: Future[T]) -> T:

@@ -17,7 +17,7 @@ from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Event, Finally, mutex, once_left, start_thread
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
@@ -53,7 +53,7 @@ class Session:
         self._clock = clock
         self._on_end = on_end
         self._lock = mutex()
-        self._wake = threading.Event()
+        self._wake = Event()
         every_s = backend.renew_every_s  # the first at once, when opening it took longer
         lease = Lease(
             backend.opened_at,
@@ -67,6 +67,9 @@ class Session:
         touch = backend.touch if isinstance(backend, Touches) else None
         self._renewer = Renewer(lease, clock, backend.renew, self._renewed, touch)
         self._closed = False
+        self._has_closed = False
+        self._was_lost = False
+        self._owed: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
         self._listeners: dict[object, Callable[[], None]] = {}
@@ -75,7 +78,7 @@ class Session:
 
     def begin(self) -> None:
         """Renew it from now on; called once, by who has noted it and so will end it."""
-        self._thread.start()
+        start_thread(self._thread)
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
     def __repr__(self) -> str:
@@ -203,25 +206,48 @@ class Session:
         return then(handle.commit(checks, ops), carried)
 
     def close(self) -> None:
-        """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
+        """End the session now: its keys vanish at once if the server is reachable. Twice is fine.
+
+        If an interrupt cuts it short it goes on in the background.
+        """
         if self._home.is_foreign:
             return
+        has_closed: list[bool] = []
+
+        def go_on() -> None:
+            if not has_closed:
+                once_left(self._close)
+
+        with Finally(go_on):
+            self._close()
+            has_closed.append(True)
+
+    def _close(self) -> None:
+        """Can be begun again from its start, and by two threads at once."""
         with self._lock:
-            if self._closed:
+            if self._has_closed:
                 return
-            was_lost = self._lost.is_set()
-            self._closed = True
-            self._renewer.end()
-            listeners = [fn for fn in self._listeners.values() if isinstance(fn, _WhenClosed)]
-            self._listeners = {}
-            enders, self._enders = list(self._enders.values()), {}
+            if not self._closed:
+                self._was_lost = self._lost.is_set()
+                self._renewer.end()
+                wanted: list[Callable[[], None]] = [
+                    fn for fn in self._listeners.values() if isinstance(fn, _WhenClosed)
+                ]
+                self._owed = (wanted, list(self._enders.values()))
+                self._closed = True
+            self._listeners, self._enders = {}, {}
+            listeners, enders = self._owed
         self._wake.set()
         self._states.note("closed")
-        self._tell_end(enders)
-        self._call(listeners)
-        if not was_lost:
+        while enders:
+            self._tell_end([enders.pop()])
+        with self._lock:
+            called, self._owed = listeners, ([], [])
+        self._call(called)
+        if not self._was_lost:
             self._end()
             _log.info("session %s closed", self.id)
+        self._has_closed = True
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 

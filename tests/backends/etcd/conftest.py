@@ -10,7 +10,8 @@ import pytest
 from etcd3 import etcdrpc as pb
 
 from backends_table import ETCD
-from latchwork.backends.url import open_backend, parse_url
+from latchwork.backends.etcd.backend import EtcdBackend
+from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork_testbed.proxy import Proxy
 from patience import eventually
@@ -92,7 +93,7 @@ def opened():
     backends = []
 
     def connect(url, clock=SYSTEM_CLOCK, **overrides):
-        backends.append(open_backend(parse_url(url, overrides), clock))
+        backends.append(EtcdBackend.connect(parse_url(url, overrides), clock))
         return backends[-1]
 
     yield connect

@@ -58,11 +58,11 @@ def test_many_gets_are_one_request_made_in_the_thread_that_waits_where_the_serve
     assert sent == [("Txn", True)]
 
 
-def test_store_waits_in_the_calling_thread_and_its_pipeline_does_not(server, root):
+def test_store_makes_its_calls_in_a_thread_that_waits_and_its_pipeline_does_not(server, root):
     with latchwork.connect(server.url(root)) as store:
         store.put("warm", b"up")
         calls = []
-        link = store._core.backend._link
+        link = store._core.backend.inner._link
         send = link.send
         link.send = lambda *args, now=False: (calls.append(now), send(*args, now=now))[1]
         store.put("k", b"1")

@@ -10,7 +10,10 @@ An account needs read and write on the prefix /<root>/. This module imports no c
 
 from __future__ import annotations
 
+import itertools
+
 from latchwork.backends.base import Backend
+from latchwork.backends.offload import OffloadedBackend
 from latchwork.backends.url import SchemeSpec, StoreURL, readable_file
 from latchwork.clock import Clock
 
@@ -20,6 +23,8 @@ SPEC = SchemeSpec(
     options={"tls_ca": readable_file, "tls_cert": readable_file, "tls_key": readable_file},
     extra="etcd",
 )
+
+_numbers = itertools.count(1)
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
@@ -31,4 +36,5 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     """
     from latchwork.backends.etcd.backend import EtcdBackend
 
-    return EtcdBackend.connect(url, clock)
+    name = f"latchwork-etcd-{next(_numbers)}"
+    return OffloadedBackend(lambda: EtcdBackend.connect(url, clock), name, url.call_timeout_s)

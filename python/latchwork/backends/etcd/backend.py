@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import copy
 import itertools
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -33,6 +35,7 @@ from latchwork.errors import LatchworkError, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
 
+_log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
@@ -159,14 +162,23 @@ class EtcdBackend(Backend):
             closed, self._closed = self._closed, True
         if closed:
             return
-        self._hub.close()
-        deadline = self._clock.now() + min(_CLOSE_S, self._call_timeout_s)
+        limit_s = min(_CLOSE_S, self._call_timeout_s)
+        self._hub.close(limit_s)
+        deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
-        wait_for(ending, timeout=min(_CLOSE_S, self._call_timeout_s))
-        self._link.close()
-        self._timer.close()
+        wait_for(ending, timeout=limit_s)
+        disconnecting = threading.Thread(target=self._disconnect, name="latchwork-etcd-close", daemon=True)
+        disconnecting.start()
+        disconnecting.join(limit_s)
+        if disconnecting.is_alive():
+            _log.warning("the connection to etcd did not close within %.3g s; its threads are left behind", limit_s)
 
     # Private.
+
+    def _disconnect(self) -> None:
+        """Close the channel: gRPC waits for its calls, for ever for one whose thread was sent an exception amid it."""
+        self._link.close()
+        self._timer.close()
 
     def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Read after every unknown write has been settled, so that the answer is final."""

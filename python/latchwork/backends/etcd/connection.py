@@ -204,7 +204,7 @@ class Link:
             refreshing = self._refreshing
             begin = refreshing is None
             if refreshing is None:
-                refreshing = self._refreshing = Future()
+                refreshing = self._refreshing = Outcome()
         if begin:
             chain(drive(self._authenticate()), refreshing)
             with self._lock:
@@ -271,7 +271,7 @@ class Link:
 
     def _in_time(self, shared: Future[None], deadline: float) -> Future[None]:
         """A future that ends as the shared one, or with ``Unavailable`` when the deadline comes first."""
-        ours: Future[None] = Future()
+        ours: Future[None] = Outcome()
 
         def give_up() -> None:
             reject(ours, Unavailable(f"etcd did not log in {self._url.user!r} in time; try again"))

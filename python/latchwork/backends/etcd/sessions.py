@@ -23,7 +23,7 @@ from latchwork.backends.etcd.watching.watches import WatchHub
 from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
-from latchwork.backends.futures import Steps, chain, drive, failed
+from latchwork.backends.futures import Outcome, Steps, chain, drive, failed
 from latchwork.errors import LatchworkError, SessionLost
 from latchwork.interrupts import mutex
 
@@ -88,7 +88,7 @@ class Sessions:
         with self._lock:
             if session.closing is not None:
                 return session.closing
-            closing = session.closing = Future()
+            closing = session.closing = Outcome()
             self.ended.add(session.id)
             _, watch = self._open.pop(session.id, (None, None))
         if watch is not None:

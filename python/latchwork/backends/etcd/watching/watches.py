@@ -98,8 +98,8 @@ class WatchHub:
             self._watches.discard(watch)
             self._cancel(watch)
 
-    def close(self) -> None:
-        """End every watch and join the thread. Twice is fine."""
+    def close(self, join_s: float) -> None:
+        """End every watch, and give the thread so long to end. Twice is fine."""
         with self._lock:
             self._closing.set()
             watches, stream, thread = list(self._watches), self._stream, self._thread
@@ -108,7 +108,7 @@ class WatchHub:
         if stream is not None:
             stream.end()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(join_s)
 
     # From the snapshot to the stream.
 

@@ -21,7 +21,7 @@ from latchwork.backends.etcd.writing.conditions import CounterMoved, counter_at
 from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.etcd.writing.writes import Writer
-from latchwork.backends.futures import Steps, drive, reject, resolve
+from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
 from latchwork.backends.grammar import numbered
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.interrupts import mutex
@@ -64,7 +64,7 @@ class Sequences:
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key whose suffix is greater than each one committed before below its parent."""
         deadline = self._link.clock.now() + self._link.call_timeout_s
-        wish = _Wish(key, value, session, deadline, Future())
+        wish = _Wish(key, value, session, deadline, Outcome())
         parent = key.rpartition("/")[0]
         with self._lock:
             line = self._lines.get(parent)

@@ -23,7 +23,7 @@ from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.ranges import read_ranges
 from latchwork.backends.etcd.writing.slots import WRITTEN, Slot, Slots
 from latchwork.backends.etcd.writing.txn import Txn
-from latchwork.backends.futures import Steps, chain, drive
+from latchwork.backends.futures import Outcome, Steps, chain, drive
 from latchwork.errors import (
     Closed,
     LatchworkError,
@@ -203,7 +203,7 @@ class Settling:
 
     def _recover(self) -> Future[None]:
         """One try, shared by all who wait, to get ready."""
-        recovering: Future[None] = Future()
+        recovering: Future[None] = Outcome()
         with self._lock:
             if self._recovering is not None:
                 return self._recovering
