@@ -302,12 +302,12 @@ class Shift:
             await self._sweeper.drop_of(sids)
 
     async def _look_at_orphans(self) -> None:
-        """Forget lanes without a member that have nothing any more."""
+        """Forget lanes without a member that have nothing any more, and their empty shelves in the store."""
         for lane in self.lanes.orphans:
-            if not await steps_of(self._records.items)(lane, 1):
-                self.lanes.disown(lane)
-            else:
+            if await steps_of(self._records.items)(lane, 1):
                 self.feeder.poke()
+            elif await steps_of(self._records.tidy)(lane):
+                self.lanes.disown(lane)
 
     async def _help(self) -> None:
         """With nothing to do for a while, take from the member that has most to do."""
