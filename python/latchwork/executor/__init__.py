@@ -6,8 +6,7 @@ It keeps to itself how tasks are stored, found, taken back and swept. There is n
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
 from latchwork.executor.executor import Executor
 from latchwork.executor.futures import TaskFuture
-from latchwork.executor.options import Call
-from latchwork.executor.pickers import (
+from latchwork.executor.placing.pickers import (
     LeastLoaded,
     Load,
     Picker,
@@ -19,10 +18,11 @@ from latchwork.executor.pickers import (
     TaskInfo,
     Weighted,
 )
+from latchwork.executor.placing.targets import All, Key, Label, Member
 from latchwork.executor.refs import TaskRef
-from latchwork.executor.runner import Runner, RunnerHealth, RunnerStats
+from latchwork.executor.running.runner import Runner, RunnerHealth, RunnerStats
 from latchwork.executor.stored import TaskState
-from latchwork.executor.targets import All, Key, Label, Member
+from latchwork.executor.submitting.options import Call
 
 __all__ = [
     "All",

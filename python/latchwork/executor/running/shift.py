@@ -16,9 +16,9 @@ from typing import Any
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.keys import Keys, lane_of, member_of
-from latchwork.executor.lanes import Lanes, Node
-from latchwork.executor.placing import read_load
-from latchwork.executor.sweeping import Sweeper
+from latchwork.executor.placing.placing import read_load
+from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
