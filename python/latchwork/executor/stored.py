@@ -186,9 +186,9 @@ class Stored:
             return []
 
     async def _is_taken_back(self, place: Place, is_over: Callable[[], bool]) -> bool:
-        """Of a task without items: whether it has no outcome either."""
+        """Of a task without items: whether it has no outcome either, or that of being cancelled: by us, perhaps."""
         entry = await ask(self._store.get, place.result_key)
-        return entry is None and not is_over()
+        return not is_over() if entry is None else ended(entry.value).phase == "cancelled"
 
     async def _surely(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Commit, again and again until it is known how that ended."""
