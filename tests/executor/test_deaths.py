@@ -10,6 +10,10 @@ from executor.conftest import PATIENCE_S
 from executor.work import kill_node, mark, slow_where, square, wait, where
 from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
+from latchwork.executor.keys import Keys
+from latchwork.executor.running.sweeping import Sweeper
+from latchwork.primitives import Backlog
+from latchwork.store.steps import run
 from latchwork.types import Put
 
 TTL_S = 2.0
@@ -165,6 +169,32 @@ def test_all_but_one_of_the_copies_may_die(runners, pool, store, eventually, cop
     store.put("copies/go", b"")
     assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
     eventually(lambda: store.children("executor/backlog/lanes") == [])
+
+
+def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runners, pool, store, eventually):
+    busy = runners("n1", own_store=True, slots=1)
+    blocker = pool.with_options(target=Member("n1")).submit(wait, "blocker")
+    eventually(lambda: starts(store, "blocker"))
+    gone = runners("n2", own_store=True, accept=lambda _: False)
+    future = pool.with_options(target=Member("n2")).submit(square, 2)
+    pool.flush(PATIENCE_S)
+    assert future.cancel()
+    gone.close()
+    eventually(lambda: store.children("executor/backlog/lanes") == ["m.n1"])
+    assert busy.stats().taken == 1
+    store.put("blocker/go", b"")
+    assert blocker.result(PATIENCE_S) == "n1"
+
+
+def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
+    keys = Keys("executor")
+    backlog = Backlog(store, keys.backlog)
+    for lane, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
+        backlog.put(lane, "s", item, b"")
+    for lane, item in (("m.gone", "1"), ("m.here", "3")):
+        backlog.remove(backlog.find(lane, "s", item))
+    run(Sweeper(store, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
+    assert backlog.lanes() == ["m.full", "m.here"]
 
 
 def test_a_target_member_alone_runs_the_task(runners, pool):

@@ -20,8 +20,8 @@ from latchwork.executor.keys import (
     shelf_of,
     task_id_of,
 )
-from latchwork.executor.lanes import is_retried, tries_of
-from latchwork.executor.targets import Key, Label, Member
+from latchwork.executor.placing.targets import Key, Label, Member
+from latchwork.executor.running.lanes import is_retried, tries_of
 from latchwork.tasks import Outcome, Retry
 
 SMALL = TaskItem("s.000000007", "square", b"plain:x", "s", 7, lanes=("any",), shelf="5-0-s")

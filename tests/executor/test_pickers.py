@@ -23,8 +23,8 @@ from latchwork.executor import (
     TaskInfo,
     Weighted,
 )
-from latchwork.executor.pickers import drawn, spread_over
-from latchwork.executor.targets import candidates, of_body, owner_of, to_body
+from latchwork.executor.placing.pickers import drawn, spread_over
+from latchwork.executor.placing.targets import candidates, of_body, owner_of, to_body
 from latchwork.primitives import GroupMember, View
 
 PICKS = 10_000

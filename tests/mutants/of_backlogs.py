@@ -147,8 +147,8 @@ DEFECTS = (
         "Backlog",
         "a shelf that somebody puts into is taken out of the index",
         PAGES,
-        "            await ask(self._store.commit, [At(stretch.mark)], [Delete(stretch.mark.key)])\n",
-        "            await ask(self._store.commit, [], [Delete(stretch.mark.key)])\n",
+        "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
+        "        await ask(store.commit, [], [Delete(mark.key)])\n",
         (
             *at(RACES, "a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile", on="memory-put_there"),
             *at(

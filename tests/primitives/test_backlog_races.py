@@ -367,3 +367,27 @@ def test_what_was_taken_before_trouble_is_returned(backlog, connect, monkeypatch
     monkeypatch.setattr(store, "commit", failing)
     assert len(mine.try_take(["any"], limit=60)) == 45
     assert len(mine.try_take(["any"], limit=60)) == 15
+
+
+def test_tidying_a_lane_forgets_its_empty_shelves_and_no_other(backlog, store):
+    mine = backlog()
+    for number in range(20):
+        mine.put("left", f"s{number:02}", "1", b"")
+    for number in [*range(5), *range(6, 20)]:
+        store.delete(mine.key("left", f"s{number:02}", "1"))
+    assert not mine.tidy("left")
+    assert [item.shelf for item in mine.items("left")] == ["s05"]
+    assert store.children("work/lanes/left/shelves") == ["s05"]
+    store.delete(mine.key("left", "s05", "1"))
+    assert mine.tidy("left")
+    assert mine.lanes() == []
+    assert mine.tidy("left")
+
+
+def test_tidying_a_lane_leaves_a_shelf_into_which_somebody_puts_meanwhile(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    mine.put("left", "s", "1", b"")
+    mine.remove(mine.find("left", "s", "1"))
+    meanwhile(store, monkeypatch, lambda: mine.put("left", "s", "2", b""))
+    assert not backlog(store=store).tidy("left")
+    assert ids(mine.try_take(["left"])) == ["2"]

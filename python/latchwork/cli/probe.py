@@ -1,11 +1,11 @@
-"""What `latchwork run --probe-port` serves: `/healthz`, `/readyz`, `/metrics` for Prometheus. Read only."""
+"""What `--probe-port` serves: `/healthz`, `/readyz`, `/metrics` for Prometheus. Read only."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +20,7 @@ from latchwork.store import StoreObserver
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
+Answer = Callable[[str], tuple[int, str, bytes]]
 _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
@@ -46,17 +47,34 @@ def serving(node: JobManager, host: str, port: int | None, *, unready_after: int
     Raises:
         UsageError: the port cannot be had.
     """
+    what = f"node {node.node_id}"
+    with served(what, host, port, lambda path: answer(node, path, unready_after)) as served_at:
+        yield served_at
+
+
+@contextmanager
+def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
+    """Serve answers to probes; the port, None when none was asked for.
+
+    Args:
+        what: who answers, for the log.
+        host: the address to serve them on.
+        port: the port; 0 picks one.
+        answer_to: called with a path: status, content type and body.
+    Raises:
+        UsageError: the port cannot be had.
+    """
     if port is None:
         yield None
         return
     try:
-        server = ThreadingHTTPServer((host, port), _handler(node, unready_after))
+        server = ThreadingHTTPServer((host, port), _handler(answer_to))
     except OSError as error:
         raise UsageError(f"port {port} of {host} cannot be served: {error}; give another --probe-port") from error
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name=f"latchwork-probe-{node.node_id}", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, name=f"latchwork-probe of {what}", daemon=True)
     thread.start()
-    log.info("node %s answers probes at http://%s:%d/healthz", node.node_id, host, server.server_port)
+    log.info("%s answers probes at http://%s:%d/healthz", what, host, server.server_port)
     try:
         yield server.server_port
     finally:
@@ -108,13 +126,13 @@ def _stats(stats: JobStats) -> dict[str, Any]:
     }
 
 
-def _handler(node: JobManager, unready_after: int | None) -> type[BaseHTTPRequestHandler]:
+def _handler(answer_to: Answer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _CLIENT_TIMEOUT_S
 
         def do_GET(self) -> None:
             """Answer one request."""
-            status, kind, body = answer(node, self.path.partition("?")[0], unready_after)
+            status, kind, body = answer_to(self.path.partition("?")[0])
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

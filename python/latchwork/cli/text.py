@@ -8,7 +8,7 @@ line is a line and a row is a row, for grep and awk. Nothing here touches the ne
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -40,9 +40,9 @@ def say(line: str) -> None:
     show(line)
 
 
-def say_json(document: object, *, one_line: bool = False) -> None:
+def say_json(document: object, *, one_line: bool = False, default: Callable[[object], str] | None = None) -> None:
     """Print a document for programs. JSON escapes what is no ASCII, so that it is harmless as it is."""
-    console().out(json.dumps(document, indent=None if one_line else 2), highlight=False)
+    console().out(json.dumps(document, indent=None if one_line else 2, default=default), highlight=False)
 
 
 def told(line: str, document: object, *, as_json: bool) -> None:

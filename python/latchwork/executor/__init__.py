@@ -6,8 +6,21 @@ It keeps to itself how tasks are stored, found, taken back and swept. There is n
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
 from latchwork.executor.executor import Executor
 from latchwork.executor.futures import TaskFuture
-from latchwork.executor.options import Call
-from latchwork.executor.pickers import (
+from latchwork.executor.looking import (
+    DeadTask,
+    ExecutorState,
+    LaneInfo,
+    RunnerInfo,
+    TaskRecord,
+    cancel_task,
+    dead_tasks,
+    drop_task,
+    find_task,
+    inspect,
+    list_tasks,
+    revive_task,
+)
+from latchwork.executor.placing.pickers import (
     LeastLoaded,
     Load,
     Picker,
@@ -19,18 +32,22 @@ from latchwork.executor.pickers import (
     TaskInfo,
     Weighted,
 )
+from latchwork.executor.placing.targets import All, Key, Label, Member
 from latchwork.executor.refs import TaskRef
-from latchwork.executor.runner import Runner, RunnerHealth, RunnerStats
+from latchwork.executor.running.runner import Runner, RunnerHealth, RunnerStats
 from latchwork.executor.stored import TaskState
-from latchwork.executor.targets import All, Key, Label, Member
+from latchwork.executor.submitting.options import Call
 
 __all__ = [
     "All",
     "AllFailed",
     "Call",
+    "DeadTask",
     "Executor",
+    "ExecutorState",
     "Key",
     "Label",
+    "LaneInfo",
     "LeastLoaded",
     "Load",
     "Member",
@@ -44,13 +61,22 @@ __all__ = [
     "RoundRobin",
     "Runner",
     "RunnerHealth",
+    "RunnerInfo",
     "RunnerStats",
     "SomeFailed",
     "TaskDied",
     "TaskExists",
     "TaskFuture",
     "TaskInfo",
+    "TaskRecord",
     "TaskRef",
     "TaskState",
     "Weighted",
+    "cancel_task",
+    "dead_tasks",
+    "drop_task",
+    "find_task",
+    "inspect",
+    "list_tasks",
+    "revive_task",
 ]

@@ -26,12 +26,12 @@ from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
 from latchwork.executor.keys import DETACHED, Keys, check_store, check_task_id, detached_id
-from latchwork.executor.line import Wanted
-from latchwork.executor.options import Call, Options, error_of, results_of
-from latchwork.executor.pickers import Picker, Pull
+from latchwork.executor.placing.pickers import Picker, Pull
+from latchwork.executor.placing.targets import All, Member, Target
 from latchwork.executor.refs import Detached, TaskRef
-from latchwork.executor.submitting import OnSessionLost, Submitter
-from latchwork.executor.targets import All, Member, Target
+from latchwork.executor.submitting.line import Wanted
+from latchwork.executor.submitting.options import Call, Options, error_of, results_of
+from latchwork.executor.submitting.submitter import OnSessionLost, Submitter
 from latchwork.primitives import Group
 from latchwork.store import Store
 from latchwork.store.driving.background import Background

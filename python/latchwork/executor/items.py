@@ -10,7 +10,7 @@ from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.executor.keys import DETACHED, Keys, item_id_of, task_id_of
-from latchwork.executor.targets import Label, Member, Target, of_body, to_body
+from latchwork.executor.placing.targets import Label, Member, Target, of_body, to_body
 from latchwork.records import Record, short
 from latchwork.tasks import Retry
 

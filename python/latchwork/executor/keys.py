@@ -136,6 +136,22 @@ def task_id_of(sid: str, number: int) -> str:
     return f"{sid}.{number:09d}"
 
 
+def task_number(task_id: str) -> tuple[str, int]:
+    """The submitter, and the number that it gave a task; ``DETACHED`` and 0 of a detached one.
+
+    Raises:
+        InvalidKey: it is no id of a task.
+    """
+    sid, dot, rest = task_id.partition(".")
+    if sid == DETACHED and dot:
+        check_task_id(rest)
+        return DETACHED, 0
+    if not (rest.isascii() and rest.isdecimal() and len(rest) <= MOST_ID and task_id == task_id_of(sid, int(rest))):
+        raise InvalidKey(f"{short(task_id)} is no id of a task, such as 3f0c2a9d81b74e55.000000007 or d.nightly")
+    check_task_id(sid)
+    return sid, int(rest)
+
+
 def detached_id(given: str) -> str:
     """The id of a detached task."""
     return f"{DETACHED}.{given}"

@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
-from latchwork.executor.collecting import ref_of
 from latchwork.executor.errors import NoSuchTask, TaskExists
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
-from latchwork.executor.line import INLINE_BYTES, copies_ops
-from latchwork.executor.pickers import Picker
-from latchwork.executor.placing import Placing
+from latchwork.executor.placing.pickers import Picker
+from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.executor.submitting.collecting import ref_of
+from latchwork.executor.submitting.line import INLINE_BYTES, copies_ops
 from latchwork.primitives import Backlog
 from latchwork.records import Record
 from latchwork.store import Backoff, Store

@@ -156,10 +156,11 @@ class Stored:
             ops: written in the same transaction.
             checks: must hold too.
         """
+        has_tried = False
         while True:
             items = await self.items(place)
             if not items:
-                return await self._is_taken_back(place, is_over)
+                return await self._is_taken_back(place, is_over, has_tried=has_tried)
             holders = [await steps_of(self._backlog.holder)(item) for item in items]
             if any(holders) and not interrupt:
                 return False
@@ -174,6 +175,7 @@ class Stored:
             try:
                 await self._surely([*held, *checks], [*writes, *marks, *ops()])
             except Conflict:  # by an earlier try of ours, perhaps
+                has_tried = True
                 continue
             return True
 
@@ -185,10 +187,12 @@ class Stored:
         except BadRecord:
             return []
 
-    async def _is_taken_back(self, place: Place, is_over: Callable[[], bool]) -> bool:
-        """Of a task without items: whether it has no outcome either."""
+    async def _is_taken_back(self, place: Place, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
+        """Of a task without items: whether it has no outcome either, or that of being cancelled, perhaps by our try."""
         entry = await ask(self._store.get, place.result_key)
-        return entry is None and not is_over()
+        if entry is None:
+            return not is_over()
+        return has_tried and ended(entry.value).phase == "cancelled"
 
     async def _surely(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Commit, again and again until it is known how that ended."""

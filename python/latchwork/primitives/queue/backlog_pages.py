@@ -22,6 +22,7 @@ from typing import Any
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.backlog_claim import Holding
+from latchwork.primitives.queue.backlog_items import Names
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry
@@ -188,10 +189,30 @@ class Pages:
     async def _tidy(self, stretch: Stretch) -> None:
         if not self._tidies:
             return
-        try:
-            await ask(self._store.commit, [At(stretch.mark)], [Delete(stretch.mark.key)])
-        except LatchworkError as error:
-            _log.debug("shelf %s stays in its index: %s", stretch.mark.key, error)
+        await _take_out(self._store, stretch.mark)
+
+
+async def tidy(store: Store, names: Names, lane: str) -> bool:
+    """Take the empty shelves of a lane out of its index; whether none is left there."""
+    behind: str | None = None
+    is_empty = True
+    while marks := await ask(store.list, names.shelves(lane), limit=SHELVES_READ, start_after=behind):
+        heads = await Lists(store, [(f"{names.items(lane)}/{_name(mark)}", 1, None) for mark in marks])
+        for mark, head in zip(marks, heads, strict=True):
+            is_out = not head and await _take_out(store, mark)
+            is_empty = is_empty and is_out
+        behind = marks[-1].key
+    return is_empty
+
+
+async def _take_out(store: Store, mark: Entry) -> bool:
+    """Take a shelf out of the index, if nobody has put anything into it since the index was read."""
+    try:
+        await ask(store.commit, [At(mark)], [Delete(mark.key)])
+    except LatchworkError as error:
+        _log.debug("shelf %s stays in its index: %s", mark.key, error)
+        return False
+    return True
 
 
 def _name(entry: Entry) -> str:

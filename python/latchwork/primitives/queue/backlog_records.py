@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from latchwork.errors import Conflict, KeyExists
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_place, place_of, shelf_op, shown
+from latchwork.primitives.queue.backlog_pages import tidy
 from latchwork.primitives.queue.backlog_waiting import Waiting
 from latchwork.primitives.waiting.common import Closes
 from latchwork.primitives.waiting.waits import Waits, check_member
@@ -92,6 +93,22 @@ class Records(Closes):
         check_member(lane, "lane")
         self._waits.check()
         return await self._waiting.line(lane).tickets()
+
+    @driven
+    async def tidy(self, lane: str) -> bool:
+        """Forget the empty shelves of a lane. Takers do it as they look: this is for a lane that nobody takes from.
+
+        Items that were removed, or deleted in a transaction of yours, leave their shelf behind.
+
+        Returns:
+            Whether the lane has no shelf any more.
+        Raises:
+            Unavailable: some shelves may be forgotten.
+            Closed, ForkedProcess: the backlog cannot be used here.
+        """
+        check_member(lane, "lane")
+        self._waits.check()
+        return await tidy(self._store, self._names, lane)
 
     async def _lanes(self, lane: str | None) -> Sequence[str]:
         self._waits.check()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord, Conflict
 from latchwork.executor.items import TaskItem, task_of
-from latchwork.executor.keys import ANY, DETACHED, Keys, queued_at_s
+from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.records import Record
 from latchwork.store import Store
@@ -67,6 +67,7 @@ class Sweeper:
         Args:
             members: who is there.
         """
+        present = set(members)
         had = set(await ask(self._store.children, self._keys.results)) | await self._data_owners()
         shelves = await self._shelves()
         had |= {sid for _, _, sid in shelves}
@@ -75,7 +76,8 @@ class Sweeper:
             await ask(self._store.delete_tree, self._keys.results_of(sid))
             await ask(self._store.delete_tree, f"{self._keys.data}/{sid}")
         count = await self._drop(shelves, gone)
-        marked = set(await ask(self._store.children, self._keys.cancels)) - set(members)
+        await self._tidy_lanes(present)
+        marked = set(await ask(self._store.children, self._keys.cancels)) - present
         for member in sorted(marked):
             await ask(self._store.delete_tree, self._keys.cancels_at(member))
         unknown = await self._end_unknown()
@@ -110,10 +112,21 @@ class Sweeper:
 
     async def _drop(self, shelves: Iterable[tuple[str, str, str]], gone: set[str]) -> int:
         """Remove shelves whole: who runs one of their tasks is refused at its end anyway."""
-        dropped = [prefix for _, prefix, sid in shelves if sid in gone]
-        for prefix in dropped:
+        dropped = [(lane, prefix) for lane, prefix, sid in shelves if sid in gone]
+        for _, prefix in dropped:
             await ask(self._store.delete_tree, prefix)
+        for lane in sorted({lane for lane, _ in dropped}):
+            await steps_of(self._backlog.tidy)(lane)
         return len(dropped)
+
+    async def _tidy_lanes(self, members: Collection[str]) -> None:
+        """Forget the lanes of those that are gone if nothing is in them: nobody takes from there, and forgets them."""
+        for lane in await steps_of(self._backlog.lanes)():
+            owner = member_of(lane)
+            if owner is None or owner in members:
+                continue
+            if not await steps_of(self._backlog.items)(lane, 1):
+                await steps_of(self._backlog.tidy)(lane)
 
     async def _end_unknown(self) -> list[str]:
         """End tasks at the head of the lane of all that have waited for long, and whose function no member has."""

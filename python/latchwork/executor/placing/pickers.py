@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
-from latchwork.executor.targets import hasher_of
+from latchwork.executor.placing.targets import hasher_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
-from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, spread_over
-from latchwork.executor.targets import Key, Label, Member, candidates, owner_of
+from latchwork.executor.placing.pickers import Load, Picker, Pull, TaskInfo, spread_over
+from latchwork.executor.placing.targets import Key, Label, Member, candidates, owner_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import Group, View
 from latchwork.records import Record

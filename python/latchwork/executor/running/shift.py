@@ -16,9 +16,9 @@ from typing import Any
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.keys import Keys, lane_of, member_of
-from latchwork.executor.lanes import Lanes, Node
-from latchwork.executor.placing import read_load
-from latchwork.executor.sweeping import Sweeper
+from latchwork.executor.placing.placing import read_load
+from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
@@ -302,12 +302,12 @@ class Shift:
             await self._sweeper.drop_of(sids)
 
     async def _look_at_orphans(self) -> None:
-        """Forget lanes without a member that have nothing any more."""
+        """Forget lanes without a member that have nothing any more, and their empty shelves in the store."""
         for lane in self.lanes.orphans:
-            if not await steps_of(self._records.items)(lane, 1):
-                self.lanes.disown(lane)
-            else:
+            if await steps_of(self._records.items)(lane, 1):
                 self.feeder.poke()
+            elif await steps_of(self._records.tidy)(lane):
+                self.lanes.disown(lane)
 
     async def _help(self) -> None:
         """With nothing to do for a while, take from the member that has most to do."""

@@ -25,8 +25,8 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.executor.keys import Keys, check_member_id, check_store
-from latchwork.executor.lanes import Node
-from latchwork.executor.shift import Plan, Shift
+from latchwork.executor.running.lanes import Node
+from latchwork.executor.running.shift import Plan, Shift
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, OutcomeUnknown, SessionLost, Unavailable
-from latchwork.executor.collecting import Collector, Ends
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys, new_sid, shelf_of, task_id_of
-from latchwork.executor.pickers import Picker
-from latchwork.executor.placing import Placing
+from latchwork.executor.placing.pickers import Picker
+from latchwork.executor.placing.placing import Placing
+from latchwork.executor.submitting.collecting import Collector, Ends
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.driving.bell import Bell

@@ -17,7 +17,7 @@ from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember, TaskDied
 from latchwork.executor.items import TaskItem, may_run, task_of, type_name
 from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
-from latchwork.executor.targets import Member
+from latchwork.executor.placing.targets import Member
 from latchwork.interrupts import mutex
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
 from latchwork.records import Record

@@ -19,9 +19,9 @@ from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
-from latchwork.executor.line import Line, Preparing, Wanted, open_line, until, write_anew
-from latchwork.executor.placing import Placing
+from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.executor.submitting.line import Line, Preparing, Wanted, open_line, until, write_anew
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background

@@ -12,8 +12,8 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.futures import TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY
 from latchwork.executor.keys import PRIORITIES
-from latchwork.executor.pickers import Picker, Pull
-from latchwork.executor.targets import Target
+from latchwork.executor.placing.pickers import Picker, Pull
+from latchwork.executor.placing.targets import Target
 from latchwork.tasks import Retry
 
 T = TypeVar("T")

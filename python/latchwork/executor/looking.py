@@ -1,0 +1,369 @@
+"""An executor as it is stored, for people and programs that neither submitted a task nor run it.
+
+They may also take a task back, and do away with dead letters. Counting tasks reads their names, shelf by shelf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+
+from latchwork.errors import BadRecord, Conflict, LatchworkError
+from latchwork.executor.errors import NoSuchTask
+from latchwork.executor.items import TaskItem, task_of
+from latchwork.executor.keys import DETACHED, Keys, check_store, item_id_of, member_of, queued_at_s, task_number
+from latchwork.executor.placing.placing import read_load
+from latchwork.executor.stored import Place, Stored, TaskState, ended
+from latchwork.primitives import Backlog, BacklogItem, Group
+from latchwork.records import Record
+from latchwork.store import Store
+from latchwork.store.keys import validate_name
+from latchwork.store.steps import run
+from latchwork.tasks import PICKLED, Outcome
+from latchwork.types import At, Check, Create, Delete, Op
+
+_CLAIMS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """A runner, as others see it.
+
+    Attributes:
+        id: the member.
+        host: its machine.
+        pid: its process.
+        weight: how much it can bear.
+        labels: what it says of itself.
+        joined_at_s: when it joined, in Unix seconds by its own clock.
+        slots: tasks at a time; 0 as long as it has not said so, which it does with its first task.
+        running: tasks that it has.
+        queued: tasks in its lane, those that run too.
+        functions: what it can run, sorted.
+        allow_pickle: whether it runs pickled functions too.
+    """
+
+    id: str
+    host: str = ""
+    pid: int = 0
+    weight: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    joined_at_s: float = 0.0
+    slots: int = 0
+    running: int = 0
+    queued: int = 0
+    functions: tuple[str, ...] = ()
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A lane of tasks.
+
+    Attributes:
+        name: of the lane; ``any`` is that of all.
+        tasks: copies of tasks in it, those that run too.
+        running: those that somebody has.
+        is_orphan: its member is gone; all others take from it.
+    """
+
+    name: str
+    tasks: int
+    running: int
+    is_orphan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorState:
+    """An executor at a moment.
+
+    Attributes:
+        name: of the executor.
+        runners: who runs tasks, by id.
+        lanes: where tasks are, by name.
+        submitters: how many live.
+        dead: how many dead letters there are.
+    """
+
+    name: str
+    runners: tuple[RunnerInfo, ...]
+    lanes: tuple[LaneInfo, ...]
+    submitters: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task that is not over.
+
+    Attributes:
+        id: of the task.
+        function: its function; empty when that is pickled, or when what is stored is no task.
+        phase: ``queued`` or ``running``.
+        lanes: where its copies were found.
+        running_on: the members that have a copy, sorted.
+        attempts: how often it was taken.
+        priority: 0 runs before 9.
+        queued_at_s: when it was stored, in Unix seconds by its submitter's clock.
+        submitter: the id of its submitter; ``d`` of a detached task, empty of what is no task.
+        why: what the last one that gave it back said.
+    """
+
+    id: str
+    function: str
+    phase: str
+    lanes: tuple[str, ...]
+    running_on: tuple[str, ...] = ()
+    attempts: int = 0
+    priority: int = 0
+    queued_at_s: float = 0.0
+    submitter: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadTask:
+    """A dead letter: a task that was taken too often, or that was none.
+
+    Attributes:
+        letter: by which ``revive_task`` and ``drop_task`` know it.
+        id: of the task; empty of what is no task.
+        function: its function.
+        attempts: how often it was taken.
+        why: why it was given up.
+    """
+
+    letter: str
+    id: str
+    function: str
+    attempts: int
+    why: str
+
+
+def inspect(store: Store, name: str = "executor") -> ExecutorState:
+    """Who runs tasks, where tasks are, and who has them. Only reads."""
+    with _opened(store, name) as (keys, backlog), closing(Group(store, keys.group)) as group:
+        members = group.members()
+        ids = {member.id for member in members}
+        loads = {_last(each.key): read_load(each.value)[1] for each in store.list(keys.load)}
+        said = {_last(each.key): Record.or_empty(each.value) for each in store.list(keys.functions)}
+        running: dict[str, int] = {}
+        lanes = []
+        for lane in backlog.lanes():
+            holders = [ticket.label for ticket in backlog.claims(lane, _CLAIMS).values()]
+            for holder in holders:
+                running[holder] = running.get(holder, 0) + 1
+            owner = member_of(lane)
+            lanes.append(LaneInfo(lane, backlog.size(lane), len(holders), owner is not None and owner not in ids))
+        queued = {member_of(lane.name): lane.tasks for lane in lanes}
+        runners = [
+            RunnerInfo(
+                member.id,
+                member.host,
+                member.pid,
+                member.weight,
+                {label: str(value) for label, value in member.labels.items()},
+                member.joined_at,
+                loads[member.id].slots if member.id in loads else 0,
+                running.get(member.id, 0),
+                queued.get(member.id, 0),
+                tuple(sorted(said.get(member.id, _NOTHING).texts("functions", ()))),
+                said.get(member.id, _NOTHING).body.get("allow_pickle") is True,
+            )
+            for member in members
+        ]
+        dead = len(backlog.dead_letters(_CLAIMS))
+        return ExecutorState(name, tuple(runners), tuple(lanes), len(store.children(keys.subs)), dead)
+
+
+def list_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> list[TaskRecord]:
+    """Tasks that are not over, lane by lane, in the order in which they are taken. Only reads.
+
+    Args:
+        store: the store of the executor.
+        name: its name.
+        limit: copies of tasks that are read at most.
+    """
+    with _opened(store, name) as (_, backlog):
+        found: dict[str, TaskRecord] = {}
+        for lane in backlog.lanes():
+            items = backlog.items(lane, limit)
+            limit -= len(items)
+            claims = backlog.claims(lane, _CLAIMS)
+            for item in items:
+                holder = claims.get(item.path)
+                record = _record(item, None if holder is None else holder.label)
+                there = found.get(record.id)
+                found[record.id] = record if there is None else _merged(there, record)
+            if limit <= 0:
+                break
+        return list(found.values())
+
+
+def find_task(store: Store, task_id: str, name: str = "executor") -> TaskState:
+    """What the store says of a task, whoever submitted it. Only reads.
+
+    Raises:
+        NoSuchTask: nothing of it is there: it is over and its result was fetched, or there never was one.
+    """
+    with _opened(store, name) as (keys, backlog):
+        place, over = _look(store, keys, backlog, task_id)
+        return over if place is None else run(Stored(store, keys, backlog).state(place))
+
+
+def cancel_task(store: Store, task_id: str, name: str = "executor", *, interrupt: bool = False) -> bool:
+    """Take a task back, whoever submitted it: who waits for its result gets ``CancelledError``.
+
+    Args:
+        store: the store of the executor.
+        task_id: as ``TaskFuture.id``, ``TaskRef.id`` and ``list_tasks`` say it.
+        name: the executor's name.
+        interrupt: also when it runs: it is told to stop, and what it returns is dropped.
+    Returns:
+        False: it runs, or is over.
+    Raises:
+        NoSuchTask: nothing of it is there.
+        Unavailable, OutcomeUnknown: the store could not be reached; ask again.
+    """
+    with _opened(store, name) as (keys, backlog):
+        place, _ = _look(store, keys, backlog, task_id)
+        if place is None:
+            return False
+        outcome = Outcome.failed(CancelledError(f"task {task_id} was cancelled")).to_bytes()
+        ops: list[Op] = [Create(place.result_key, outcome)]
+        stored = Stored(store, keys, backlog)
+        return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))
+
+
+def dead_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> list[DeadTask]:
+    """The first dead letters. Only reads."""
+    with _opened(store, name) as (_, backlog):
+        return [_dead(item) for item in backlog.dead_letters(limit)]
+
+
+def revive_task(store: Store, letter: str, name: str = "executor") -> str:
+    """Put a detached task that is a dead letter back, with all its attempts before it; its id.
+
+    Who submitted another one was told that it died, and waits no more.
+
+    Raises:
+        LatchworkError: there is no such letter, or it cannot be put back: the message says why.
+    """
+    with _opened(store, name) as (keys, backlog):
+        dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.letter == letter), None)
+        if dead is None:
+            raise NoSuchTask(f"executor {name!r} has no dead letter {letter!r}; list them with dead_tasks()")
+        try:
+            task = task_of(dead.value)
+        except BadRecord as error:
+            raise LatchworkError(f"dead letter {letter!r} is no task, and can only be dropped: {error}") from None
+        if not task.is_detached or task.blob:
+            why = "its arguments are gone" if task.is_detached else "its submitter was told that it died"
+            raise LatchworkError(f"task {task.id} cannot be put back: {why}; submit it again")
+        outcome = keys.outcome(task.id)
+        checks: list[Check] = [] if (known := store.get(keys.record(task.id))) is None else [At(known)]
+        if not checks:
+            raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
+        backlog.revive(letter, checks=checks, ops=[Delete(outcome)])
+        return task.id
+
+
+def drop_task(store: Store, letter: str, name: str = "executor") -> None:
+    """Delete a dead letter for good.
+
+    Raises:
+        NoSuchTask: there is none.
+    """
+    with _opened(store, name) as (_, backlog):
+        try:
+            backlog.drop(letter)
+        except Conflict as error:
+            raise NoSuchTask(f"executor {name!r}: {error}") from None
+
+
+_NOTHING = Record({})
+
+
+@contextmanager
+def _opened(store: Store, name: str) -> Iterator[tuple[Keys, Backlog]]:
+    check_store(store, "an executor")
+    keys = Keys(validate_name(name))
+    with closing(Backlog(store, keys.backlog)) as backlog:
+        yield keys, backlog
+
+
+def _last(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _record(item: BacklogItem, holder: str | None) -> TaskRecord:
+    phase, on = ("queued", ()) if holder is None else ("running", (holder,))
+    at_s = queued_at_s(item.shelf)
+    try:
+        task = task_of(item.value)
+    except BadRecord as error:
+        why = f"it is no task: {error}"
+        return TaskRecord(item.id, "", phase, (item.lane,), on, item.attempts, 0, at_s, "", why)
+    function = "" if task.function == PICKLED else task.function
+    return TaskRecord(
+        task.id, function, phase, (item.lane,), on, item.attempts, task.priority, at_s, task.sid, item.why
+    )
+
+
+def _merged(one: TaskRecord, other: TaskRecord) -> TaskRecord:
+    """Two copies of a task as one record."""
+    on = tuple(sorted({*one.running_on, *other.running_on}))
+    return replace(
+        one,
+        phase="running" if on else "queued",
+        lanes=tuple(dict.fromkeys([*one.lanes, *other.lanes])),
+        running_on=on,
+        attempts=max(one.attempts, other.attempts),
+        why=one.why or other.why,
+    )
+
+
+def _dead(item: BacklogItem) -> DeadTask:
+    try:
+        task = task_of(item.value)
+    except BadRecord:
+        return DeadTask(item.letter, "", "", item.attempts, item.why)
+    return DeadTask(item.letter, task.id, task.function, item.attempts, item.why)
+
+
+def _look(store: Store, keys: Keys, backlog: Backlog, task_id: str) -> tuple[Place | None, TaskState]:
+    """Where a task is; None with its state when it is over."""
+    sid, number = task_number(task_id)
+    detached = sid == DETACHED
+    task = next(_tasks_of(store, backlog, sid, task_id), None)
+    if task is not None:
+        return Place.of(task, keys), TaskState("queued")
+    over = store.get(keys.outcome(task_id) if detached else keys.result(sid, number))
+    if over is None:
+        raise NoSuchTask(
+            f"executor {keys.name!r} has no task {task_id!r}: it is over and its result was fetched, or it never was"
+        )
+    return None, ended(over.value)
+
+
+def _tasks_of(store: Store, backlog: Backlog, sid: str, task_id: str) -> Iterator[TaskItem]:
+    """The copies of a task that are there, found by the shelves of its submitter."""
+    for lane in backlog.lanes():
+        prefix = backlog.key(lane, "x", "x").removesuffix("/x/x")
+        for shelf in _of(store.children(prefix), sid):
+            for each in store.children(f"{prefix}/{shelf}"):
+                item = backlog.find(lane, shelf, each) if _is_copy(each, task_id) else None
+                if item is not None:
+                    yield task_of(item.value)
+
+
+def _of(shelves: Iterable[str], sid: str) -> list[str]:
+    return [shelf for shelf in shelves if shelf.endswith(f"-{sid}")]
+
+
+def _is_copy(item_id: str, task_id: str) -> bool:
+    """Whether this is the name of a copy of a task."""
+    copy = item_id.removeprefix(f"{task_id}.")
+    return copy.isascii() and copy.isdecimal() and item_id == item_id_of(task_id, int(copy))

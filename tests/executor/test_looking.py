@@ -1,0 +1,133 @@
+"""An executor seen from outside; tasks that somebody else takes back; dead letters."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.work import square, wait
+from latchwork.errors import InvalidKey, LatchworkError
+from latchwork.executor import (
+    Member,
+    NoSuchTask,
+    cancel_task,
+    dead_tasks,
+    drop_task,
+    find_task,
+    inspect,
+    list_tasks,
+    revive_task,
+)
+from latchwork.primitives import Backlog
+
+
+def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eventually):
+    runners("n1", slots=1, labels={"zone": "a"})
+    to_one = pool.with_options(target=Member("n1"))
+    first, second = to_one.submit(wait, "seen"), to_one.with_options(priority=7).submit(square, 2)
+    eventually(lambda: store.children("seen/starts"))
+    pool.flush(PATIENCE_S)
+    state = inspect(store)
+    (runner,) = state.runners
+    assert (runner.id, runner.running, runner.queued, dict(runner.labels)) == ("n1", 1, 2, {"zone": "a"})
+    assert "wait" in runner.functions
+    assert [(lane.name, lane.tasks, lane.running, lane.is_orphan) for lane in state.lanes] == [("m.n1", 2, 1, False)]
+    assert (state.submitters, state.dead) == (1, 0)
+    running, queued = list_tasks(store)
+    assert (running.id, running.function, running.phase, running.running_on) == (first.id, "wait", "running", ("n1",))
+    assert (queued.id, queued.phase, queued.priority, queued.lanes) == (second.id, "queued", 7, ("m.n1",))
+    assert find_task(store, first.id).running_on == ("n1",)
+    store.put("seen/go", b"")
+    assert second.result(PATIENCE_S) == 4
+
+
+def test_an_executor_that_nobody_uses_has_nothing(store):
+    assert inspect(store).runners == ()
+    assert list_tasks(store) == dead_tasks(store) == []
+
+
+def test_a_queued_task_that_somebody_else_cancels_ends_its_future(pool, store):
+    future = pool.submit(square, 2)
+    pool.flush(PATIENCE_S)
+    assert cancel_task(store, future.id)
+    with pytest.raises(CancelledError):
+        future.result(PATIENCE_S)
+    assert future.cancelled()
+    assert list_tasks(store) == []
+
+
+def test_a_running_task_that_somebody_else_cancels_stops_only_when_interrupted(runners, pool, store, eventually):
+    runners("n1")
+    future = pool.submit(wait, "told")
+    eventually(lambda: store.children("told/starts"))
+    assert not cancel_task(store, future.id)
+    assert not future.done()
+    assert cancel_task(store, future.id, interrupt=True)
+    with pytest.raises(CancelledError):
+        future.result(PATIENCE_S)
+    eventually(lambda: store.children("told/stops"))
+
+
+def test_all_copies_of_a_task_are_taken_back_by_one_cancel(runners, pool, store, eventually):
+    for number in range(2):
+        runners(f"n{number}", steal_after_s=None)
+    future = pool.with_options(copies=2).submit(wait, "copied")
+    eventually(lambda: len(store.children("copied/starts")) == 2)
+    (seen,) = list_tasks(store)
+    assert (seen.running_on, sorted(seen.lanes)) == (("n0", "n1"), ["m.n0", "m.n1"])
+    assert cancel_task(store, future.id, interrupt=True)
+    with pytest.raises(CancelledError):
+        future.result(PATIENCE_S)
+    eventually(lambda: len(store.children("copied/stops")) == 2)
+
+
+def test_a_detached_task_is_cancelled_by_its_id(pool, store):
+    ref = pool.detached(square, 3, id="nightly")
+    assert cancel_task(store, "d.nightly")
+    assert find_task(store, "d.nightly").phase == "cancelled"
+    with pytest.raises(CancelledError):
+        ref.result(PATIENCE_S)
+    assert cancel_task(store, "d.nightly") is False
+
+
+def test_a_task_that_is_not_there_is_named(store):
+    for known in ("d.none", "3f0c2a9d81b74e55.000000007"):
+        with pytest.raises(NoSuchTask, match=known):
+            cancel_task(store, known)
+    for unknown in ("", "x", "x.1", "a/b.000000001", "d.", "x.\u0661"):
+        with pytest.raises(InvalidKey):
+            find_task(store, unknown)
+
+
+def bury(store, task_id):
+    """As a runner would, after too many attempts."""
+    (claim,) = Backlog(store, "executor/backlog").try_take(["any"])
+    assert claim.item.id == f"{task_id}.0"
+    claim.bury("its nodes died")
+
+
+def test_a_detached_dead_letter_is_put_back_and_runs(runners, pool, store):
+    ref = pool.detached(square, 3, id="again")
+    bury(store, ref.id)
+    (dead,) = dead_tasks(store)
+    assert (dead.id, dead.function, dead.attempts, dead.why) == ("d.again", "square", 1, "its nodes died")
+    assert revive_task(store, dead.letter) == "d.again"
+    runners("n1")
+    assert ref.result(PATIENCE_S) == 9
+    assert dead_tasks(store) == []
+
+
+def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):
+    future = pool.submit(square, 3)
+    pool.flush(PATIENCE_S)
+    bury(store, future.id)
+    (dead,) = dead_tasks(store)
+    with pytest.raises(LatchworkError, match="submit it again"):
+        revive_task(store, dead.letter)
+    drop_task(store, dead.letter)
+    assert dead_tasks(store) == []
+    for act in (revive_task, drop_task):
+        with pytest.raises(NoSuchTask, match="no dead letter"):
+            act(store, dead.letter)
