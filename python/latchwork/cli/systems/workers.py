@@ -52,13 +52,17 @@ def submit(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Shown with the job; may be repeated.")
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also take the place of a job that nobody has joined yet.")
+    ] = False,
     namespace: Namespace = "workers",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Create a job, so that workers can join it.
 
-    What is left of an earlier run with no live worker is replaced; a job with live workers is refused.
+    What is left of an earlier run with no live worker is replaced; a job with live workers is refused, and so is one
+    that nobody has joined yet.
     """
     labels = dict(map(_label, label or ()))
     with open_store(url, of_cluster=False) as store:
@@ -70,6 +74,7 @@ def submit(
             max_restarts=max_restarts,
             max_executions=max_executions,
             labels=labels,
+            replace=replace,
         )
     line = f"{job}: submitted with {counted(workers, 'worker')}, run {handle.run}"
     told(line, {"job": job, "run": handle.run, "workers": workers}, as_json=as_json)
