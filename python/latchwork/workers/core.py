@@ -21,7 +21,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Waits, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, Signal, ask, called, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers import plans
@@ -31,7 +31,7 @@ from latchwork.workers.keys import FINAL, INIT, JobKeys
 from latchwork.workers.meeting import Attempt
 from latchwork.workers.membership import Joining, Seat
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, read_key
 from latchwork.workers.watching import Watching, faulty, why_out, why_refused
 
 _log = logging.getLogger(__name__)
@@ -198,6 +198,34 @@ class Core:
         """Every worker that has an id, by id."""
         return read_members(await ask(self.store.list, self.joined().keys.members))
 
+    async def peer(self, number: int) -> WorkerInfo | None:
+        """Another worker, if it lives."""
+        keys = self.joined().keys
+        live = await ask(self.store.get, keys.live_of(number))
+        key = "" if live is None else read_key(live)
+        member = await ask(self.store.get, keys.member(key)) if key else None
+        return None if member is None else WorkerInfo.or_none(member)
+
+    async def tell(self, info: WorkerInfo) -> None:
+        """Say something else of ourselves."""
+        seat, attempt, backoff = self.joined(), self.now(), Backoff()
+        while True:
+            member = await ask(self.store.get, seat.keys.member(seat.info.key))
+            if member is None:
+                raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
+            plan = plans.told(seat.keys, member, replace(info, key=seat.info.key), attempt.fence)
+            try:
+                await ask(self.store.commit, plan.checks, plan.ops)
+            except (Conflict, OutcomeUnknown):
+                await self._refuse(seat, attempt.epoch)
+                await Pause(self.store.clock, self.lost, backoff.next_s())
+            else:
+                return
+
+    async def check(self) -> None:
+        """Ask the store whether we are in the job, and the epoch goes on."""
+        await self._refuse(self.joined(), self.now().epoch)
+
     # Meeting
 
     async def meet(self, attempt: Attempt, name: str, timeout_s: float | None) -> int:
@@ -266,11 +294,13 @@ class Core:
                 _log.info("%s: that all have begun is not told: %s", self.what, error)
             return
 
-    async def initialize(self, timeout_s: float | None) -> Attempt:
+    async def initialize(self, timeout_s: float | None, prepare: Callable[[], object] | None = None) -> Attempt:
         """Go to the start line of the epoch there is, and wait until all are there."""
         while True:
             attempt = await self._enter(self.joined())
             with suppress(JobFaulty):
+                if prepare is not None:
+                    await called(prepare)
                 if not await self.has_passed(attempt, INIT):
                     await self.meet(attempt, INIT, timeout_s)
                     await self._tell_healthy(self.joined(), attempt)
@@ -286,11 +316,11 @@ class Core:
 
     # What the loop around a function needs
 
-    async def enter(self) -> bool:
+    async def enter(self, prepare: Callable[[], object] | None) -> bool:
         """To the start line; False if there is nothing to run any more."""
         if self.is_done:
             return False
-        return not await self.has_passed(await self.initialize(None), FINAL)
+        return not await self.has_passed(await self.initialize(None, prepare), FINAL)
 
     async def finish(self) -> None:
         """Meet all others at the finish."""

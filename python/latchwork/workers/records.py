@@ -255,6 +255,11 @@ def read_incarnation(entry: Entry) -> str:
     return Record.or_empty(entry.value).text("incarnation", "")
 
 
+def read_key(entry: Entry) -> str:
+    """The key of the worker whose lease it is; empty when that cannot be read."""
+    return Record.or_empty(entry.value).text("key", "")
+
+
 def epoch_body(number: int) -> bytes:
     """The value of the epoch."""
     return json.dumps({"epoch": number}).encode()
@@ -279,8 +284,12 @@ def joined_as(info: WorkerInfo, number: int, key: str, incarnation: str) -> Work
 
 def restarted_as(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
     """A worker that has come back."""
-    told = {each.name: getattr(info, each.name) for each in fields(info) if each.name in _OWN}
-    return replace(old, **told, status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+    return replace(told_as(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+
+
+def told_as(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
+    """A worker that says something else of itself."""
+    return replace(old, **{each.name: getattr(info, each.name) for each in fields(info) if each.name in _OWN})
 
 
 #: What a worker says of itself.

@@ -12,6 +12,7 @@ import typer
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import UsageError
+from latchwork.cli.systems.crew import run
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.primitives.meeting import BarrierState
 from latchwork.store import Store
@@ -318,6 +319,7 @@ def sweep(
 
 workers_app = group(
     "Jobs of workers: N processes that number themselves, meet at barriers, and begin again when one is lost.",
+    run=run,
     submit=submit,
     list=list_jobs,
     show=show_job,
