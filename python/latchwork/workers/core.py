@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from latchwork.errors import (
     Unavailable,
 )
 from latchwork.interrupts import mutex
-from latchwork.primitives.waiting import Waits, check_member
+from latchwork.primitives.waiting import Waits
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, ask, called, steps_of
@@ -31,7 +31,7 @@ from latchwork.workers.keys import FINAL, INIT, JobKeys
 from latchwork.workers.meeting import Attempt
 from latchwork.workers.membership import Joining, Seat
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, read_key
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, read_key, shown
 from latchwork.workers.watching import Watching, faulty, why_out, why_refused
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Core:
         self._watching: Watching | None = None
         self._events: Events | None = None
         self._out: LatchworkError | None = None
+        self._failed: LatchworkError | None = None
 
     # Where we are
 
@@ -95,6 +96,8 @@ class Core:
             raise self._out
         attempt = self._attempt
         assert attempt is not None
+        if self._failed is not None:
+            raise self._failed
         if attempt.ownership.lost.is_set():
             raise faulty(seat, attempt.epoch + 1)
         return attempt
@@ -114,7 +117,12 @@ class Core:
             self._events = Events(self.store, seat)
             self._attempt = Attempt(self.store, seat, entry)
         self._watching = Watching(
-            self.store, seat, on_epoch=self._on_epoch, on_end=self._on_end, on_events=self._events.grown
+            self.store,
+            seat,
+            on_epoch=self._on_epoch,
+            on_failed=self._on_failed,
+            on_end=self._on_end,
+            on_events=self._events.grown,
         )
         return seat
 
@@ -247,6 +255,8 @@ class Core:
         self.waits.check(error)
         if self._out is not None:
             return self._out
+        if self._failed is not None:
+            return self._failed
         return await why_refused(self.store, self.joined(), attempt.epoch) or error
 
     async def _broken(self, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:
@@ -369,6 +379,13 @@ class Core:
         if attempt is not None and attempt.epoch < read_epoch(entry):
             attempt.end()
 
+    def _on_failed(self, error: LatchworkError) -> None:
+        """The job has failed: work and waits are called off. We still are in it, and leave it."""
+        with self._lock:
+            self._failed, attempt = error, self._attempt
+        if attempt is not None:
+            attempt.end()
+
     def _be_out(self, error: LatchworkError) -> None:
         with self._lock:
             if self._out is None:
@@ -380,21 +397,3 @@ class Core:
         attempt = self._attempt
         if attempt is not None:
             attempt.end()
-
-
-def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
-    """What a worker says of itself, with its key."""
-    if key is None:
-        port = next((info.ports[name] for name in sorted(info.ports)), None)
-        if not info.ip or port is None:
-            raise ValueError(
-                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
-            )
-        key = f"{info.ip}:{port}"
-    return replace(info, key=check_member(key, "worker key"))
-
-
-def shown(numbers: Sequence[object]) -> str:
-    """The first of many, for messages."""
-    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    return ", ".join(map(str, numbers[:10])) + more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
@@ -294,3 +294,9 @@ def told_as(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
 
 #: What a worker says of itself.
 _OWN = frozenset({"ip", "ports", "node", "rack", "datacentre", "resources"})
+
+
+def shown(numbers: Sequence[object]) -> str:
+    """The first of many, for messages."""
+    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return ", ".join(map(str, numbers[:10])) + more

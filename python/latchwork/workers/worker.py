@@ -13,12 +13,12 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
-from latchwork.workers.core import Core, check_key, shown
+from latchwork.workers.core import Core
 from latchwork.workers.errors import JobFaulty, JobTerminated
 from latchwork.workers.keys import FINAL, INIT
-from latchwork.workers.membership import Joining
+from latchwork.workers.membership import Joining, check_key
 from latchwork.workers.plans import head_or_none
-from latchwork.workers.records import Event, Head, WorkerInfo
+from latchwork.workers.records import Event, Head, WorkerInfo, shown
 from latchwork.workers.running import run_through
 from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
