@@ -58,7 +58,7 @@ def run(
     ] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often the process of one worker is started again before the job fails.")
-    ] = 3,
+    ] = 5,
     grace_s: Annotated[float, typer.Option(min=0.0, help="Seconds between SIGTERM and SIGKILL.")] = 5.0,
     ttl_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds after which the others know that this host is dead.")

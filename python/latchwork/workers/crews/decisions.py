@@ -42,7 +42,7 @@ class Order:
     host: str
     address: str
     per_host: int | None = None
-    max_restarts: int = 3
+    max_restarts: int = 5
     grace_s: float = 5.0
     ttl_s: float = 10.0
     join_s: float = 60.0
