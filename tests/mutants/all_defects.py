@@ -17,6 +17,7 @@ from mutants import (
     of_shared_backends,
     of_store,
     of_tasks,
+    of_workers,
     of_zookeeper,
 )
 
@@ -36,4 +37,5 @@ DEFECTS = (
     *of_jobs.DEFECTS,
     *of_operations.DEFECTS,
     *of_tasks.DEFECTS,
+    *of_workers.DEFECTS,
 )

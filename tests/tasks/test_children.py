@@ -47,6 +47,14 @@ def in_(seconds):
     return SYSTEM_CLOCK.now() + seconds
 
 
+def test_a_command_starts_in_the_folder_of_its_parent_unless_told(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for folder, expected in ((None, tmp_path), ("below", tmp_path / "below")):
+        with Child(["pwd", "-P"], folder=folder, stdout=PIPE) as child:
+            assert child.stdout.read().decode().strip() == str(expected.resolve())
+
+
 def test_a_command_runs_with_its_streams_environment_and_folder(tmp_path):
     with shell(
         'cat; echo "$NAME"; pwd; echo oops >&2; exit 3',

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict
 from latchwork.types import Put
-from latchwork.workers import JobFaulty, RestartsExceeded, Worker, find, submit
+from latchwork.workers import JobFailed, JobFaulty, RestartsExceeded, Worker, find, submit
 from workers.conftest import die
 
 
@@ -197,3 +197,18 @@ def test_with_a_with_a_worker_completes_or_fails(connect, store):
     with pytest.raises(KeyError), Worker(connect(), "other", workers=1, key="a"):
         raise KeyError("x")
     assert b"FAILED" in store.get("workers/ended/other").value
+
+
+def test_a_job_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_thread, eventually):
+    a, b, c = team(3)
+    waiting = in_thread(lambda: a.barrier(timeout_s=None))
+    with b.guard_work() as work:
+        c.fail("no data")
+        assert eventually(lambda: work.is_stopped)
+    with pytest.raises(JobFailed, match="no data"):
+        waiting.outcome()
+    with pytest.raises(JobFailed, match="no data"):
+        _ = b.fence
+    for each in (a, b, c):
+        each.close()
+    assert find(b._core.store, "train") is None

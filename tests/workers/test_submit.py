@@ -45,6 +45,24 @@ def test_of_two_that_submit_at_once_one_wins(connect, all_at_once, store):
     assert find(store, "train").run in runs
 
 
+def test_a_job_that_nobody_has_joined_yet_is_not_replaced_unless_asked(store, worker):
+    first = submit(store, "train", 2)
+    with pytest.raises(JobAlreadyRunning, match="nobody has joined it yet") as caught:
+        submit(store, "train", 2)
+    assert (caught.value.run, caught.value.live) == (first.run, ())
+    second = submit(store, "train", 1, replace=True)
+    assert find(store, "train").run == second.run != first.run
+    assert worker("a", run=second.run).id == 0
+    with pytest.raises(JobAlreadyRunning, match="has live workers 0"):
+        submit(store, "train", 1, replace=True)
+
+
+def test_a_job_that_somebody_has_joined_and_that_nobody_is_in_is_replaced(store, worker, eventually):
+    first = submit(store, "train", 2)
+    die(worker("a", run=first.run))
+    assert eventually(lambda: _try_submit(store)).run != first.run
+
+
 def test_a_terminated_job_tells_every_worker_and_leaves_nothing(team, store, eventually, in_thread):
     a, b = team(2)
     waiting = in_thread(lambda: a.barrier(timeout_s=60.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,10 +18,10 @@ from latchwork.errors import (
     Unavailable,
 )
 from latchwork.interrupts import mutex
-from latchwork.primitives.waiting import Waits, check_member
+from latchwork.primitives.waiting import Waits
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, Signal, ask, called, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers import plans
@@ -31,7 +31,7 @@ from latchwork.workers.keys import FINAL, INIT, JobKeys
 from latchwork.workers.meeting import Attempt
 from latchwork.workers.membership import Joining, Seat
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, read_key, shown
 from latchwork.workers.watching import Watching, faulty, why_out, why_refused
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Core:
         self._watching: Watching | None = None
         self._events: Events | None = None
         self._out: LatchworkError | None = None
+        self._failed: LatchworkError | None = None
 
     # Where we are
 
@@ -95,6 +96,8 @@ class Core:
             raise self._out
         attempt = self._attempt
         assert attempt is not None
+        if self._failed is not None:
+            raise self._failed
         if attempt.ownership.lost.is_set():
             raise faulty(seat, attempt.epoch + 1)
         return attempt
@@ -114,7 +117,12 @@ class Core:
             self._events = Events(self.store, seat)
             self._attempt = Attempt(self.store, seat, entry)
         self._watching = Watching(
-            self.store, seat, on_epoch=self._on_epoch, on_end=self._on_end, on_events=self._events.grown
+            self.store,
+            seat,
+            on_epoch=self._on_epoch,
+            on_failed=self._on_failed,
+            on_end=self._on_end,
+            on_events=self._events.grown,
         )
         return seat
 
@@ -198,6 +206,34 @@ class Core:
         """Every worker that has an id, by id."""
         return read_members(await ask(self.store.list, self.joined().keys.members))
 
+    async def peer(self, number: int) -> WorkerInfo | None:
+        """Another worker, if it lives."""
+        keys = self.joined().keys
+        live = await ask(self.store.get, keys.live_of(number))
+        key = "" if live is None else read_key(live)
+        member = await ask(self.store.get, keys.member(key)) if key else None
+        return None if member is None else WorkerInfo.or_none(member)
+
+    async def tell(self, info: WorkerInfo) -> None:
+        """Say something else of ourselves."""
+        seat, attempt, backoff = self.joined(), self.now(), Backoff()
+        while True:
+            member = await ask(self.store.get, seat.keys.member(seat.info.key))
+            if member is None:
+                raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
+            plan = plans.told(seat.keys, member, replace(info, key=seat.info.key), attempt.fence)
+            try:
+                await ask(self.store.commit, plan.checks, plan.ops)
+            except (Conflict, OutcomeUnknown):
+                await self._refuse(seat, attempt.epoch)
+                await Pause(self.store.clock, self.lost, backoff.next_s())
+            else:
+                return
+
+    async def check(self) -> None:
+        """Ask the store whether we are in the job, and the epoch goes on."""
+        await self._refuse(self.joined(), self.now().epoch)
+
     # Meeting
 
     async def meet(self, attempt: Attempt, name: str, timeout_s: float | None) -> int:
@@ -219,6 +255,8 @@ class Core:
         self.waits.check(error)
         if self._out is not None:
             return self._out
+        if self._failed is not None:
+            return self._failed
         return await why_refused(self.store, self.joined(), attempt.epoch) or error
 
     async def _broken(self, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:
@@ -266,11 +304,13 @@ class Core:
                 _log.info("%s: that all have begun is not told: %s", self.what, error)
             return
 
-    async def initialize(self, timeout_s: float | None) -> Attempt:
+    async def initialize(self, timeout_s: float | None, prepare: Callable[[], object] | None = None) -> Attempt:
         """Go to the start line of the epoch there is, and wait until all are there."""
         while True:
             attempt = await self._enter(self.joined())
             with suppress(JobFaulty):
+                if prepare is not None:
+                    await called(prepare)
                 if not await self.has_passed(attempt, INIT):
                     await self.meet(attempt, INIT, timeout_s)
                     await self._tell_healthy(self.joined(), attempt)
@@ -286,11 +326,11 @@ class Core:
 
     # What the loop around a function needs
 
-    async def enter(self) -> bool:
+    async def enter(self, prepare: Callable[[], object] | None) -> bool:
         """To the start line; False if there is nothing to run any more."""
         if self.is_done:
             return False
-        return not await self.has_passed(await self.initialize(None), FINAL)
+        return not await self.has_passed(await self.initialize(None, prepare), FINAL)
 
     async def finish(self) -> None:
         """Meet all others at the finish."""
@@ -339,6 +379,13 @@ class Core:
         if attempt is not None and attempt.epoch < read_epoch(entry):
             attempt.end()
 
+    def _on_failed(self, error: LatchworkError) -> None:
+        """The job has failed: work and waits are called off. We still are in it, and leave it."""
+        with self._lock:
+            self._failed, attempt = error, self._attempt
+        if attempt is not None:
+            attempt.end()
+
     def _be_out(self, error: LatchworkError) -> None:
         with self._lock:
             if self._out is None:
@@ -350,21 +397,3 @@ class Core:
         attempt = self._attempt
         if attempt is not None:
             attempt.end()
-
-
-def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
-    """What a worker says of itself, with its key."""
-    if key is None:
-        port = next((info.ports[name] for name in sorted(info.ports)), None)
-        if not info.ip or port is None:
-            raise ValueError(
-                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
-            )
-        key = f"{info.ip}:{port}"
-    return replace(info, key=check_member(key, "worker key"))
-
-
-def shown(numbers: Sequence[object]) -> str:
-    """The first of many, for messages."""
-    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    return ", ".join(map(str, numbers[:10])) + more

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from latchwork.errors import BadRecord, Conflict, NodeIdInUse, WaitTimeout
 from latchwork.primitives import Barrier
 from latchwork.primitives.fair import Place, TicketQueue, await_turn
-from latchwork.primitives.waiting import Patience, Waiter
+from latchwork.primitives.waiting import Patience, Waiter, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, steps_of
 from latchwork.store.store import Store
@@ -260,3 +260,15 @@ class Joining:
         assert self._queue is not None
         assert self._place is not None
         return await await_turn(self._queue, self._place, waiter, patience)
+
+
+def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
+    """What a worker says of itself, with its key."""
+    if key is None:
+        port = next((info.ports[name] for name in sorted(info.ports)), None)
+        if not info.ip or port is None:
+            raise ValueError(
+                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
+            )
+        key = f"{info.ip}:{port}"
+    return replace(info, key=check_member(key, "worker key"))

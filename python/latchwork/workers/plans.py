@@ -28,6 +28,7 @@ from latchwork.workers.records import (
     live_body,
     read_epoch,
     restarted_as,
+    told_as,
 )
 
 #: So many ids are removed in one transaction when a job is scaled down.
@@ -231,6 +232,11 @@ def executed_again(keys: RunKeys, member: Entry, fence: Fence) -> Plan:
     info = WorkerInfo.of(member)
     more = replace(info, executions=info.executions + 1)
     return Plan((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
+
+
+def told(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> Plan:
+    """A worker says something else of itself."""
+    return Plan((fence, At(member)), (Put(keys.member(info.key), told_as(WorkerInfo.of(member), info).to_bytes()),))
 
 
 def healthy(scene: Scene, fence: Fence, epoch: int) -> Plan:

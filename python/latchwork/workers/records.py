@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
@@ -255,6 +255,11 @@ def read_incarnation(entry: Entry) -> str:
     return Record.or_empty(entry.value).text("incarnation", "")
 
 
+def read_key(entry: Entry) -> str:
+    """The key of the worker whose lease it is; empty when that cannot be read."""
+    return Record.or_empty(entry.value).text("key", "")
+
+
 def epoch_body(number: int) -> bytes:
     """The value of the epoch."""
     return json.dumps({"epoch": number}).encode()
@@ -279,9 +284,19 @@ def joined_as(info: WorkerInfo, number: int, key: str, incarnation: str) -> Work
 
 def restarted_as(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
     """A worker that has come back."""
-    told = {each.name: getattr(info, each.name) for each in fields(info) if each.name in _OWN}
-    return replace(old, **told, status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+    return replace(told_as(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+
+
+def told_as(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
+    """A worker that says something else of itself."""
+    return replace(old, **{each.name: getattr(info, each.name) for each in fields(info) if each.name in _OWN})
 
 
 #: What a worker says of itself.
 _OWN = frozenset({"ip", "ports", "node", "rack", "datacentre", "resources"})
+
+
+def shown(numbers: Sequence[object]) -> str:
+    """The first of many, for messages."""
+    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return ", ".join(map(str, numbers[:10])) + more

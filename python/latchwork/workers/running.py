@@ -14,10 +14,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class ComesBack(Exception):
+    """The function's process has died; the job goes on, and who held the worker comes back with its key."""
+
+
 class Runs(Protocol):
     """What the loop needs of a worker."""
 
-    async def enter(self) -> bool:
+    async def enter(self, prepare: Callable[[], object] | None) -> bool:
         """Go to the start line of the epoch there is; False if there is nothing to run any more."""
 
     async def finish(self) -> None:
@@ -33,13 +37,15 @@ class Runs(Protocol):
         """This worker has failed for good."""
 
 
-async def run_through(worker: Runs, call: Callable[[], T], *, final_barrier: bool) -> T | None:
+async def run_through(
+    worker: Runs, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
+) -> T | None:
     """Run a function of the user's to its end in an epoch that lasts so long; None if there is nothing to run."""
     is_first = True
     while True:
         try:
             result: T | None = None
-            if await worker.enter():
+            if await worker.enter(prepare):
                 if not is_first:
                     await worker.count_execution()
                 is_first = False
@@ -56,7 +62,7 @@ async def run_through(worker: Runs, call: Callable[[], T], *, final_barrier: boo
 async def _run(worker: Runs, call: Callable[[], T]) -> T:
     try:
         return await called(call)
-    except (JobFaulty, JobTerminated, Removed):
+    except (JobFaulty, JobTerminated, Removed, ComesBack):
         raise
     except Exception as error:
         await worker.give_up(f"{type(error).__name__}: {error}")

@@ -251,8 +251,11 @@ async def submit(
     max_executions: int = 5,
     keep_ended_s: float = 604_800.0,
     labels: Mapping[str, str] | None = None,
+    replace: bool = False,
 ) -> JobHandle:
     """Create a job, so that workers can join it. What is left of an earlier run with no live worker is replaced.
+
+    A job that somebody has submitted and that nobody has joined yet is no such rest: its workers are on their way.
 
     Args:
         store: the store, or a namespace of it.
@@ -263,10 +266,11 @@ async def submit(
         max_executions: how often the function of one worker may be run again before the job fails.
         keep_ended_s: seconds for which it is kept how the job ended.
         labels: anything to be shown with it.
+        replace: also take the place of a job that was submitted and that nobody has joined yet.
     Returns:
         What steers it.
     Raises:
-        JobAlreadyRunning: it has live workers, or somebody else submitted it at the same time.
+        JobAlreadyRunning: it has live workers, or somebody else has submitted it and nobody has joined it yet.
         InvalidKey, ValueError: a name or a number cannot be used.
     """
     keys = check_job(store, job, namespace)
@@ -279,10 +283,10 @@ async def submit(
         keep_ended_s=_check_duration(keep_ended_s, "keep_ended_s"),
         labels=_check_labels(labels or {}),
     )
-    return await submit_head(store, keys, head)
+    return await submit_head(store, keys, head, replace_unjoined=replace)
 
 
-async def submit_head(store: Store, keys: JobKeys, head: Head) -> JobHandle:
+async def submit_head(store: Store, keys: JobKeys, head: Head, *, replace_unjoined: bool = False) -> JobHandle:
     """Create a job as its head says."""
     run = keys.of_run(head.run)
     seen = await ask(store.get, keys.head)
@@ -290,7 +294,7 @@ async def submit_head(store: Store, keys: JobKeys, head: Head) -> JobHandle:
     while True:
         old = head_or_none(entry)
         if entry is not None:
-            await _refuse_running(store, keys, entry, seen)
+            await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
         plan = plans.submitted(run, head, entry)
         try:
             await ask(store.commit, plan.checks, plan.ops)
@@ -305,7 +309,9 @@ async def submit_head(store: Store, keys: JobKeys, head: Head) -> JobHandle:
         return JobHandle(store, keys, head.run)
 
 
-async def _refuse_running(store: Store, keys: JobKeys, entry: Entry, seen: Entry | None) -> None:
+async def _refuse_running(
+    store: Store, keys: JobKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
+) -> None:
     head, before = Head.of(entry), head_or_none(seen)
     names = await ask(store.children, keys.of_run(head.run).live)
     live = sorted(int(name) for name in names if name.isdecimal())
@@ -318,6 +324,12 @@ async def _refuse_running(store: Store, keys: JobKeys, entry: Entry, seen: Entry
         )
     if before is None or before.run != head.run:
         raise JobAlreadyRunning(f"job {keys.job!r} was submitted by somebody else just now: run {head.run}", head.run)
+    if not (replace_unjoined or head.next or head.is_final):
+        raise JobAlreadyRunning(
+            f"job {keys.job!r} was submitted already, and nobody has joined it yet: run {head.run}; let its workers "
+            "join, terminate it, or replace it",
+            head.run,
+        )
 
 
 @driven

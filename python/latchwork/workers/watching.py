@@ -109,6 +109,7 @@ class Watching:
         store: the store.
         seat: who we are.
         on_epoch: called with each epoch that begins after we joined.
+        on_failed: called once, when the job has failed; we are in it until we leave.
         on_end: called once, with why we are not in the job any more.
         on_events: called when the number of events has grown.
     """
@@ -119,6 +120,7 @@ class Watching:
         seat: Seat,
         *,
         on_epoch: Callable[[Entry], None],
+        on_failed: Callable[[LatchworkError], None],
         on_end: Callable[[LatchworkError], None],
         on_events: Callable[[int], None],
     ) -> None:
@@ -126,12 +128,14 @@ class Watching:
         self._seat = seat
         self._keys = seat.keys
         self._on_epoch = on_epoch
+        self._on_failed = on_failed
         self._on_end = on_end
         self._on_events = on_events
         self._bell = Bell()
         self._closed = Signal()
         self._losses = Losses()
         self._epoch = -1
+        self._has_failed = False
         self._events = -1
         self.picture = Picture(store, seat.keys, self._wake)
         self._forget = seat.session.on_end(self._wake)
@@ -187,6 +191,9 @@ class Watching:
         if head.events > self._events:
             self._events = head.events
             self._on_events(head.events)
+        if head.state == FAILED and not self._has_failed:
+            self._has_failed = True
+            self._on_failed(failed(self._seat, head))
         if head.is_final:
             return None
         return await self._tell_losses()
@@ -244,7 +251,7 @@ async def why_refused(store: Store, seat: Seat, epoch: int) -> LatchworkError | 
     head, now = await ask(store.get_many, [seat.keys.head, seat.keys.epoch])
     told = head_or_none(head, seat.keys.run)
     if told is not None and told.state == FAILED:
-        return JobFailed(f"job {seat.keys.job.job!r} has failed: {told.why}; stop the work")
+        return failed(seat, told)
     if now is not None and read_epoch(now) > epoch:
         return faulty(seat, read_epoch(now))
     return None
@@ -253,3 +260,8 @@ async def why_refused(store: Store, seat: Seat, epoch: int) -> LatchworkError | 
 def faulty(seat: Seat, epoch: int) -> JobFaulty:
     """The error of a worker whose epoch is over."""
     return JobFaulty(f"a worker of job {seat.keys.job.job!r} was lost: epoch {epoch} has begun; initialize again")
+
+
+def failed(seat: Seat, head: Head) -> JobFailed:
+    """The error of a worker whose job has failed."""
+    return JobFailed(f"job {seat.keys.job.job!r} has failed: {head.why}; stop the work")

@@ -13,12 +13,12 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
-from latchwork.workers.core import Core, check_key, shown
+from latchwork.workers.core import Core
 from latchwork.workers.errors import JobFaulty, JobTerminated
 from latchwork.workers.keys import FINAL, INIT
-from latchwork.workers.membership import Joining
+from latchwork.workers.membership import Joining, check_key
 from latchwork.workers.plans import head_or_none
-from latchwork.workers.records import Event, Head, WorkerInfo
+from latchwork.workers.records import Event, Head, WorkerInfo, shown
 from latchwork.workers.running import run_through
 from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
@@ -238,6 +238,38 @@ class Worker(Closes):
         missing = shown([number for number in range(scene.head.n) if number not in there])
         return WaitTimeout(f"job {self._core.keys.job!r}: no worker has these ids after {timeout_s} s: {missing}")
 
+    @driven
+    async def peer(self, number: int) -> WorkerInfo | None:
+        """One other worker as it is now, if it lives: two reads, whatever the number of workers."""
+        return await self._core.peer(number)
+
+    @driven
+    async def count(self) -> int:
+        """How many workers the job has now."""
+        return (await self._core.scene()).head.n
+
+    @driven
+    async def tell(self, info: WorkerInfo) -> None:
+        """Say something else of ourselves, from now on: a port that is another one in each epoch.
+
+        Args:
+            info: what the others see of us; our id, key and counts stay.
+        Raises:
+            JobFaulty: another worker was lost: nothing was written.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        await self._core.tell(info)
+
+    @driven
+    async def check(self) -> None:
+        """Ask the store whether we are in the job, and the epoch goes on: sooner than a watch would tell.
+
+        Raises:
+            JobFaulty: another worker was lost.
+            JobTerminated, Removed, SessionLost: we are not in the job any more.
+        """
+        await self._core.check()
+
     # Meeting
 
     @driven
@@ -276,7 +308,13 @@ class Worker(Closes):
     # Running
 
     @driven
-    async def run(self, main: Callable[[Worker], T], *, final_barrier: bool = True) -> T | None:
+    async def run(
+        self,
+        main: Callable[[Worker], T],
+        *,
+        final_barrier: bool = True,
+        prepare: Callable[[Worker], object] | None = None,
+    ) -> T | None:
         """Go to the start line, call ``main(self)``, meet all at the finish, and complete; again after a fault.
 
         Args:
@@ -284,10 +322,12 @@ class Worker(Closes):
                 ``JobFaulty``, fails the job.
             final_barrier: whether all meet before they complete, so that a worker that is lost late has the others run
                 again, too. It has no deadline.
+            prepare: is called before the start line of each epoch: what it tells, all know when ``main`` is called.
         Returns:
             What ``main`` returned; None if our part was done before we came back.
         Raises:
             JobTerminated, Removed, SessionLost, RestartsExceeded: we are not in the job any more, or it has failed.
             Exception: what ``main`` raises.
         """
-        return await run_through(self._core, partial(main, self), final_barrier=final_barrier)
+        before = None if prepare is None else partial(prepare, self)
+        return await run_through(self._core, partial(main, self), before, final_barrier=final_barrier)

@@ -12,6 +12,7 @@ import typer
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import UsageError
+from latchwork.cli.systems.crew import run
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.primitives.meeting import BarrierState
 from latchwork.store import Store
@@ -52,13 +53,17 @@ def submit(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Shown with the job; may be repeated.")
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also take the place of a job that nobody has joined yet.")
+    ] = False,
     namespace: Namespace = "workers",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Create a job, so that workers can join it.
 
-    What is left of an earlier run with no live worker is replaced; a job with live workers is refused.
+    What is left of an earlier run with no live worker is replaced; a job with live workers is refused, and so is one
+    that nobody has joined yet.
     """
     labels = dict(map(_label, label or ()))
     with open_store(url, of_cluster=False) as store:
@@ -70,6 +75,7 @@ def submit(
             max_restarts=max_restarts,
             max_executions=max_executions,
             labels=labels,
+            replace=replace,
         )
     line = f"{job}: submitted with {counted(workers, 'worker')}, run {handle.run}"
     told(line, {"job": job, "run": handle.run, "workers": workers}, as_json=as_json)
@@ -313,6 +319,7 @@ def sweep(
 
 workers_app = group(
     "Jobs of workers: N processes that number themselves, meet at barriers, and begin again when one is lost.",
+    run=run,
     submit=submit,
     list=list_jobs,
     show=show_job,

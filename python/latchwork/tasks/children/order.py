@@ -42,7 +42,7 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
         str(os.getpid()).encode(),
         moment_text(until).encode(),
         repr(float(grace_s)).encode(),
-        os.fsencode(folder or ""),
+        _folder_of(folder),
         _ids_of(user).encode(),
         b"",
         f"{len(argv)} {len(pairs)}".encode(),
@@ -112,6 +112,14 @@ def is_readable(fd: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
+
+
+def _folder_of(folder: str | Path | None) -> bytes:
+    """The folder as the supervisor finds it, which is itself in none that somebody may want to remove."""
+    try:
+        return os.fsencode(Path(folder or "").absolute())
+    except FileNotFoundError:  # the parent's own folder was removed
+        return b""
 
 
 def _ids_of(user: str | None) -> str:

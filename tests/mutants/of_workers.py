@@ -1,0 +1,52 @@
+"""Defects of workers: their transactions, what they are told, and the crews that hold them for processes."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, of
+
+DEFECTS = (
+    Defect(
+        "workers",
+        "a job that nobody has joined yet is replaced by the next submit",
+        "workers/submitting.py",
+        "    if not (replace_unjoined or head.next or head.is_final):\n",
+        "    if not (replace_unjoined or True):\n",
+        of(
+            "workers/submit",
+            "a_job_that_nobody_has_joined_yet_is_not_replaced_unless_asked",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "workers",
+        "a loss before all have begun is a fault",
+        "workers/plans.py",
+        "    if not standing.is_healthy:\n        return []\n",
+        "",
+        of("workers/faults", "a_loss_before_all_have_begun_is_none_and_who_comes_back_counts_once", on="memory"),
+    ),
+    Defect(
+        "workers",
+        "a restart too many is allowed",
+        "workers/membership.py",
+        "old.restarts >= head.max_restarts and",
+        "old.restarts > head.max_restarts and",
+        of("workers/ids", "a_worker_that_comes_back_too_often_fails_the_job", on="memory"),
+    ),
+    Defect(
+        "workers",
+        "the fence of a worker outlives its epoch",
+        "workers/membership.py",
+        "        more = () if epoch is None else (At(epoch),)\n",
+        "        more = ()\n",
+        of("workers/faults", "a_write_of_an_epoch_that_is_over_is_refused", on="memory"),
+    ),
+    Defect(
+        "crews",
+        "a process that was told to stop and ends well has done its part",
+        "workers/crews/decisions.py",
+        '    if was_stopped or end.why in {"deadline", "told"}:\n',
+        '    if end.why in {"deadline"}:\n',
+        of("workers/crews", "a_process_that_was_told_to_stop_has_not_done_its_part_whatever_its_exit_code"),
+    ),
+)
