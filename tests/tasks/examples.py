@@ -142,9 +142,3 @@ def leaves_a_child(path: str) -> None:
     subprocess.Popen(["sh", "-c", command], start_new_session=True)
     while not Path(path).exists() or not Path(path).read_text().strip():
         time.sleep(0.01)
-
-
-@task
-def tells_and_is_deaf(path: str, seconds: float) -> None:
-    Path(path).write_text(str(os.getpid()))
-    is_deaf(seconds)

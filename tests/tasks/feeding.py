@@ -25,7 +25,6 @@ from latchwork.tasks import (
     Slots,
     after_failure,
 )
-from latchwork.tasks.children import Leash
 from latchwork.types import Create, Exists
 
 PAYLOADS = Payloads()
@@ -102,11 +101,6 @@ def result_of(store, id, patience_s=45.0):  # noqa: A002
 
 
 if __name__ == "__main__":
-    where = sys.argv[4] if len(sys.argv) > 4 else "thread"
-    with (
-        latchwork.connect(sys.argv[1], session_ttl_s=float(sys.argv[2])) as opened,
-        Leash(opened.session.remaining_s, every_s=0.1) as leash,
-        Node(opened, name=sys.argv[3], run_in=where, leash=leash),
-    ):
+    with latchwork.connect(sys.argv[1], session_ttl_s=float(sys.argv[2])) as opened, Node(opened, name=sys.argv[3]):
         print("ready", flush=True)
         time.sleep(300)
