@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
-GROUND = {"callers", "errors", "types", "clock", "checks", "interrupts", "records", "words"}
+GROUND = {"callers", "errors", "types", "clock", "checks", "interrupts", "records", "words", "stops", "doors"}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "callers": set(),
     "records": {"errors", "checks"},
     "words": set(),
+    "stops": {"checks", "clock", "interrupts"},
+    "doors": set(),
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2
     "store": GROUND | {"backends"},  # 3

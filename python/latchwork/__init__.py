@@ -3,6 +3,9 @@
 Connect with a URL, then use the store, one primitive, or the whole job manager.
 """
 
+from typing import TYPE_CHECKING
+
+from latchwork.doors import late
 from latchwork.errors import (
     AuthenticationFailed,
     BackendNotInstalled,
@@ -31,8 +34,25 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
 from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
+
+if TYPE_CHECKING:
+    from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "latchwork.store": (
+                "Mirror",
+                "Pipeline",
+                "Session",
+                "Store",
+                "Tx",
+                "Watch",
+                "connect",
+            ),
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,9 @@ Placements are part of the contract: the same arguments give the same result on 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, TypeVar, final, overload
+
+_Object = TypeVar("_Object")
 
 __all__ = [
     "Assignment",
@@ -714,3 +716,11 @@ class Surely:
     def __new__(cls, function: Callable[..., object]) -> Surely: ...
     def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
     def __call__(self, *args: Any, **options: Any) -> Any: ...
+
+@final
+class Itself:
+    """A method that returns its object: an ``__enter__`` with no bytecode at which an interrupt would skip the end."""
+
+    def __new__(cls) -> Itself: ...
+    def __get__(self, instance: _Object, owner: type | None = None, /) -> Callable[[], _Object]: ...
+    def __call__(self, instance: _Object) -> _Object: ...

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
+
+Listener = TypeVar("Listener", bound=Callable[..., object])
 
 _LATE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -26,6 +28,21 @@ def is_plain(fn: object) -> bool:
     """True for a function or method that surely does its work when it is called: nearly all there are, and cheap."""
     code = getattr(fn, "__code__", None)
     return isinstance(code, CodeType) and not (code.co_flags & _LATE or hasattr(fn, "_is_coroutine_mark"))
+
+
+def check_listener(fn: Listener, what: str = "a listener") -> Listener:
+    """The function itself.
+
+    Raises:
+        TypeError: it cannot be called, or is an ``async def``, whose calls would begin and never run.
+    """
+    if is_plain(fn):
+        return fn
+    if not callable(fn):
+        raise TypeError(f"{what} must be a function, not {fn!r}; give a function, not what it returns")
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+        raise TypeError(f"{what} must be a plain function, not the async {fn!r}: nothing here awaits what it returns")
+    return fn
 
 
 def late_kind(fn: object) -> str | None:

@@ -3,7 +3,8 @@
 ``Mutex`` is entered and left in native code: an interrupt comes before or inside the block, and a thread that is
 inside already is refused instead of waiting for itself. ``Finally`` runs what ends a block, and once more if an
 interrupt cut it short: its function must be one that can be begun again from the start. ``surely`` makes a method
-like that. An ``Attempt`` has what undoes a call; ``store.steps`` says how a protocol uses it.
+like that. ``Itself`` is the ``__enter__`` of what was there before its ``with``. An ``Attempt`` has what undoes a call;
+``store.steps`` says how a protocol uses it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from latchwork._core import Attempt, Driven, Finally, Mutex, OncePerThread, Surely
+from latchwork._core import Attempt, Driven, Finally, Itself, Mutex, OncePerThread, Surely
 from latchwork.errors import ReentrantCall
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Driven",
     "Event",
     "Finally",
+    "Itself",
     "Mutex",
     "OncePerThread",
     "condition",

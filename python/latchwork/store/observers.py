@@ -10,31 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from inspect import iscoroutinefunction
 from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
-from latchwork.checks import is_plain
+from latchwork.checks import check_listener
+
+__all__ = ["Observers", "call_each", "check_listener", "listen"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Listener = TypeVar("Listener", bound=Callable[..., None])
-
-
-def check_listener(fn: Listener, what: str = "a listener") -> Listener:
-    """The function itself.
-
-    Raises:
-        TypeError: it cannot be called, or is an ``async def``, whose calls would begin and never run.
-    """
-    if is_plain(fn):
-        return fn
-    if not callable(fn):
-        raise TypeError(f"{what} must be a function, not {fn!r}; give a function, not what it returns")
-    if iscoroutinefunction(fn) or iscoroutinefunction(type(fn).__call__):
-        raise TypeError(f"{what} must be a plain function, not the async {fn!r}: nothing here awaits what it returns")
-    return fn
 
 
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:

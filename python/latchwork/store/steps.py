@@ -95,6 +95,10 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
+    return _run_here(steps, attempt)
+
+
+def _run_here(steps: Steps[T], attempt: Attempt | None) -> T:
     try:
         return _go_on(steps, None, attempt)
     except ReentrantCall:
@@ -145,7 +149,12 @@ def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
     return _driven(protocol, ends=True)
 
 
-def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
+def undoable(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
+    """Like ``driven``, for a protocol that waits for no server: it may be called in an event loop."""
+    return _driven(protocol, ends=False, drive=_run_here)
+
+
+def _driven(protocol: Callable[P, Steps[T]], *, ends: bool, drive: Callable[..., T] = run) -> Callable[P, T]:
     @wraps(protocol)
     def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
         try:
@@ -153,7 +162,7 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
         except TypeError as error:  # of the arguments: nothing of it has run
             raise _better_named(protocol, options, error) from None
 
-    made = wraps(protocol)(Driven(begun, run, ends))
+    made = wraps(protocol)(Driven(begun, drive, ends))
     made.__dict__.update(ends=ends, begun=begun)  # for other drivers
     return cast("Callable[P, T]", made)
 

@@ -4,31 +4,112 @@ It keeps to itself how values become bytes, how exceptions are taken apart, and 
 under supervision have a door of their own: ``latchwork.tasks.children``.
 """
 
-from latchwork.tasks.blobs import BlobRef, Blobs
-from latchwork.tasks.errors import (
-    BadPayload,
-    NotSerializable,
-    PayloadTooLarge,
-    PickleRefused,
-    RemoteError,
-    RemoteTraceback,
-    TaskProcessDied,
-    TaskRefused,
-    TaskStopped,
-    TaskTimeout,
-    UnknownFunction,
-)
-from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, task
-from latchwork.tasks.group_commit import GroupCommit
-from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
-from latchwork.tasks.payloads.outcome import Failure, Outcome
-from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
-from latchwork.tasks.retry import ONCE, Retry, backoff_s
-from latchwork.tasks.running.context import TaskContext, current_task
-from latchwork.tasks.running.feeder import Feeder
-from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
-from latchwork.tasks.running.performing import PICKLED, Call, RunAsync, perform, run_async
-from latchwork.tasks.running.slots import Slots
+from typing import TYPE_CHECKING
+
+from latchwork.doors import late
+
+if TYPE_CHECKING:
+    from latchwork.tasks.blobs import BlobRef, Blobs
+    from latchwork.tasks.errors import (
+        BadPayload,
+        NotSerializable,
+        PayloadTooLarge,
+        PickleRefused,
+        RemoteError,
+        RemoteTraceback,
+        TaskProcessDied,
+        TaskRefused,
+        TaskStopped,
+        TaskTimeout,
+        UnknownFunction,
+    )
+    from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, task
+    from latchwork.tasks.group_commit import GroupCommit
+    from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
+    from latchwork.tasks.payloads.outcome import Failure, Outcome
+    from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
+    from latchwork.tasks.retry import ONCE, Retry, backoff_s
+    from latchwork.tasks.running.context import TaskContext, current_task
+    from latchwork.tasks.running.feeder import Feeder
+    from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
+    from latchwork.tasks.running.performing import PICKLED, Call, RunAsync, perform, run_async
+    from latchwork.tasks.running.slots import Slots
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "latchwork.tasks.blobs": (
+                "BlobRef",
+                "Blobs",
+            ),
+            "latchwork.tasks.errors": (
+                "BadPayload",
+                "NotSerializable",
+                "PayloadTooLarge",
+                "PickleRefused",
+                "RemoteError",
+                "RemoteTraceback",
+                "TaskProcessDied",
+                "TaskRefused",
+                "TaskStopped",
+                "TaskTimeout",
+                "UnknownFunction",
+            ),
+            "latchwork.tasks.functions": (
+                "DEFAULT",
+                "Functions",
+                "Registered",
+                "RunIn",
+                "task",
+            ),
+            "latchwork.tasks.group_commit": ("GroupCommit",),
+            "latchwork.tasks.payloads.codec": (
+                "MAX_PAYLOAD_BYTES",
+                "Arguments",
+                "Codec",
+                "Payloads",
+                "PickleCodec",
+                "PlainCodec",
+            ),
+            "latchwork.tasks.payloads.outcome": (
+                "Failure",
+                "Outcome",
+            ),
+            "latchwork.tasks.payloads.template": (
+                "Later",
+                "encode_template",
+                "fill_template",
+                "laters",
+            ),
+            "latchwork.tasks.retry": (
+                "ONCE",
+                "Retry",
+                "backoff_s",
+            ),
+            "latchwork.tasks.running.context": (
+                "TaskContext",
+                "current_task",
+            ),
+            "latchwork.tasks.running.feeder": ("Feeder",),
+            "latchwork.tasks.running.feeding": (
+                "Bury",
+                "Done",
+                "Ending",
+                "FeederHooks",
+                "Release",
+                "Run",
+                "after_failure",
+            ),
+            "latchwork.tasks.running.performing": (
+                "PICKLED",
+                "Call",
+                "RunAsync",
+                "perform",
+                "run_async",
+            ),
+            "latchwork.tasks.running.slots": ("Slots",),
+        },
+    )
 
 __all__ = [
     "DEFAULT",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from latchwork.errors import LatchworkError
 
@@ -17,6 +16,8 @@ class UnknownFunction(LatchworkError, LookupError):
     @classmethod
     def of(cls, name: str, known: Iterable[str]) -> UnknownFunction:
         """The error about a name, with those that are near it."""
+        from difflib import get_close_matches  # rarely needed, and each process of a task imports this
+
         names = sorted(known)
         near = get_close_matches(name, names, _SHOWN) or names[:_SHOWN]
         there = f"near it: {', '.join(near)}" if near else "none is registered"

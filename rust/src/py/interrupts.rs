@@ -325,9 +325,12 @@ impl Driven {
         args: &Bound<'_, PyTuple>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> Result<Py<PyAny>, (PyErr, bool)> {
-        let fine = |error: PyErr| (error, true);
-        let steps = self.protocol.call(py, args, options).map_err(fine)?;
-        let attempt = Bound::new(py, Attempt::new()).map_err(fine)?;
+        // Making the steps runs lines of Python too: whatever ends that has begun nothing.
+        let steps = self.protocol.call(py, args, options).map_err(|error| {
+            let is_refused = !is_interrupt(py, &error); // wrong arguments: they are wrong the second time too
+            (error, is_refused)
+        })?;
+        let attempt = Bound::new(py, Attempt::new()).map_err(|error| (error, true))?;
         self.run.call1(py, (steps.bind(py), &attempt)).map_err(|error| {
             if !is_interrupt(py, &error) {
                 return (error, true);
@@ -418,5 +421,33 @@ impl Surely {
                 }
             }
         })
+    }
+}
+
+/// A method that returns its object: an `__enter__` with no bytecode at which an interrupt would skip `__exit__`.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Itself;
+
+#[pymethods]
+impl Itself {
+    #[new]
+    fn new() -> Self {
+        Self
+    }
+
+    fn __get__<'py>(
+        slf: &Bound<'py, Self>,
+        instance: Option<&Bound<'py, PyAny>>,
+        _owner: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match instance {
+            None => Ok(slf.clone().into_any()),
+            Some(instance) => bound(slf.py(), slf.clone().into_any(), instance),
+        }
+    }
+
+    #[allow(clippy::unused_self)] // called as a method
+    fn __call__(&self, instance: Py<PyAny>) -> Py<PyAny> {
+        instance
     }
 }

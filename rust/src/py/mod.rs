@@ -76,6 +76,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<interrupts::Attempt>()?;
     module.add_class::<interrupts::Driven>()?;
     module.add_class::<interrupts::Surely>()?;
+    module.add_class::<interrupts::Itself>()?;
     module.add_class::<items::ItemSet>()?;
     module.add_class::<assignment::Assignment>()?;
     module.add_class::<delta::Delta>()?;

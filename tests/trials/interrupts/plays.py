@@ -13,6 +13,7 @@ from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
+from trials.interrupts.plays_of_tasks import tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,6 +183,7 @@ def _queue() -> list[Play]:
         Play("Queue.put_many", p.Queue, lambda queue, *_: queue.put_many([b"a", b"b", b"c"]), done),
         Play("PriorityQueue.put_many", p.PriorityQueue, lambda queue, *_: queue.put_many([b"a", b"b"]), done),
         Play("Queue.take", filled, take, done),
+        Play("Claim.with", taken, _with, done),
         Play("Claim.ack", taken, lambda claim, *_: claim.ack(), ended),
         Play("Claim.release", taken, lambda claim, *_: claim.release(), ended),
     ]
@@ -226,6 +228,7 @@ def _backlog() -> list[Play]:
         Play("Backlog.put", p.Backlog, put, _emptied),
         Play("Backlog.try_take", _filled_backlog, take, _emptied),
         Play("Backlog.wait_free", _filled_backlog, lambda one, *_: one.wait_free("other", 0.01), _emptied),
+        Play("BacklogClaim.with", taken, _with, _emptied),
         Play("BacklogClaim.ack", taken, lambda claim, *_: claim.ack(), ended),
         Play("BacklogClaim.release", taken, lambda claim, *_: claim.release(count=False), ended),
         Play("BacklogClaim.bury", taken, lambda claim, *_: claim.bury(), ended),
@@ -273,6 +276,7 @@ PLAYS = [
     *_latch(),
     *_queue(),
     *_backlog(),
+    *tasks(),
     *onces(),
     *barriers(),
     *double_barriers(),

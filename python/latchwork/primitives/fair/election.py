@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Itself, mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
 from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
@@ -190,8 +190,7 @@ class Term(GuardsWork):
     def __repr__(self) -> str:
         return f"<Term {self._election.name!r} {self._election.node_id!r} {self.remaining_s():.2f}s>"
 
-    def __enter__(self) -> Term:
-        return self
+    __enter__ = Itself()
 
     @ending
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.interrupts import Itself
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -25,9 +25,6 @@ from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Signal, ask, ending
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Entry, Fence, Op
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +67,7 @@ class Taken(GuardsWork):
         fence = store.fence(claim.created, At(claim), *checks, session.fence)
         self._ownership = Ownership.by_session(what, fence, session, store.clock)
 
-    def __enter__(self) -> Self:
-        return self
+    __enter__ = Itself()
 
     @ending
     async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:

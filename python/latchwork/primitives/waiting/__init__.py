@@ -8,15 +8,16 @@ from latchwork.primitives.waiting.common import (
     Closes,
     Identity,
     Patience,
+    Starts,
     check_name,
     check_text,
     check_whole,
     delay_s,
 )
-from latchwork.primitives.waiting.stop import StopSignal
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.primitives.waiting.work import Ownership, Work
+from latchwork.stops import StopSignal
 
 __all__ = [
     "Announcer",
@@ -24,6 +25,7 @@ __all__ = [
     "Identity",
     "Ownership",
     "Patience",
+    "Starts",
     "StopSignal",
     "Waiter",
     "Waits",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.callers import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
+from latchwork.interrupts import Itself
 from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.driving.bell import Bell
 from latchwork.store.keys import validate_name
@@ -119,15 +120,14 @@ def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
 class Closes(ABC):
     """What a ``with`` closes at its end."""
 
-    def __enter__(self) -> Self:
-        return self
+    __enter__ = Itself()
 
     @ending
     async def __exit__(self, *_: object) -> None:
         await called_as_steps(self.close)
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self) -> object:
         """From any thread; twice is fine."""
 
 

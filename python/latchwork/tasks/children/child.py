@@ -18,19 +18,18 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError, WaitTimeout
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Itself, mutex, surely
 from latchwork.store.forks import Home
-from latchwork.tasks.children.order import is_readable, moment_text, order_of, start_shim
+from latchwork.store.steps import OnInterrupt, undoable
+from latchwork.tasks.children.order import Shim, is_readable, moment_text, order_of
 from latchwork.tasks.children.streams import Stream, Streams
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Why a child has ended: by itself, at the end of its time, told to, with its parent, or its supervisor was killed.
 Why = Literal["exited", "deadline", "told", "parent", "unsupervised"]
@@ -127,34 +126,39 @@ class Child:
         self._end: ChildEnd | None = None
         self._heard = b""
         self._is_closed = False
-        streams = Streams(stdin, stdout, stderr)
+        self._shim = Shim()
+        self._start(order, Streams(stdin, stdout, stderr), keep, label)
+
+    @undoable
+    async def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
+        await OnInterrupt(partial(self._give_up, streams))  # nobody else could end it
         try:
-            self._shim, self._orders, self._reports = start_shim(order, streams.theirs, keep, label)
-        except BaseException:
-            streams.close()
-            raise
-        finally:
+            self._shim.start(order, streams.theirs, keep, label)
             streams.close_theirs()
-        self.stdin, self.stdout, self.stderr = streams.ours
-        try:
+            self.stdin, self.stdout, self.stderr = streams.ours
             self.pid = self._hear_start()
-        except BaseException:
-            streams.close()
-            self._settle()
+        except Exception:
+            self._give_up(streams)
             raise
+
+    def _give_up(self, streams: Streams) -> None:
+        """After an error, or an interrupt: leave neither a process nor a descriptor."""
+        streams.close_theirs()
+        streams.close()
+        self._settle()
 
     def __repr__(self) -> str:
         return f"<Child {self.pid} {self._what} {self._end or 'running'}>"
 
-    def __enter__(self) -> Self:
-        return self
+    __enter__ = Itself()
 
+    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def fileno(self) -> int:
         """A descriptor that is readable once it has ended: for ``select``; ``poll`` then has the end."""
-        return self._reports
+        return self._shim.reports
 
     def allow(self, until: float) -> None:
         """Let it run until that moment of the boot clock, whether that is later or earlier than before."""
@@ -208,14 +212,14 @@ class Child:
         with self._mutex:
             if not self._is_closed and self._end is None:
                 with suppress(BrokenPipeError, BlockingIOError):  # it has ended; or its supervisor is frozen
-                    os.write(self._orders, line.encode() + b"\n")
+                    os.write(self._shim.orders, line.encode() + b"\n")
 
     def _wait(self, timeout_s: float | None) -> ChildEnd | None:
         self._home.check()
         until = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         while self._end is None:
             left_s = None if until is None else max(0.0, until - SYSTEM_CLOCK.now())
-            if not is_readable(self._reports, left_s):
+            if not is_readable(self._shim.reports, left_s):
                 return None
             self._hear()
         return self._end
@@ -225,7 +229,7 @@ class Child:
         with self._mutex:
             if self._end is not None:
                 return
-            part = os.read(self._reports, 4096) if is_readable(self._reports, 0.0) else None
+            part = os.read(self._shim.reports, 4096) if is_readable(self._shim.reports, 0.0) else None
             if part is None:
                 return
             self._heard += part
@@ -246,7 +250,7 @@ class Child:
     def _hear_start(self) -> int:
         heard = b""
         while not heard.endswith(b"\n"):
-            part = os.read(self._reports, 4096)
+            part = os.read(self._shim.reports, 4096)
             if not part:
                 raise CannotStart(f"{self._what} could not be started: its supervisor ended")
             heard += part
@@ -262,11 +266,8 @@ class Child:
     def _settle(self) -> None:
         """Give back the descriptors, once."""
         with self._mutex:
-            if self._is_closed:
-                return
             self._is_closed = True
-        os.close(self._orders)
-        os.close(self._reports)
+            self._shim.close_pipes()
         self._shim.wait()
 
 

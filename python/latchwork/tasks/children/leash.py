@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Itself, mutex, surely
 from latchwork.tasks.children.child import Child
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Leash:
@@ -41,9 +37,9 @@ class Leash:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    __enter__ = Itself()
 
+    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 

@@ -70,33 +70,63 @@ def moment_text(until: float) -> str:
     return repr(max(0.0, float(until)))
 
 
-def start_shim(
-    order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str
-) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start a supervisor, and give it its order: its process, where orders go, where reports come from."""
-    order[5] = " ".join(map(str, streams)).encode()
-    body = b"\0".join(order)
-    theirs_in, orders = os.pipe()
-    reports, theirs_out = os.pipe()
-    try:
-        shim = subprocess.Popen(  # noqa: S603 - what it is for
-            [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
-            stdin=theirs_in,
-            stdout=theirs_out,
-            pass_fds=[*streams, *keep],
-            start_new_session=True,
-            cwd="/",
-        )
-        _write_all(orders, f"{len(body):0{_DIGITS}d}".encode() + body)
-        os.set_blocking(orders, False)
-    except BaseException:
-        os.close(orders)
-        os.close(reports)
-        raise
-    finally:
-        os.close(theirs_in)
-        os.close(theirs_out)
-    return shim, orders, reports
+class Shim:
+    """A supervisor: not started yet. It ends, with all that is its, once ``orders`` is closed.
+
+    Attributes:
+        process: its process; None before it was started.
+        orders: where orders go; -1 when it is closed.
+        reports: where reports come from; the same.
+    """
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.orders = self.reports = -1
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 before it was started."""
+        return 0 if self.process is None else self.process.pid
+
+    def kill(self) -> None:
+        """End it by force; the kernel ends its command then."""
+        if self.process is not None:
+            self.process.kill()
+
+    def start(self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str) -> None:
+        """Start it, and give it its order."""
+        order[5] = " ".join(map(str, streams)).encode()
+        body = b"\0".join(order)
+        theirs_in, self.orders = os.pipe()
+        self.reports, theirs_out = os.pipe()
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - what it is for
+                [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
+                stdin=theirs_in,
+                stdout=theirs_out,
+                pass_fds=[*streams, *keep],
+                start_new_session=True,
+                cwd="/",
+            )
+            _write_all(self.orders, f"{len(body):0{_DIGITS}d}".encode() + body)
+            os.set_blocking(self.orders, False)
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    def close_pipes(self) -> None:
+        """Close the pipes, once: one thread at a time."""
+        orders, self.orders = self.orders, -1  # first: a number that is closed twice may be another's by then
+        if orders >= 0:
+            os.close(orders)
+        reports, self.reports = self.reports, -1
+        if reports >= 0:
+            os.close(reports)
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        if self.process is not None:
+            self.process.wait()
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -9,7 +9,7 @@ Nothing here touches the network.
 from __future__ import annotations
 
 import dataclasses
-import zoneinfo
+import sys
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -109,10 +109,10 @@ class _Packer:
         return self._ext(mark, text.encode())
 
     def _moment(self, value: datetime | time, mark: int) -> Any:
-        zone = value.tzinfo
+        zone: Any = value.tzinfo
         if zone is None or type(zone) is timezone:
             name = ""
-        elif type(zone) is zoneinfo.ZoneInfo and zone.key in _zones():
+        elif _is_zone_info(zone) and zone.key in _zones():
             name = zone.key
         else:
             self._refuse(value, f"its time zone is a {type(zone).__name__}; use timezone or ZoneInfo")
@@ -239,14 +239,24 @@ def _moment(kind: type[datetime | time]) -> Callable[[_Decode, memoryview], Any]
             return moment
         if zone not in _zones():
             raise BadPayload(f"no time zone {short(zone)} is known here; install tzdata")
-        return moment.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+        from zoneinfo import ZoneInfo  # rarely needed
+
+        return moment.replace(tzinfo=ZoneInfo(zone))
 
     return make
 
 
 @cache
 def _zones() -> frozenset[str]:
-    return frozenset(zoneinfo.available_timezones())
+    from zoneinfo import available_timezones  # rarely needed
+
+    return frozenset(available_timezones())
+
+
+def _is_zone_info(zone: Any) -> bool:
+    """Nobody has such a zone who has not imported its module."""
+    loaded = sys.modules.get("zoneinfo")
+    return loaded is not None and type(zone) is loaded.ZoneInfo
 
 
 def _object(decode: _Decode, data: memoryview) -> Parts:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -84,6 +83,8 @@ class Body:
         if not is_main:
             return importlib.import_module(name)
         if MAIN not in sys.modules:
+            import runpy  # few need it, and this process is to be there soon
+
             sys.modules[MAIN] = made = types.ModuleType(MAIN)
             run = partial(runpy.run_path, main_path) if main_path else partial(runpy.run_module, main_name)
             made.__dict__.update(run(run_name=MAIN))

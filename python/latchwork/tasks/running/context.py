@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
-from latchwork.primitives.waiting import StopSignal
+from latchwork.stops import StopSignal
 from latchwork.tasks.errors import TaskRefused
 from latchwork.types import Fence
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
+from latchwork.interrupts import Finally
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
@@ -32,8 +34,6 @@ from latchwork.tasks.running.slots import Slots
 from latchwork.types import Absent, Check, Op
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from latchwork.store import Store
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ REFUSED_S = 10.0
 _MOST_REFUSED = 10_000
 
 
-class Feeder:
+class Feeder(Starts):
     """Keeps slots busy with items of a backlog. Safe to share between threads.
 
     Args:
@@ -92,35 +92,37 @@ class Feeder:
         self._refused: dict[str, float] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_over = True, False
+        self._takes, self._is_over, self._is_started = True, False, False
         self._is_poked = self._is_hungry = False
         self._looks = self._last_found = 0
         self._counts: Counter[str] = Counter()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self) -> None:
-        """Begin to take items, in the background. Twice is fine.
+        """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
 
         Raises:
             Closed: it was closed.
         """
         self._home.check()
-        with self._bell.mutex:
+        with Finally(self._unless_started), self._bell.mutex:
             if self._stop.is_set():
                 raise Closed("this feeder was closed; make another one")
-            if self._threads:
+            if self._is_started:
                 return
             self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
             self._threads.append(Background(self._guard, f"latchwork-feeder-guard-{self._node_id}"))
             for lane in dict.fromkeys(self._hooks.waits()):
                 self._threads.append(Background(partial(self._wait, lane), f"latchwork-feeder-wait-{lane}"))
+            self._is_started = True
+
+    def _unless_started(self) -> None:
+        if not self._is_started:
+            self.end_soon()
+
+    def end_soon(self) -> None:
+        """After an interrupt: close, in the background."""
+        Background(partial(called, self.close), f"latchwork-feeder-close-{self._node_id}")
 
     def poke(self) -> None:
         """Look for items soon: something has changed that no lane tells."""

@@ -5,11 +5,11 @@ Nothing here touches the network.
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latchwork.checks import late_result
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, TaskRefused, UnknownFunction
@@ -17,6 +17,9 @@ from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Arguments, Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext, running
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: The name of a call whose function is in its payload: pickled.
 PICKLED = ""
@@ -26,6 +29,7 @@ RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
 
 def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
     """Run a coroutine on an event loop of its own, in this thread."""
+    import asyncio  # each process of a task imports this module, and few need that one
 
     async def main() -> Any:
         inner = asyncio.ensure_future(body)
@@ -71,7 +75,9 @@ def perform(
         value = _called(registered, arguments, context, run_loop)
     except TaskRefused as error:
         return Outcome.failed(error, is_refusal=True)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except BaseException as error:
+        if not isinstance(error, (Exception, SystemExit, *_cancelled())):
+            raise
         return Outcome.failed(_without_our_frames(error))
     finally:
         running.reset(token)
@@ -116,6 +122,12 @@ def _with_context(
         return arguments
     bound = registered.signature.bind(*arguments.args, **arguments.kwargs).arguments
     return registered.spread({**bound, **dict.fromkeys(names, context)})
+
+
+def _cancelled() -> tuple[type[BaseException], ...]:
+    """What asyncio raises in what is cancelled; nothing while nobody has imported it."""
+    loaded = sys.modules.get("asyncio.exceptions")
+    return () if loaded is None else (loaded.CancelledError,)
 
 
 def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:

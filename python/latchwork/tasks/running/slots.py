@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import condition, mutex
+from latchwork.interrupts import Finally, Itself, condition, mutex, surely
 from latchwork.store.forks import Home
 from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered, RunIn
@@ -28,8 +29,6 @@ from latchwork.tasks.running.performing import Call, RunAsync, perform, run_asyn
 from latchwork.tasks.running.process import TaskProcess
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from latchwork.tasks.children import Leash
 
 _log = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ class _Run:
     outcome: Future[Outcome] = field(default_factory=Future)
     stopped_at: float | None = None
     is_late: bool = False
+    is_begun: bool = False
+    is_started: bool = False
     forget: Callable[[], None] = lambda: None
 
     def end(self, outcome: Outcome) -> None:
@@ -57,6 +58,10 @@ class _Run:
             pass
         except SystemExit:  # of a callback: it ends itself, and not the slot
             _log.exception("a callback of task %s called exit", self.context.task_id)
+
+
+def _thread(target: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=target, name=name, daemon=True)
 
 
 class Slots:
@@ -105,9 +110,9 @@ class Slots:
         self._watcher: threading.Thread | None = None
         self._closed = False
 
-    def __enter__(self) -> Self:
-        return self
+    __enter__ = Itself()
 
+    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -137,6 +142,25 @@ class Slots:
         self._home.check()
         run = _Run(call, context)
         run.outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        with Finally(partial(self._unless_started, run)):
+            self._take_in(run)
+            run.forget = context.on_stop(self._wake)
+            run.is_started = True
+        return run.outcome
+
+    def _unless_started(self, run: _Run) -> None:
+        """After an interrupt: nobody has the outcome, so it does not run, or is told to stop."""
+        if run.is_started:
+            return
+        with self._mutex:
+            if run in self._waiting:
+                self._waiting.remove(run)
+            if not run.is_begun:
+                self._runs.pop(run, None)
+        if run.is_begun:
+            run.context.stop()
+
+    def _take_in(self, run: _Run) -> None:
         with self._mutex:
             if self._closed:
                 raise Closed("these slots were closed; make others")
@@ -144,13 +168,16 @@ class Slots:
                 raise LatchworkError(f"all {self.count} slots are taken; look at free before")
             self._runs[run] = None
             self._waiting.append(run)
-            if len(self._threads) < min(self.count, len(self._runs)):
-                self._threads.append(self._begin(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
-            if self._watcher is None:
-                self._watcher = self._begin(self._watch, f"latchwork-slots-{self._label}")
+            threads = [
+                each for each in self._threads if each.is_alive()
+            ]  # an interrupt may have come before one's start
+            if len(threads) < min(self.count, len(self._runs)):
+                self._threads = [*threads, _thread(self._work, f"latchwork-slot-{self._label}-{len(threads)}")]
+                self._threads[-1].start()
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = _thread(self._watch, f"latchwork-slots-{self._label}")
+                self._watcher.start()
             self._changed.notify_all()
-        run.forget = context.on_stop(self._wake)
-        return run.outcome
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """Tell all calls to stop, and wait until they have ended; the tasks that have not. Twice is fine."""
@@ -164,15 +191,10 @@ class Slots:
             run.context.stop()
         until = self._clock.now() + timeout_s
         for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - self._clock.now()))
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs)
-
-    def _begin(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        return thread
 
     def _wake(self) -> None:
         with self._mutex:
@@ -194,6 +216,7 @@ class Slots:
                 if self._closed:
                     return None
                 self._changed.wait()
+            self._waiting[0].is_begun = True
             return self._waiting.popleft()
 
     def _run_one(self, run: _Run, process: TaskProcess) -> None:

@@ -9,9 +9,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from latchwork.checks import check_listener
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.interrupts import mutex
-from latchwork.store.observers import check_listener
 
 _log = logging.getLogger(__name__)
 
