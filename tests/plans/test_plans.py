@@ -21,6 +21,7 @@ from latchwork.plans import (
     WrongState,
 )
 from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress
 from latchwork.plans.records import PlanRecord, result_value
 from latchwork.store.steps import run
 from latchwork.tasks import Functions, Outcome, Payloads, Retry, TaskContext
@@ -336,6 +337,28 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
         assert handle.wait(WAIT_S).state is PlanState.COMPLETED
     assert CALLS == [("add", 41)]
     assert entry.key == f"plans/plans/{plan.id}"
+
+
+def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store, plans, place):
+    with plans.new(id="p") as plan:
+        one, two = plan.add(echo, 1, name="one"), plan.add(echo, 2, name="two")
+        plan.add(total, [one, two], name="sum")
+        plan.add(echo, name="alone")
+        plan.add(echo, name="apart")
+    progress = Progress(place)
+    for pair in (("one", "two"), ("alone", "apart")):
+        _, record = run(place.plan("p"))
+        tasks = run(place.tasks("p", pair))
+        for key in [e.key for e in store.list("plans/todo/p", recursive=True)]:
+            if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
+                store.delete(key)
+        edits = [run(progress.passed_on("p", record, each, b"=")) for each in tasks]
+        assert [run(place.commit(each)) for each in edits] == [True, False]
+        assert run(progress.passed_on("p", record, tasks[1], b"=")) is None or pair == ("one", "two")
+    last = run(progress.passed_on("p", record, run(place.tasks("p", ["two"]))[0], b"="))
+    assert last is not None
+    assert run(place.commit(last))
+    assert run(place.tasks("p", ["sum"]))[0].record.state is TaskState.READY
 
 
 def test_a_task_that_vanishes_is_skipped_quietly(store, plans, worker, place, caplog):
