@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -396,6 +397,46 @@ def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, place, work
 
 
 # Tasks added meanwhile
+
+
+def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_them(store, plans, worker):
+    with plans.new(keep_results_s=0.2) as plan:
+        middle = plan.add(large, 1_000_000)
+        named = plan.add(echo, 7, name="named")
+        plan.add(echo, named)
+        last = plan.add(size_of, middle)
+    handle = plan.handle
+    assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    wait_until(lambda: run_of(plans).are_results_gone)
+    assert store.get(f"plans/results/{handle.id}/{middle.name}") is None
+    with pytest.raises(NoResult, match="kept no longer"):
+        handle.result(middle, 0)
+    assert (handle.result("named", 0), handle.result(last, 0)) == ([7], 1_000_000)
+    assert store.list(f"plans/data/{handle.id}", recursive=True) == []
+
+
+def run_of(plans):
+    ((_, record),) = plans.list()
+    return record
+
+
+def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed(store, plans):
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new(keep_results_s=3600.0) as kept:
+            kept.add(total, [kept.add(add, 1, 2)])
+        with plans.new(keep_results_s=0.0, on_failure="continue") as failed:
+            failed.add(fails, failed.add(add, 1, 2))
+        assert failed.handle.wait(WAIT_S).state is PlanState.FAILED
+        assert kept.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    key = f"plans/plans/{kept.id}"
+    record = PlanRecord.of(store.get(key).value)
+    plans.sweep()
+    assert len(store.list(f"plans/results/{kept.id}")) == 2
+    store.put(key, replace(record, keep_results_s=0.0).to_bytes())
+    assert plans.sweep() == 1
+    assert [each.key.rpartition("/")[2] for each in store.list(f"plans/results/{kept.id}")] == ["t00001"]
+    assert plans.sweep() == 0
+    assert len(store.list(f"plans/results/{failed.id}")) == 2
 
 
 def test_tasks_are_added_to_a_plan_that_runs(plans, worker):
