@@ -67,10 +67,16 @@ def _find(target: str) -> object:
         raise UsageError(
             f"target {target!r} is not module:attribute; write for example jobs:report for report in jobs.py"
         )
-    return _attribute(_import(name), name, attribute)
+    return _attribute(import_module(name), name, attribute)
 
 
-def _import(name: str) -> ModuleType:
+def import_module(name: str) -> ModuleType:
+    """Import a module with the current directory importable.
+
+    Raises:
+        UsageError: there is none.
+        TargetFailed: it raised.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
