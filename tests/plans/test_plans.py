@@ -333,6 +333,9 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     task = run(place.tasks(plan.id, ["first"]))[0]
     done = place.edges.finished(plan.id, record, task, result_value(outcome), [])
     store.commit(done.checks, done.ops)
+    for each in store.list("plans/backlog/lanes", recursive=True):
+        if "@start" in each.key:  # whoever takes that looks at all tasks
+            store.delete(each.key)
     with PlanWorker(store, functions=FUNCTIONS):
         assert handle.result("second", WAIT_S) == 41
         assert handle.wait(WAIT_S).state is PlanState.COMPLETED
