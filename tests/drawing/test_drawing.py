@@ -243,3 +243,13 @@ def test_pictures_look_as_they_did(name, ending, draw):
     if os.environ.get("LATCHWORK_GOLDEN"):
         file.write_text(drawn, encoding="utf-8")
     assert drawn == file.read_text(encoding="utf-8")
+
+
+def test_a_node_without_edges_stands_beside_the_others():
+    edges = [
+        Edge(source, target) for source, target in ("ae", "be", "bf", "cf", "cg", "dg", "eh", "fh", "gh", "hi", "ai")
+    ]
+    names = {**{each: f"t0000{each}" for each in "abcdefgh"}, "i": "i" * 30, "j": "alone"}
+    boxes = lay_out(Graph([Node(each, text, "", "") for each, text in names.items()], edges)).boxes
+    first = sorted((box.x, box.x + box.width) for box in boxes.values() if box.y == boxes["j"].y)
+    assert [round(right[0] - left[1]) for left, right in itertools.pairwise(first)] == [20] * 4

@@ -13,6 +13,7 @@ from mutants import (
     of_numbers,
     of_operations,
     of_persistent_locks,
+    of_plans,
     of_queues,
     of_shared_backends,
     of_store,
@@ -38,4 +39,5 @@ DEFECTS = (
     *of_operations.DEFECTS,
     *of_tasks.DEFECTS,
     *of_workers.DEFECTS,
+    *of_plans.DEFECTS,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from latchwork.plans import (
     WrongState,
 )
 from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress
 from latchwork.plans.records import PlanRecord, result_value
 from latchwork.store.steps import run
 from latchwork.tasks import Functions, Outcome, Payloads, Retry, TaskContext
@@ -331,11 +333,36 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     task = run(place.tasks(plan.id, ["first"]))[0]
     done = place.edges.finished(plan.id, record, task, result_value(outcome), [])
     store.commit(done.checks, done.ops)
+    for each in store.list("plans/backlog/lanes", recursive=True):
+        if "@start" in each.key:  # whoever takes that looks at all tasks
+            store.delete(each.key)
     with PlanWorker(store, functions=FUNCTIONS):
         assert handle.result("second", WAIT_S) == 41
         assert handle.wait(WAIT_S).state is PlanState.COMPLETED
     assert CALLS == [("add", 41)]
     assert entry.key == f"plans/plans/{plan.id}"
+
+
+def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store, plans, place):
+    with plans.new(id="p") as plan:
+        one, two = plan.add(echo, 1, name="one"), plan.add(echo, 2, name="two")
+        plan.add(total, [one, two], name="sum")
+        plan.add(echo, name="alone")
+        plan.add(echo, name="apart")
+    progress = Progress(place)
+    for pair in (("one", "two"), ("alone", "apart")):
+        _, record = run(place.plan("p"))
+        tasks = run(place.tasks("p", pair))
+        for key in [e.key for e in store.list("plans/todo/p", recursive=True)]:
+            if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
+                store.delete(key)
+        edits = [run(progress.passed_on("p", record, each, b"=")) for each in tasks]
+        assert [run(place.commit(each)) for each in edits] == [True, False]
+        assert run(progress.passed_on("p", record, tasks[1], b"=")) is None or pair == ("one", "two")
+    last = run(progress.passed_on("p", record, run(place.tasks("p", ["two"]))[0], b"="))
+    assert last is not None
+    assert run(place.commit(last))
+    assert run(place.tasks("p", ["sum"]))[0].record.state is TaskState.READY
 
 
 def test_a_task_that_vanishes_is_skipped_quietly(store, plans, worker, place, caplog):
@@ -373,6 +400,46 @@ def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, place, work
 
 
 # Tasks added meanwhile
+
+
+def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_them(store, plans, worker):
+    with plans.new(keep_results_s=0.2) as plan:
+        middle = plan.add(large, 1_000_000)
+        named = plan.add(echo, 7, name="named")
+        plan.add(echo, named)
+        last = plan.add(size_of, middle)
+    handle = plan.handle
+    assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    wait_until(lambda: run_of(plans).are_results_gone)
+    assert store.get(f"plans/results/{handle.id}/{middle.name}") is None
+    with pytest.raises(NoResult, match="kept no longer"):
+        handle.result(middle, 0)
+    assert (handle.result("named", 0), handle.result(last, 0)) == ([7], 1_000_000)
+    assert store.list(f"plans/data/{handle.id}", recursive=True) == []
+
+
+def run_of(plans):
+    ((_, record),) = plans.list()
+    return record
+
+
+def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed(store, plans):
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new(keep_results_s=3600.0) as kept:
+            kept.add(total, [kept.add(add, 1, 2)])
+        with plans.new(keep_results_s=0.0, on_failure="continue") as failed:
+            failed.add(fails, failed.add(add, 1, 2))
+        assert failed.handle.wait(WAIT_S).state is PlanState.FAILED
+        assert kept.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    key = f"plans/plans/{kept.id}"
+    record = PlanRecord.of(store.get(key).value)
+    plans.sweep()
+    assert len(store.list(f"plans/results/{kept.id}")) == 2
+    store.put(key, replace(record, keep_results_s=0.0).to_bytes())
+    assert plans.sweep() == 1
+    assert [each.key.rpartition("/")[2] for each in store.list(f"plans/results/{kept.id}")] == ["t00001"]
+    assert plans.sweep() == 0
+    assert len(store.list(f"plans/results/{failed.id}")) == 2
 
 
 def test_tasks_are_added_to_a_plan_that_runs(plans, worker):

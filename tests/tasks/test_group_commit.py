@@ -9,9 +9,17 @@ from concurrent.futures import CancelledError
 import pytest
 
 import latchwork
-from latchwork.errors import Closed, Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable, ValueTooLarge
+from latchwork.errors import (
+    Closed,
+    Conflict,
+    InvalidKey,
+    LockLost,
+    OutcomeUnknown,
+    Unavailable,
+    ValueTooLarge,
+)
 from latchwork.tasks import GroupCommit
-from latchwork.tasks.batching import MOST_CHECKS, MOST_OPS, Unit, blamed, gather
+from latchwork.tasks.batching import MOST_CHECKS, MOST_OPS, Unit, blamed, gather, ops_of
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Fence, Put, SessionAlive
 
@@ -73,6 +81,38 @@ def test_units_that_ask_the_same_go_together():
     assert together(unit(shared, [Put("a", b"")]), unit(shared, [Put("b", b"")])) == [0, 1]
 
 
+def test_units_that_write_the_same_to_a_key_that_none_asks_about_share_that_write():
+    mark = Put("mark", b"")
+    one, two, three = (unit([at(f"claim{n}")], [Delete(f"claim{n}"), mark]) for n in range(3))
+    assert together(one, two, three) == [0, 1, 2]
+    assert ops_of([one, two, three]) == [Delete("claim0"), mark, Delete("claim1"), Delete("claim2")]
+    assert together(*(unit([], [mark, *(Put(f"{n}-{m}", b"") for m in range(44))]) for n in range(3))) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (unit([], [Put("mark", b"")]), unit([], [Put("mark", b"other")])),
+        (unit([], [Put("mark", b"")]), unit([], [Put("mark", b"", Session("1"))])),
+        (unit([], [Put("mark", b"", Session("1"))]), unit([], [Put("mark", b"", Session("1"))])),
+        (unit([], [Create("mark", b"")]), unit([], [Create("mark", b"")])),
+        (unit([], [Put("mark", b"")]), unit([], [Create("mark", b"")])),
+        (unit([], [Put("mark", b"")]), unit([at("mark")], [Put("mark", b"")])),
+        (unit([at("mark")], [Put("mark", b"")]), unit([], [Put("mark", b"")])),
+    ],
+)
+def test_a_write_is_shared_with_the_same_one_alone(one, other):
+    assert together(one, other) == [0]
+
+
+def test_a_write_overtakes_no_other_write_of_its_key_though_it_is_shared_with_a_third():
+    same, other = Put("mark", b"1"), Put("mark", b"2")
+    assert together(unit([], [same]), unit([], [other]), unit([], [same])) == [0]
+    assert together(unit([], [Put("a", b"")]), unit([], [Put("a", b"b"), other]), unit([], [other])) == [0, 2]
+    blocked = [unit([], [Create("a", b""), each]) for each in (same, other)]
+    assert together(unit([], [Create("a", b"")]), *blocked, unit([], [other])) == [0]
+
+
 def test_a_unit_overtakes_none_that_it_touches():
     first, second = unit([], [Put("a", b"1")]), unit([], [Put("a", b"2"), Put("b", b"2")])
     third, fourth = unit([], [Put("b", b"3")]), unit([], [Put("c", b"4")])
@@ -81,7 +121,9 @@ def test_a_unit_overtakes_none_that_it_touches():
 
 
 def test_a_unit_that_asks_about_a_key_does_not_overtake_the_one_that_writes_it():
-    assert together(unit([], [Put("a", b"")]), unit([], [Put("a", b""), Put("b", b"")]), unit([Absent("b")], [])) == [0]
+    assert together(unit([], [Put("a", b"1")]), unit([], [Put("a", b"2"), Put("b", b"")]), unit([Absent("b")], [])) == [
+        0
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +193,15 @@ def test_units_that_come_while_a_commit_is_in_flight_go_in_one_transaction(store
         assert results(futures) == [None] * 41
     assert sent == [1, 40]
     assert len(store.children("k")) == 41
+
+
+def test_units_that_share_a_write_land_in_one_transaction_and_each_is_refused_alone(store):
+    store.create("k/b", b"")
+    with GroupCommit(store) as commits:
+        commits.submit([], [Put("k/held", b"")], never).result(PATIENCE_S)
+        futures = [commits.submit([], [Create(f"k/{each}", b""), Put("k/mark", b"")], never) for each in "abc"]
+        assert [type(error) for error in results(futures)] == [type(None), Conflict, type(None)]
+    assert store.children("k") == ["a", "b", "c", "held", "mark"]
 
 
 def test_a_refusal_answers_its_own_unit_and_no_other(store):

@@ -13,7 +13,7 @@ from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, add, examples
 from latchwork.cli.processes import owned
 from latchwork.cli.screens import show, status, tree, why
-from latchwork.cli.systems import executor, workers
+from latchwork.cli.systems import executor, plans, workers
 from latchwork.cli.text import say
 
 app = typer.Typer(
@@ -67,6 +67,7 @@ add(
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(jobs.jobs_app, name="jobs")
 app.add_typer(show.once_app, name="once")
+app.add_typer(plans.plans_app, name="plans")
 app.add_typer(settings.settings_app, name="settings")
 app.add_typer(executor.executor_app, name="executor")
 app.add_typer(workers.workers_app, name="workers")

@@ -99,6 +99,8 @@ def centres(found: Layered, width_of: Callable[[Place], float], gap: float) -> d
         rows = found.rows if sweep % 2 == 0 else reversed(found.rows)
         for row in rows:
             _place_row(row, near, x, width_of, gap)
+    for row in found.rows:
+        _draw_near(row, found, x, width_of, gap)
     left = min((x[place] - width_of(place) / 2 for row in found.rows for place in row), default=0.0)
     return {place: at - left for place, at in x.items()}
 
@@ -120,6 +122,15 @@ def _place_row(
     ]
     for place, at, offset in zip(row, not_falling(wanted), offsets, strict=True):
         x[place] = at + offset
+
+
+def _draw_near(
+    row: Sequence[Place], found: Layered, x: dict[Place, float], width_of: Callable[[Place], float], gap: float
+) -> None:
+    """What is alone stands beside its left neighbour: nothing drew it along when the others moved."""
+    for left, place in pairwise(row):
+        if not found.above[place] and not found.below[place]:
+            x[place] = x[left] + (width_of(left) + width_of(place)) / 2 + gap
 
 
 def not_falling(wanted: Sequence[float]) -> list[float]:

@@ -7,6 +7,7 @@ stored once. It keeps to itself how plans are stored.
 from latchwork.plans.builder import PlanBuilder, Ref
 from latchwork.plans.errors import DuplicateTask, ForeignRef, NoResult, NoSuchPlan, NoSuchTask, WrongState
 from latchwork.plans.handle import PlanHandle, PlanStatus
+from latchwork.plans.looking import inspect
 from latchwork.plans.plans import Plans
 from latchwork.plans.records import PlanState, TaskState
 from latchwork.plans.worker import PlanWorker
@@ -26,4 +27,5 @@ __all__ = [
     "Ref",
     "TaskState",
     "WrongState",
+    "inspect",
 ]

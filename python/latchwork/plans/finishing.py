@@ -54,6 +54,8 @@ class _Begun:
 
     is_call: bool = False
     trouble: str = ""
+    plan: PlanRecord | None = None
+    task: Task | None = None
 
 
 class PlanHooks(FeederHooks):
@@ -141,21 +143,25 @@ class PlanHooks(FeederHooks):
         except LatchworkError as error:
             self._begun[claim] = _Begun(trouble=str(error))
             raise
-        self._begun[claim] = _Begun(is_call=True)
         return call
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
-        _, plan = await self._place.plan(plan_id)
-        found = await self._place.tasks(plan_id, [name])
-        if not found or found[0].record.state is not TaskState.READY or plan.state is not PlanState.READY:
+        known = self._known(plan_id)
+        names = Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
+        found, stored = await self._place.task_and_outcomes(plan_id, name, names)
+        if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
-        task = found[0].record
+        if known is None or known[1].state is not PlanState.READY:
+            raise NothingToRun("its plan has ended")
+        task = found.record
         if claim.attempts - 1 - task.attempts >= MOST_DEATHS:
             raise TaskProcessDied(f"task {name!r} of plan {plan_id!r} ended with {MOST_DEATHS} workers that ran it")
         template = task.args if task.args_at is None else await steps_of(self._place.blobs.read)(task.args_at)
-        stored = await self._place.outcomes(plan_id, task.args_from)
+        stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
         results = {each: Outcome.of(data).payload for each, data in stored.items()}
-        return Call(task.fn, fill_template(self._payloads, template, results, task.fn))
+        call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
+        self._begun[claim] = _Begun(is_call=True, plan=known[1], task=found)
+        return call
 
     # Ending
 
@@ -170,6 +176,12 @@ class PlanHooks(FeederHooks):
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
         try:
+            if outcome.is_success and begun.task is not None and begun.plan is not None:
+                self._begun[claim] = _Begun(is_call=True)  # if that is refused, the next way is one that cannot be
+                result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+                edit = await self._progress.passed_on(plan_id, begun.plan, begun.task, result)
+                if edit is not None:
+                    return Done(tuple(edit.checks), tuple(edit.ops))
             return await self._end_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
@@ -205,12 +217,12 @@ class PlanHooks(FeederHooks):
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
         result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
-        ready, are_all = await self._progress.last_of(plan_id, task)
-        edit = self._place.edges.finished(plan_id, plan, task, result, ready)
-        if are_all:
-            return Done(tuple(edit.checks), tuple(edit.ops))
-        await self._commit(edit.checks, edit.ops, claim)
-        return None
+        edit = self._place.edges.finished(plan_id, plan, task, result, ())
+        if not await self._commit(edit.checks, edit.ops, claim):
+            return None
+        await self._progress.propagate(plan_id, plan, task)
+        await self._progress.complete(plan_id)
+        return Done()
 
     async def _fail(
         self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, outcome: Outcome

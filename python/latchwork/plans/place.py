@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import time
-from typing import Any
 
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.plans.errors import NoSuchPlan
@@ -20,6 +19,8 @@ from latchwork.types import Check, Entry, Op
 
 #: Of so many keys each request asks.
 _TOGETHER = 500
+#: Of a task with more dependencies, not each edge is asked for.
+_FEW_DEPS = 32
 
 
 class Place:
@@ -76,6 +77,29 @@ class Place:
         entries = await ask(self.store.list, self.keys.edges(plan_id, name), limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
+    async def not_done(self, plan_id: str, tasks: Sequence[Task], but: str = "") -> dict[str, str]:
+        """By task, one that it waits for; those that wait for nothing, or for ``but`` alone, are left out.
+
+        Of several it is one of the last: the first ones are most likely about to end.
+        """
+        few = [each for each in tasks if len(each.record.deps) <= _FEW_DEPS]
+        pairs = [(each.name, dep) for each in few for dep in each.record.deps if dep != but]
+        found: dict[str, str] = {}
+        for at in range(0, len(pairs), _TOGETHER):
+            some = pairs[at : at + _TOGETHER]
+            entries = await ask(self.store.get_many, [self.keys.edge(plan_id, *pair) for pair in some])
+            found.update(pair for pair, entry in zip(some, entries, strict=True) if entry is not None)
+        for each in tasks:
+            if len(each.record.deps) > _FEW_DEPS:
+                after = self.keys.edge(plan_id, each.name, but) if but else None
+                edges = self.keys.edges(plan_id, each.name)
+                page = await ask(self.store.list, edges, limit=_FEW_DEPS, start_after=after)
+                page = page or await ask(self.store.list, edges, limit=2)
+                names = [name for entry in page if (name := entry.key.rpartition("/")[2]) != but]
+                if names:
+                    found[each.name] = names[-1]
+        return found
+
     async def is_anything_left(self, plan_id: str) -> bool:
         """Whether a task of the plan has not ended."""
         return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))
@@ -101,6 +125,28 @@ class Place:
             return result_value(outcome)
         return result_at(await steps_of(self.blobs.write)(plan_id, outcome))
 
+    async def task_and_outcomes(
+        self, plan_id: str, name: str, names: Sequence[str]
+    ) -> tuple[Task | None, dict[str, bytes]]:
+        """A task, and how others ended, in one request.
+
+        Raises:
+            BadRecord: one cannot be used.
+        """
+        some = names[: _TOGETHER - 1]
+        wanted = [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in some)]
+        task, *results = await ask(self.store.get_many, wanted)
+        found = await self._read(some, results)
+        return (None if task is None else Task.of(task)), found
+
+    async def _read(self, names: Sequence[str], entries: Sequence[Entry | None]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for name, entry in zip(names, entries, strict=True):
+            if entry is not None:
+                where = read_result(entry.value)
+                found[name] = await steps_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
+        return found
+
     async def outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
         """How tasks ended, by name; without those that have no result.
 
@@ -110,11 +156,8 @@ class Place:
         wanted = [self.keys.result(plan_id, name) for name in names]
         found: dict[str, bytes] = {}
         for at in range(0, len(wanted), _TOGETHER):
-            entries: list[Any] = await ask(self.store.get_many, wanted[at : at + _TOGETHER])
-            for name, entry in zip(names[at : at + _TOGETHER], entries, strict=True):
-                if entry is not None:
-                    where = read_result(entry.value)
-                    found[name] = await steps_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
+            entries = await ask(self.store.get_many, wanted[at : at + _TOGETHER])
+            found.update(await self._read(names[at : at + _TOGETHER], entries))
         return found
 
 

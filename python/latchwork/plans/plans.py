@@ -9,8 +9,9 @@ from latchwork.errors import BadRecord, Conflict
 from latchwork.plans.builder import Draft, Options, PlanBuilder
 from latchwork.plans.handle import PlanHandle
 from latchwork.plans.keys import MOST_PLAN, check_id
-from latchwork.plans.place import Place
+from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.retention import Retention
 from latchwork.plans.writing import start_draft
 from latchwork.store import Store
 from latchwork.store.steps import ask, driven
@@ -58,7 +59,9 @@ class Plans:
             on_failure: ``stop`` ends the plan when a task has failed for good; ``continue`` runs all that does not
                 depend on it.
             priority: 0 to 9; tasks of plans with 9 are taken first.
-            keep_results_s: how long results in the middle are kept after the end; None keeps all until ``remove``.
+            keep_results_s: seconds for which results of tasks without a name that others depend on are kept after the
+                plan has completed; a worker or a sweep deletes them then. Those of a plan that failed or was cancelled
+                are kept: ``recover`` goes on from them. None keeps all until ``remove``.
         Raises:
             InvalidKey, ValueError: of an option.
         """
@@ -90,7 +93,10 @@ class Plans:
 
     @driven
     async def sweep(self) -> int:
-        """Remove drafts whose builder is gone, and what is left of plans that are. By anybody; how many."""
+        """Remove drafts whose builder is gone, what is left of plans that are, and results whose time is over.
+
+        By anybody. How many plans that concerned.
+        """
         place = self._place
         seen = await ask(place.store.children, place.keys.all_tasks)
         plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(place.store.list, place.keys.plans)}
@@ -103,6 +109,7 @@ class Plans:
             if record.state is PlanState.DRAFT and await ask(place.store.get, place.keys.draft(plan_id)) is None:
                 edit = place.edges.removing(plan_id, entry, record)
                 count += await place.commit(edit)
+        count += await Retention(place).trim_all(plans.values(), now_ms())
         for plan_id in [each for each in seen if each not in plans]:
             count += await self._sweep_orphan(plan_id)
         return count

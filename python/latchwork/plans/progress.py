@@ -20,6 +20,8 @@ from latchwork.types import Delete
 
 #: So many successors are looked at together.
 _TOGETHER = 200
+#: So many that have not ended are looked at to find one that is not about to.
+_WITNESSES = 8
 
 
 class Progress:
@@ -30,14 +32,19 @@ class Progress:
 
     # Done
 
-    async def last_of(self, plan_id: str, task: Task) -> tuple[list[Task], bool]:
-        """The successors that wait for this task alone; and whether these are all of them."""
-        succ = task.record.succ
-        if not succ or len(succ) > MOST_TOGETHER:
-            return [], False
-        behind = [each for each in await self._place.tasks(plan_id, succ) if each.record.state is TaskState.WAITING]
-        found = [each for each in behind if await self._place.waits_for(plan_id, each.name) == [task.name]]
-        return found, len(found) == len(succ)
+    async def passed_on(self, plan_id: str, plan: PlanRecord, task: Task, result: bytes) -> Edit | None:
+        """The end of a task with all that follows from it; None where somebody has to look after it."""
+        place, succ = self._place, task.record.succ
+        if len(succ) > MOST_TOGETHER:
+            return None
+        tasks = await place.tasks(plan_id, succ) if succ else []
+        waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
+        others = await place.not_done(plan_id, waiting, task.name)
+        another = None
+        if not waiting:
+            left = [each for each in await place.left(plan_id, _WITNESSES) if each != task.name]
+            another = left[-1] if left else None
+        return place.edges.passed_on(plan_id, plan, task, result, waiting=waiting, others=others, another=another)
 
     async def propagate(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
         """A task is done: nobody waits for it any more, and those who wait for nothing are ready."""
@@ -54,7 +61,8 @@ class Progress:
         for at in range(0, len(names), _TOGETHER):
             tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-            free = [each for each in waiting if not await self._place.waits_for(plan_id, each.name, limit=1)]
+            others = await self._place.not_done(plan_id, waiting)
+            free = [each for each in waiting if each.name not in others]
             for first in range(0, len(free), MOST_TOGETHER):
                 await self._make_ready(plan_id, plan, free[first : first + MOST_TOGETHER])
 
@@ -70,7 +78,7 @@ class Progress:
     async def _try_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
         found = [task]
         while found and found[0].record.state is TaskState.WAITING:
-            if await self._place.waits_for(plan_id, task.name, limit=1):
+            if await self._place.not_done(plan_id, found):
                 return
             if await self._place.commit(self._place.edges.made_ready(plan_id, plan, found[0])):
                 return
@@ -80,7 +88,7 @@ class Progress:
         """End the plan if nothing of it is left. Asked by whoever ended a task that left nobody behind it."""
         place = self._place
         adds_key = place.keys.adds(plan_id)
-        while True:
+        while not await place.is_anything_left(plan_id):
             try:
                 entry, plan = await place.plan(plan_id)
             except NoSuchPlan:

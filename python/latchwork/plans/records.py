@@ -75,7 +75,9 @@ class PlanRecord:
         failed: the first of those that failed, with reasons.
         failures: whether any failed since it was started or recovered.
         outcome: what it becomes when cancelling has come to its end.
-        keep_results_s: how long results of tasks without a name, in the middle, are kept; None for ever.
+        keep_results_s: how long results of tasks without a name, in the middle, are kept after it completed; None for
+            ever.
+        are_results_gone: whether they were deleted.
     """
 
     state: PlanState
@@ -89,6 +91,7 @@ class PlanRecord:
     failed: tuple[tuple[str, str], ...] = ()
     outcome: PlanState = PlanState.CANCELLED
     keep_results_s: float | None = None
+    are_results_gone: bool = False
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
@@ -104,6 +107,7 @@ class PlanRecord:
             "failed": [{"task": task, "why": why} for task, why in self.failed],
             "outcome": self.outcome.value,
             "keep_results_s": self.keep_results_s,
+            "results_gone": int(self.are_results_gone),
         }
         return json.dumps(body).encode()
 
@@ -127,6 +131,7 @@ class PlanRecord:
             failed=tuple((each.text("task", ""), each.text("why", "")) for each in found.parts("failed")),
             outcome=_state(PlanState, found.text("outcome", PlanState.CANCELLED.value)),
             keep_results_s=found.duration_s("keep_results_s") if found.has("keep_results_s") else None,
+            are_results_gone=found.whole("results_gone", 0) == 1,
         )
 
     def with_failure(self, task: str, why: str) -> PlanRecord:

@@ -6,7 +6,7 @@ Who may call an edge, what may have happened meanwhile, and which check notices 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op
 MOST_TOGETHER = 30
 #: Of the 100 that a transaction may have.
 MOST_WRITES = 90
+#: Bytes of an item; a longer list of what to read is left to the task's record.
+_MOST_ITEM = 2_000
 
 #: Puts an item into the backlog: by shelf, id and value.
 PutItem = Callable[[str, str, bytes], "list[Op]"]
@@ -45,7 +47,9 @@ class Edges:
 
     def item(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """The item of a task that is ready. It has what is needed before the task is read."""
-        value = json.dumps({"timeout_s": task.timeout_s}).encode()
+        value = json.dumps({"timeout_s": task.timeout_s, "from": task.args_from}).encode()
+        if len(value) > _MOST_ITEM:
+            value = json.dumps({"timeout_s": task.timeout_s}).encode()
         return self._put_item(self.shelf(plan, task), item_id(plan_id, name), value)
 
     def shelf(self, plan: PlanRecord, task: TaskRecord) -> str:
@@ -120,6 +124,39 @@ class Edges:
             edit.checks.extend(more.checks)
             edit.ops.extend(more.ops)
         return Edit(edit.checks, list(dict.fromkeys(edit.ops)))
+
+    def passed_on(
+        self,
+        plan_id: str,
+        plan: PlanRecord,
+        task: Task,
+        result: bytes,
+        *,
+        waiting: Sequence[Task],
+        others: Mapping[str, str],
+        another: str | None,
+    ) -> Edit | None:
+        """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
+
+        Each successor is made ready, or waits for another task that is not done when this lands. One task of the plan
+        has not ended when this lands. So the last that ends never passes on. The caller adds the claim's fence.
+
+        ``waiting`` are the successors that wait, as they were read; ``others`` has, by successor, a task that it waits
+        for besides this one, and none where this is the last; ``another`` is a task of the plan that has not ended,
+        asked for where nobody waits for this one. None where who ends this one has to look himself.
+        """
+        if len(task.record.succ) > MOST_TOGETHER:
+            return None
+        ready = [each for each in waiting if each.name not in others]
+        behind = [each.name for each in waiting if each.name in others]
+        witness = behind[0] if behind else another
+        if not ready and witness is None:
+            return None
+        edit = self.finished(plan_id, plan, task, result, ready)
+        edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)
+        if not ready and witness is not None:
+            edit.checks.append(Exists(self.keys.todo(plan_id, witness)))
+        return edit
 
     def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
         """A task is done."""

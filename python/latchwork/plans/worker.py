@@ -12,12 +12,15 @@ from latchwork.interrupts import mutex
 from latchwork.plans.control import Control
 from latchwork.plans.finishing import PlanHooks
 from latchwork.plans.keys import split_id
-from latchwork.plans.place import Place
+from latchwork.plans.place import Place, now_ms
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.retention import Retention, next_due_ms
 from latchwork.primitives import Backlog
-from latchwork.store import Mirror, Session, Store
-from latchwork.store.steps import Signal
+from latchwork.store import Backoff, Mirror, Session, Store
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import DEFAULT, Failure, Feeder, Functions, GroupCommit, Payloads, Slots
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 #: No item becomes a dead letter: a task has its own number of attempts.
 _NO_LIMIT = 2**31
+#: The machine's clock may be set: look again after so many seconds.
+_MOST_WAIT_S = 600.0
 
 
 class PlanWorker:
@@ -78,6 +83,8 @@ class PlanWorker:
         self._plans: Mirror | None = None
         self._commits: GroupCommit | None = None
         self._feeder: Feeder | None = None
+        self._news = Bell()
+        self._keeper: Background | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -126,6 +133,7 @@ class PlanWorker:
                 context=self._context,
             )
             self._feeder.start()
+            self._keeper = Background(self._keep, f"latchwork-plans-results-{self._label}")
         plans.on_change(self._plans_changed)
 
     def stats(self) -> Mapping[str, int]:
@@ -141,10 +149,15 @@ class PlanWorker:
             The items of tasks that go on all the same; they are free when our session has ended.
         """
         self._stop.set()
+        with self._news.mutex:
+            self._news.ring()
         with self._mutex:
+            keeper = self._keeper
             feeder, commits, plans, session = self._feeder, self._commits, self._plans, self._session
         left = feeder.close(timeout_s) if feeder is not None else []
         self._slots.close(timeout_s)
+        if keeper is not None:
+            keeper.block()
         for each in (commits, plans, session):
             if each is not None:
                 each.close()
@@ -164,11 +177,39 @@ class PlanWorker:
         feeder, plans = self._feeder, self._plans
         if feeder is None or plans is None or self._stop.is_set():
             return
+        with self._news.mutex:
+            self._news.ring()
         feeder.poke()
         for path in feeder.running():
             plan_id, task = split_id(path.rpartition("/")[2])
             if not task.startswith("@") and self._ends(plans, plan_id):
                 feeder.stop_task(path)
+
+    async def _keep(self) -> None:
+        """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
+        retention, plans, clock, backoff = Retention(self._place), self._plans, self._store.clock, Backoff()
+        assert plans is not None
+        while True:
+            with self._news.mutex:
+                rings = self._news.rings
+                if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
+                    return
+            try:
+                entries = list(plans.snapshot().values())
+                due_ms = next_due_ms(entries)
+                if due_ms is not None and due_ms <= now_ms():
+                    await retention.trim_all(entries, now_ms())
+                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
+                    continue
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("results of plans whose time is over stay for now: %s", error)
+                await Pause(clock, self._stop, backoff.next_s())
+                continue
+            backoff = Backoff()
+            left_s = None if due_ms is None else min(_MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
+            await self._news.rung(rings, clock, left_s)
 
     def _ends(self, plans: Mirror, plan_id: str) -> bool:
         try:

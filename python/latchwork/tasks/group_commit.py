@@ -21,7 +21,7 @@ from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask
-from latchwork.tasks.batching import MOST_OPS, Landed, Unit, blamed, checks_of, gather
+from latchwork.tasks.batching import MOST_OPS, Landed, Unit, blamed, checks_of, gather, ops_of
 from latchwork.types import Check, Committed, Exists, Op
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class GroupCommit:
     async def _commit(self, units: list[Unit]) -> bool:
         """Commit these once; False if the server could not be reached."""
         try:
-            done: Committed = await ask(self._store.commit, checks_of(units), [op for unit in units for op in unit.ops])
+            done: Committed = await ask(self._store.commit, checks_of(units), ops_of(units))
         except Conflict as error:
             return await self._refused(units, error)
         except OutcomeUnknown as error:

@@ -160,7 +160,7 @@ class Endings:
         if isinstance(error, (Unavailable, OutcomeUnknown)):
             self._again(task, partial(self._commit, task, done))
         elif isinstance(error, Conflict) and task.outcome is not None and task.tries < _MOST_REFUSALS:
-            self._again(task, partial(self.finish, task))
+            self._again(task, partial(self.finish, task), at_once=task.tries == 1)
         else:
             _log.error("item %s cannot be ended, and is given back: %s", task.claim.item.path, error)
             self.end(task, Release(why=str(error)[:200], after_s=1.0))
@@ -182,11 +182,11 @@ class Endings:
         else:
             self._over(task, how)
 
-    def _again(self, task: Taken, step: Callable[[], None]) -> None:
+    def _again(self, task: Taken, step: Callable[[], None], *, at_once: bool = False) -> None:
         if task.claim.remaining_s() <= 0.0:
             self._lose(task)
         else:
-            self._pauses.later(backoff_s(task.tries, _FIRST_S, 1.5, _MOST_S), step)
+            self._pauses.later(0.0 if at_once else backoff_s(task.tries, _FIRST_S, 1.5, _MOST_S), step)
 
     def _lose(self, task: Taken) -> None:
         self._over(task, "lost")

@@ -1,0 +1,99 @@
+"""Defects of plans: the checks of the steps between the end of one task and the next, and what control promises."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, of
+
+PROGRESS = "plans/progress.py"
+FINISHING = "plans/finishing.py"
+CONTROL = "plans/control.py"
+STATES = "plans/states.py"
+PLANS = "plans/plans"
+
+DEFECTS = (
+    Defect(
+        "Plans",
+        "an end counts on another that may have come already",
+        STATES,
+        "        edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)\n",
+        "",
+        of(PLANS, "two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "the last two ends each leave the end of the plan to the other",
+        STATES,
+        "            edit.checks.append(Exists(self.keys.todo(plan_id, witness)))\n",
+        "            pass\n",
+        of(PLANS, "two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a plan is complete while tasks of it are left",
+        "plans/place.py",
+        "        return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))\n",
+        "        return not self.keys.todo(plan_id)\n",
+        of(PLANS, "a_task_runs_once_and_gets_its_arguments_in_order", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "who takes the item of a task that is done does not look at what follows",
+        FINISHING,
+        "            if task.record.state is TaskState.DONE:\n"
+        "                await self._progress.propagate(plan_id, plan, task)\n",
+        "            if task.record.state is TaskState.DONE:\n",
+        of(PLANS, "a_result_that_was_not_propagated_is_propagated_without_another_call", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a task that raised is not tried again",
+        FINISHING,
+        "        if attempt < task.record.retry.attempts and not",
+        "        if attempt < 0 and not",
+        of(PLANS, "a_task_that_raises_is_tried_again_and_its_worker_is_told", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "what comes after a skipped task is not skipped",
+        PROGRESS,
+        "                left.extend(await self._skip(claim, plan_id, name, turn))\n",
+        "                await self._skip(claim, plan_id, name, turn)\n",
+        of(PLANS, "a_plan_that_continues_skips_only_what_depends_on_a_failure", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a plan forgets that a task failed",
+        STATES,
+        "        told = plan.with_failure(task.name, why)\n",
+        "        told = plan\n",
+        of(PLANS, "a_plan_that_continues_skips_only_what_depends_on_a_failure", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a plan that was removed leaves its tasks and results",
+        CONTROL,
+        "            await ask(place.store.delete_tree, prefix)\n",
+        "            pass\n",
+        of(PLANS, "a_removed_plan_leaves_nothing_and_its_id_is_free", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a recover leaves what was lost as it is",
+        CONTROL,
+        "                if task.record.state.is_lost:\n",
+        "                if task.record.state is TaskState.DONE and task.record.state.is_lost:\n",
+        of(PLANS, "recover_runs_what_was_lost_and_keeps_results", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "results of a plan that may be recovered go when their time is over",
+        "plans/retention.py",
+        "    if plan.state is not PlanState.COMPLETED or plan.keep_results_s",
+        "    if not plan.state.has_ended or plan.keep_results_s",
+        of(
+            PLANS,
+            "a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed",
+            on="memory",
+        ),
+    ),
+)
