@@ -8,6 +8,7 @@ the tests expect. A function of the test that blocks runs in a thread that count
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import functools
 import inspect
@@ -26,6 +27,8 @@ from latchwork.store.driving.loop import be_caller, caller_here
 _thread = threading.local()
 #: Functions of users that block, by the name of the argument: work and listeners.
 _BLOCKING = ("fn", "on_error")
+#: The call of a store that a test took before it replaced it: made as it was.
+_original = contextvars.ContextVar("original", default=None)
 
 
 class Loop:
@@ -41,15 +44,20 @@ class Loop:
         self.thread.join()
         self.loop.close()
 
-    def call(self, fn):
+    def call(self, fn, original=None):
         """Have it called in the loop, in the name of this thread; what it returns, awaited."""
         if threading.current_thread() is self.thread:
-            return self.face(fn())
+            before = _original.set(original)
+            try:
+                return self.face(fn())
+            finally:
+                _original.reset(before)
         if not hasattr(_thread, "caller"):
             _thread.caller = Caller(spawn)
-        return self.face(asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller), self.loop).result())
+        return self.face(asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller, original), self.loop).result())
 
-    async def _go(self, fn, caller):
+    async def _go(self, fn, caller, original):
+        _original.set(original)
         be_caller(asyncio.current_task(), caller)
         result = fn()
         return await result if inspect.isawaitable(result) else result
@@ -116,11 +124,12 @@ class Face:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):
             return loop.call(lambda: getattr(twin, name))
-        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options))
+        original = None if name in twin._of.__dict__.get("patches", {}) else name
+        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options, original))
         method.is_own = True
         return method
 
-    def _call(self, name, args, options):
+    def _call(self, name, args, options, original=None):
         twin, loop = self.__dict__["twin"], self.__dict__["loop"]
         method = getattr(twin, name)
         try:
@@ -133,7 +142,7 @@ class Face:
 
         args = [one(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
         options = {key: one(key, value) for key, value in options.items()}
-        result = loop.call(lambda: method(*args, **options))
+        result = loop.call(lambda: method(*args, **options), original)
         return self if isinstance(result, Face) and result.__dict__["twin"] is twin else result
 
     def __setattr__(self, name, value):
@@ -203,7 +212,7 @@ def patch(store, name, fn):
 
         def begun(method, *args, **options):
             patched = store.patches.get(method)
-            if patched is None:
+            if patched is None or _original.get() == method:
                 return begin(method, *args, **options)
             future, caller = Future(), current_caller()
 
@@ -220,7 +229,12 @@ def patch(store, name, fn):
         store.begin = begun
     store.patches[name] = fn
     if not hasattr(Calls, name):
-        setattr(store, name, lambda *args, **options: raw(fn(*args, **options)))
+        unpatched = getattr(store, name)
+
+        def call(*args, **options):
+            return (unpatched if _original.get() == name else fn)(*args, **options)
+
+        setattr(store, name, lambda *args, **options: raw(call(*args, **options)))
 
 
 def install(module, monkeypatch):
