@@ -12,6 +12,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import os
 import threading
 from concurrent.futures import Future
 
@@ -21,6 +22,7 @@ from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
 from latchwork.callers import Caller, current
 from latchwork.store.calls import Calls
+from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import be_caller, caller_here
 
@@ -35,6 +37,10 @@ class Loop:
     """An event loop in a thread."""
 
     def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="loop-of-test", daemon=True)
         self.thread.start()
@@ -46,6 +52,8 @@ class Loop:
 
     def call(self, fn, original=None):
         """Have it called in the loop, in the name of this thread; what it returns, awaited."""
+        if os.getpid() != self.pid:  # a child of a fork, without the thread of its parent
+            self.begin()
         if threading.current_thread() is self.thread:
             before = _original.set(original)
             try:
@@ -54,13 +62,23 @@ class Loop:
                 _original.reset(before)
         if not hasattr(_thread, "caller"):
             _thread.caller = Caller(spawn)
-        return self.face(asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller, original), self.loop).result())
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller, original, ended), self.loop)
+        try:
+            return self.face(future.result())
+        except KeyboardInterrupt:  # of this thread: a cancellation of the task, as `asyncio.run` does it
+            future.cancel()
+            ended.wait()
+            raise
 
-    async def _go(self, fn, caller, original):
+    async def _go(self, fn, caller, original, ended):
         _original.set(original)
         be_caller(asyncio.current_task(), caller)
-        result = fn()
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = fn()
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            ended.set()
 
     def face(self, value):
         value = twin_of(value)
@@ -131,6 +149,8 @@ class Face:
 
     def _call(self, name, args, options, original=None):
         twin, loop = self.__dict__["twin"], self.__dict__["loop"]
+        if threading.current_thread() is loop.thread:  # a test's function that a protocol calls without waiting
+            return loop.call(lambda: getattr(twin._of, name)(*map(raw, args), **options), original)
         method = getattr(twin, name)
         try:
             names = list(inspect.signature(method).parameters)
@@ -147,14 +167,14 @@ class Face:
 
     def __setattr__(self, name, value):
         of = self.__dict__["twin"]._of
-        is_own = getattr(value, "is_own", False)
-        if not isinstance(of, latchwork.Store) or not callable(value):
+        if not callable(value):
             setattr(of, name, value)
-        elif is_own:  # monkeypatch takes its patch back
-            of.__dict__.get("patches", {}).pop(name, None)
-            of.__dict__.pop(name, None)
-        else:
+        elif getattr(value, "is_own", False):  # monkeypatch takes its patch back
+            delattr(self, name)
+        elif isinstance(of, latchwork.Store):
             patch(of, name, value)
+        else:
+            replace(of, name, value)
 
     def __delattr__(self, name):
         of = self.__dict__["twin"]._of
@@ -229,17 +249,24 @@ def patch(store, name, fn):
         store.begin = begun
     store.patches[name] = fn
     if not hasattr(Calls, name):
-        unpatched = getattr(store, name)
+        replace(store, name, fn)
 
-        def call(*args, **options):
-            return (unpatched if _original.get() == name else fn)(*args, **options)
 
-        setattr(store, name, lambda *args, **options: raw(call(*args, **options)))
+def replace(of, name, fn):
+    """Have a function of the test called instead of a method, which it may call itself."""
+    unpatched = getattr(of, name)
+
+    def call(*args, **options):
+        return (unpatched if _original.get() == name else fn)(*args, **options)
+
+    setattr(of, name, lambda *args, **options: raw(call(*args, **options)))
 
 
 def install(module, monkeypatch):
     """Give a module of tests faces instead of what it has imported; returns the loop, to be closed."""
     loop = Loop()
+    monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
+    monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
     def connect(*args, **options):
         async def opened():
