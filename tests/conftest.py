@@ -58,7 +58,10 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
     through_loop = importlib.import_module("through_loop")  # it imports the twins
 
     with pytest.MonkeyPatch.context() as patch:
-        loop = through_loop.install(request.module, patch)
+        plugins = request.config.pluginmanager.get_plugins()
+        beside = str(request.path.with_name("conftest.py"))
+        modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
+        loop = through_loop.install([request.module, *modules], patch)
         yield
     loop.close()
 

@@ -14,6 +14,7 @@ import functools
 import inspect
 import os
 import threading
+import weakref
 from concurrent.futures import Future
 
 import latchwork
@@ -41,6 +42,7 @@ class Loop:
 
     def begin(self):
         self.pid = os.getpid()
+        self.faces = weakref.WeakValueDictionary()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="loop-of-test", daemon=True)
         self.thread.start()
@@ -65,18 +67,23 @@ class Loop:
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller, original, ended), self.loop)
         try:
-            return self.face(future.result())
+            result, interrupt = future.result()
         except KeyboardInterrupt:  # of this thread: a cancellation of the task, as `asyncio.run` does it
             future.cancel()
             ended.wait()
             raise
+        if interrupt is not None:
+            raise interrupt
+        return self.face(result)
 
     async def _go(self, fn, caller, original, ended):
         _original.set(original)
         be_caller(asyncio.current_task(), caller)
         try:
             result = fn()
-            return await result if inspect.isawaitable(result) else result
+            return (await result if inspect.isawaitable(result) else result), None
+        except KeyboardInterrupt as interrupt:  # of a test's function: it would end the loop
+            return None, interrupt
         finally:
             ended.set()
 
@@ -84,7 +91,12 @@ class Loop:
         value = twin_of(value)
         if isinstance(value, dict):
             return {key: self.face(each) for key, each in value.items()}
-        return Face(value, self) if isinstance(value, Twin) else value
+        if not isinstance(value, Twin):
+            return value
+        face = self.faces.get(id(value._of))
+        if face is None:
+            face = self.faces[id(value._of)] = Face(value, self)
+        return face
 
     def inside(self, value):
         if isinstance(value, (list, tuple)):
@@ -138,7 +150,9 @@ class Face:
         found = inspect.getattr_static(type(twin), name, None)
         if name == "pipeline":  # its futures are of the loop: it has tests of its own
             return twin._of.pipeline
-        if name.startswith("_") or found is None:
+        if name.startswith("_"):
+            return getattr(twin._of, name)
+        if found is None:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):
             return loop.call(lambda: getattr(twin, name))
@@ -262,8 +276,8 @@ def replace(of, name, fn):
     setattr(of, name, lambda *args, **options: raw(call(*args, **options)))
 
 
-def install(module, monkeypatch):
-    """Give a module of tests faces instead of what it has imported; returns the loop, to be closed."""
+def install(modules, monkeypatch):
+    """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
     loop = Loop()
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
     monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
@@ -287,9 +301,10 @@ def install(module, monkeypatch):
         return lambda *args, **options: loop.call(lambda: twin(*map(loop.inside, args), **options))
 
     monkeypatch.setattr(latchwork, "connect", connect)
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type) and value in twins and value is not latchwork.Session:
-            monkeypatch.setattr(module, name, maker(twins[value]))
-        elif any(value is each for each in FUNCTIONS):
-            monkeypatch.setattr(module, name, function(value.__name__))
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value in twins and value is not latchwork.Session:
+                monkeypatch.setattr(module, name, maker(twins[value]))
+            elif any(value is each for each in FUNCTIONS):
+                monkeypatch.setattr(module, name, function(value.__name__))
     return loop
