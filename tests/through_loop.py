@@ -89,6 +89,8 @@ class Loop:
 
     def face(self, value):
         value = twin_of(value)
+        if isinstance(value, list):
+            return [self.face(each) for each in value]
         if isinstance(value, dict):
             return {key: self.face(each) for key, each in value.items()}
         if not isinstance(value, Twin):
@@ -104,6 +106,11 @@ class Loop:
         if isinstance(value, (latchwork.Put, latchwork.Create)) and isinstance(value.session, Face):
             return dataclasses.replace(value, session=value.session.__dict__["twin"])
         return value.__dict__["twin"] if isinstance(value, Face) else value
+
+    def given(self, name, value):
+        """An option of a class."""
+        is_function = name == "session" and inspect.isfunction(value)
+        return (lambda: self.inside(value())) if is_function else self.inside(value)
 
     def blocking(self, fn):
         """A function of the test as an async one of the loop."""
@@ -151,7 +158,8 @@ class Face:
         if name == "pipeline":  # its futures are of the loop: it has tests of its own
             return twin._of.pipeline
         if name.startswith("_"):
-            return getattr(twin._of, name)
+            value = getattr(twin._of, name)
+            return loop.face(value) if isinstance(value, latchwork.Store) else value
         if found is None:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):
@@ -224,10 +232,10 @@ class Face:
         return key in self.__dict__["twin"]
 
     def __eq__(self, other):
-        return isinstance(other, Face) and self.__dict__["twin"] == other.__dict__["twin"]
+        return self.__dict__["twin"]._of is raw(other)
 
     def __hash__(self):
-        return hash(self.__dict__["twin"])
+        return hash(self.__dict__["twin"]._of)
 
     def __repr__(self):
         return repr(self.__dict__["twin"]._of)
@@ -291,7 +299,7 @@ def install(modules, monkeypatch):
     def maker(twin):
         def make(*args, **options):
             args = [loop.inside(value) for value in args]
-            options = {name: loop.inside(value) for name, value in options.items()}
+            options = {name: loop.given(name, value) for name, value in options.items()}
             return loop.call(lambda: twin(*args, **options))
 
         return functools.wraps(twin, updated=())(make)
