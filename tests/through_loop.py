@@ -164,8 +164,10 @@ class Face:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):
             return loop.call(lambda: getattr(twin, name))
-        original = None if name in twin._of.__dict__.get("patches", {}) else name
-        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options, original))
+        patched = twin._of.__dict__.get("patches", {}).get(name)
+        if patched is not None:
+            return patched
+        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options, name))
         method.is_own = True
         return method
 
