@@ -41,6 +41,7 @@ help:
 	@echo '                 WHAT=history           100,000 calls under faults on every backend, judged (40 minutes)'
 	@echo '                 WHAT=schedules         every primitive under 2,000 random schedules, in virtual time'
 	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
+	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, in memory'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
 	@echo '                 WHAT=chaos             a cluster under faults, on each server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'

@@ -55,10 +55,15 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
     if os.environ.get("DRIVER") != "loop" or request.path.parent.name not in THROUGH_LOOP:
         yield
         return
+    if request.node.get_closest_marker("threads") is not None:
+        pytest.skip("about threads, or of a kind that tests/through_loop.py cannot drive")
     through_loop = importlib.import_module("through_loop")  # it imports the twins
 
     with pytest.MonkeyPatch.context() as patch:
-        loop = through_loop.install(request.module, patch)
+        plugins = request.config.pluginmanager.get_plugins()
+        beside = str(request.path.with_name("conftest.py"))
+        modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
+        loop = through_loop.install([request.module, *modules], patch)
         yield
     loop.close()
 

@@ -19,12 +19,14 @@ CHECKS = [
     "history",
     "schedules",
     "interrupts",
+    "loop",
     "mutants",
     "chaos",
     "fuzz",
     "core",
 ]
 BENCHES = [
+    "aio",
     "store",
     "assignment",
     "balancing",
@@ -34,6 +36,7 @@ BENCHES = [
     "primitives",
     "group",
     "backlog",
+    "workers",
     "instructions",
 ]
 #: Installing and building, told from what is run in the end.

@@ -8,10 +8,13 @@ the tests expect. A function of the test that blocks runs in a thread that count
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import functools
 import inspect
+import os
 import threading
+import weakref
 from concurrent.futures import Future
 
 import latchwork
@@ -20,18 +23,26 @@ from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
 from latchwork.callers import Caller, current
 from latchwork.store.calls import Calls
+from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import be_caller, caller_here
 
 _thread = threading.local()
 #: Functions of users that block, by the name of the argument: work and listeners.
 _BLOCKING = ("fn", "on_error")
+#: The call of a store that a test took before it replaced it: made as it was.
+_original = contextvars.ContextVar("original", default=None)
 
 
 class Loop:
     """An event loop in a thread."""
 
     def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self.pid = os.getpid()
+        self.faces = weakref.WeakValueDictionary()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="loop-of-test", daemon=True)
         self.thread.start()
@@ -41,24 +52,53 @@ class Loop:
         self.thread.join()
         self.loop.close()
 
-    def call(self, fn):
+    def call(self, fn, original=None):
         """Have it called in the loop, in the name of this thread; what it returns, awaited."""
+        if os.getpid() != self.pid:  # a child of a fork, without the thread of its parent
+            self.begin()
         if threading.current_thread() is self.thread:
-            return self.face(fn())
+            before = _original.set(original)
+            try:
+                return self.face(fn())
+            finally:
+                _original.reset(before)
         if not hasattr(_thread, "caller"):
             _thread.caller = Caller(spawn)
-        return self.face(asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller), self.loop).result())
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(self._go(fn, _thread.caller, original, ended), self.loop)
+        try:
+            result, interrupt = future.result()
+        except KeyboardInterrupt:  # of this thread: a cancellation of the task, as `asyncio.run` does it
+            future.cancel()
+            ended.wait()
+            raise
+        if interrupt is not None:
+            raise interrupt
+        return self.face(result)
 
-    async def _go(self, fn, caller):
+    async def _go(self, fn, caller, original, ended):
+        _original.set(original)
         be_caller(asyncio.current_task(), caller)
-        result = fn()
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = fn()
+            return (await result if inspect.isawaitable(result) else result), None
+        except KeyboardInterrupt as interrupt:  # of a test's function: it would end the loop
+            return None, interrupt
+        finally:
+            ended.set()
 
     def face(self, value):
         value = twin_of(value)
+        if isinstance(value, list):
+            return [self.face(each) for each in value]
         if isinstance(value, dict):
             return {key: self.face(each) for key, each in value.items()}
-        return Face(value, self) if isinstance(value, Twin) else value
+        if not isinstance(value, Twin):
+            return value
+        face = self.faces.get(id(value._of))
+        if face is None:
+            face = self.faces[id(value._of)] = Face(value, self)
+        return face
 
     def inside(self, value):
         if isinstance(value, (list, tuple)):
@@ -66,6 +106,11 @@ class Loop:
         if isinstance(value, (latchwork.Put, latchwork.Create)) and isinstance(value.session, Face):
             return dataclasses.replace(value, session=value.session.__dict__["twin"])
         return value.__dict__["twin"] if isinstance(value, Face) else value
+
+    def given(self, name, value):
+        """An option of a class."""
+        is_function = name == "session" and inspect.isfunction(value)
+        return (lambda: self.inside(value())) if is_function else self.inside(value)
 
     def blocking(self, fn):
         """A function of the test as an async one of the loop."""
@@ -112,16 +157,24 @@ class Face:
         found = inspect.getattr_static(type(twin), name, None)
         if name == "pipeline":  # its futures are of the loop: it has tests of its own
             return twin._of.pipeline
-        if name.startswith("_") or found is None:
+        if name.startswith("_"):
+            value = getattr(twin._of, name)
+            return loop.face(value) if isinstance(value, latchwork.Store) else value
+        if found is None:
             return loop.face(getattr(twin._of, name))
         if isinstance(found, property):
             return loop.call(lambda: getattr(twin, name))
-        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options))
+        patched = twin._of.__dict__.get("patches", {}).get(name)
+        if patched is not None:
+            return patched
+        method = functools.wraps(found)(lambda *args, **options: self._call(name, args, options, name))
         method.is_own = True
         return method
 
-    def _call(self, name, args, options):
+    def _call(self, name, args, options, original=None):
         twin, loop = self.__dict__["twin"], self.__dict__["loop"]
+        if threading.current_thread() is loop.thread:  # a test's function that a protocol calls without waiting
+            return loop.call(lambda: getattr(twin._of, name)(*map(raw, args), **options), original)
         method = getattr(twin, name)
         try:
             names = list(inspect.signature(method).parameters)
@@ -133,19 +186,19 @@ class Face:
 
         args = [one(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
         options = {key: one(key, value) for key, value in options.items()}
-        result = loop.call(lambda: method(*args, **options))
+        result = loop.call(lambda: method(*args, **options), original)
         return self if isinstance(result, Face) and result.__dict__["twin"] is twin else result
 
     def __setattr__(self, name, value):
         of = self.__dict__["twin"]._of
-        is_own = getattr(value, "is_own", False)
-        if not isinstance(of, latchwork.Store) or not callable(value):
+        if not callable(value):
             setattr(of, name, value)
-        elif is_own:  # monkeypatch takes its patch back
-            of.__dict__.get("patches", {}).pop(name, None)
-            of.__dict__.pop(name, None)
-        else:
+        elif getattr(value, "is_own", False):  # monkeypatch takes its patch back
+            delattr(self, name)
+        elif isinstance(of, latchwork.Store):
             patch(of, name, value)
+        else:
+            replace(of, name, value)
 
     def __delattr__(self, name):
         of = self.__dict__["twin"]._of
@@ -181,10 +234,10 @@ class Face:
         return key in self.__dict__["twin"]
 
     def __eq__(self, other):
-        return isinstance(other, Face) and self.__dict__["twin"] == other.__dict__["twin"]
+        return self.__dict__["twin"]._of is raw(other)
 
     def __hash__(self):
-        return hash(self.__dict__["twin"])
+        return hash(self.__dict__["twin"]._of)
 
     def __repr__(self):
         return repr(self.__dict__["twin"]._of)
@@ -203,7 +256,7 @@ def patch(store, name, fn):
 
         def begun(method, *args, **options):
             patched = store.patches.get(method)
-            if patched is None:
+            if patched is None or _original.get() == method:
                 return begin(method, *args, **options)
             future, caller = Future(), current_caller()
 
@@ -220,12 +273,24 @@ def patch(store, name, fn):
         store.begin = begun
     store.patches[name] = fn
     if not hasattr(Calls, name):
-        setattr(store, name, lambda *args, **options: raw(fn(*args, **options)))
+        replace(store, name, fn)
 
 
-def install(module, monkeypatch):
-    """Give a module of tests faces instead of what it has imported; returns the loop, to be closed."""
+def replace(of, name, fn):
+    """Have a function of the test called instead of a method, which it may call itself."""
+    unpatched = getattr(of, name)
+
+    def call(*args, **options):
+        return (unpatched if _original.get() == name else fn)(*args, **options)
+
+    setattr(of, name, lambda *args, **options: raw(call(*args, **options)))
+
+
+def install(modules, monkeypatch):
+    """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
     loop = Loop()
+    monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
+    monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
     def connect(*args, **options):
         async def opened():
@@ -236,7 +301,7 @@ def install(module, monkeypatch):
     def maker(twin):
         def make(*args, **options):
             args = [loop.inside(value) for value in args]
-            options = {name: loop.inside(value) for name, value in options.items()}
+            options = {name: loop.given(name, value) for name, value in options.items()}
             return loop.call(lambda: twin(*args, **options))
 
         return functools.wraps(twin, updated=())(make)
@@ -246,9 +311,10 @@ def install(module, monkeypatch):
         return lambda *args, **options: loop.call(lambda: twin(*map(loop.inside, args), **options))
 
     monkeypatch.setattr(latchwork, "connect", connect)
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type) and value in twins and value is not latchwork.Session:
-            monkeypatch.setattr(module, name, maker(twins[value]))
-        elif any(value is each for each in FUNCTIONS):
-            monkeypatch.setattr(module, name, function(value.__name__))
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value in twins and value is not latchwork.Session:
+                monkeypatch.setattr(module, name, maker(twins[value]))
+            elif any(value is each for each in FUNCTIONS):
+                monkeypatch.setattr(module, name, function(value.__name__))
     return loop

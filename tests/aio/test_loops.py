@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import latchwork
 from latchwork import aio, callers
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
 from latchwork.store.driving.loop import Arrivals
+from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,6 +223,38 @@ def test_a_pipeline_keeps_so_many_in_flight_and_errors_in_their_futures(backend_
             return len(await store.list("k"))
 
     assert asyncio.run(put()) == 50
+
+
+def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url, monkeypatch):
+    async def gather():
+        async with aio.connect(backend_url) as store:
+            below, sent = store.namespace("below"), []
+
+            def begin(*_args, **_options):
+                sent.append(Future())
+                return sent[-1]
+
+            with monkeypatch.context() as patch:
+                for each in (store, below):
+                    patch.setattr(each._of, "begin", begin)
+                tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(DEFAULT_MAX_IN_FLIGHT + 20)]
+                await asyncio.sleep(0.05)
+                assert len(sent) == DEFAULT_MAX_IN_FLIGHT
+                tasks[-1].cancel()  # not sent: nothing is unknown
+                sent[0].set_result(None)
+                await tasks[0]
+                while len(sent) == DEFAULT_MAX_IN_FLIGHT:
+                    await asyncio.sleep(0.01)
+                assert len(sent) == DEFAULT_MAX_IN_FLIGHT + 1
+                while not all(task.done() for task in tasks):
+                    for future in sent:
+                        if not future.done():
+                            future.set_result(None)
+                    await asyncio.sleep(0.01)
+                assert tasks[-1].cancelled()
+                assert len(sent) == len(tasks) - 1
+
+    asyncio.run(gather())
 
 
 def test_watches_and_mirrors_are_followed_and_end_with_their_store(backend_url):

@@ -15,6 +15,7 @@ from latchwork.primitives import Lock
 SOON_S = 20.0
 
 
+@pytest.mark.threads
 def test_a_pipeline_returns_futures_of_the_same_calls(store):
     session = store.open_session(5.0)
     with store.pipeline() as pipeline:
@@ -163,6 +164,7 @@ def in_callback_of_a_put(store, call):
     return did[0]
 
 
+@pytest.mark.threads
 def test_a_lock_cannot_be_waited_for_in_a_callback_of_a_future(store):
     outcome, _, took_s = in_callback_of_a_put(store, lambda: Lock(store, "free").acquire(10.0))
     assert isinstance(outcome, LatchworkError)

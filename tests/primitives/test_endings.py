@@ -152,6 +152,7 @@ def test_work_without_a_with_fires_once_it_is_asked(connect, ask):
     assert ask(work)
 
 
+@pytest.mark.threads
 def test_work_without_a_with_hears_of_a_release_and_its_thread_ends_with_the_hold(connect, in_thread):
     held = lock(store := connect(), store.open_session(TTL_S))
     work = held.guard_work()

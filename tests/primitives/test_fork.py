@@ -329,6 +329,7 @@ def test_a_counter_and_a_sequence_are_refused(store):
     assert (counter.value(), sequence.last()) == (0, 0)
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("kind", [Barrier, DoubleBarrier])
 def test_a_barrier_is_refused(store, kind):
     barrier = kind(store, "a", parties=2, member_id="m")

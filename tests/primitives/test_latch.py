@@ -286,6 +286,7 @@ def test_a_latch_that_leaves_leads_no_more_before_its_ticket_is_deleted(connect,
     assert (led, remaining_s) == (False, 0.0)
 
 
+@pytest.mark.threads
 def test_a_latch_without_listeners_gives_its_ticket_up_in_the_thread_that_leaves(connect, candidates, monkeypatch):
     store, deleted = connect(), []
     delete = store.delete
@@ -517,6 +518,7 @@ def test_starting_from_a_listener_of_the_leaving_latch_is_an_error_instead_of_a_
     assert "leaving and waits for this listener" in errors[0]
 
 
+@pytest.mark.threads
 def test_waiting_for_leadership_in_a_callback_is_an_error_instead_of_a_hang(queue, eventually):
     _, second = queue("n1", "n2")
     errors = []

@@ -125,6 +125,7 @@ def test_a_result_of_another_type_is_refused_and_not_recorded_however_often(once
     assert once().run(lambda _work: b"right") == b"right"
 
 
+@pytest.mark.threads
 @pytest.mark.filterwarnings("error")
 def test_a_function_that_cannot_be_run_is_refused_before_anything_is_written(once, store):
     async def forgotten(_work):

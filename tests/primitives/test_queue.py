@@ -318,7 +318,7 @@ def crowd(queue, monkeypatch):
 
     def crowded(mine):
         async def commit(cell, *args):
-            if cell._store is mine._store:
+            if cell._store == mine._store:
                 theirs.put(b"theirs")
             await real(cell, *args)
 

@@ -174,6 +174,7 @@ def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
     store.commit([held.fence], [Put("written", b"1")])
 
 
+@pytest.mark.threads
 def test_a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it(shared, store, eventually):
     """One that was held up on its way lands late: it must not put the owner's fate back into that session's hands."""
     keeper, session = shared()

@@ -48,6 +48,8 @@ def twin_of(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: twin_of(each) for key, each in value.items()}
     kind = type(value)
+    if kind is list and value and twin_of(value[0]) is not value[0]:
+        return [twin_of(each) for each in value]
     twin = _found.get(kind, twins)
     if twin is twins:
         twin = _found[kind] = next((twins[each] for each in kind.__mro__ if each in twins), None)

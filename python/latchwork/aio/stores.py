@@ -37,19 +37,27 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
             options = {name: inside(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
-        future = store.begin(name, *args, **options)
-        try:
-            if not await Arrivals.here().ended(future, store.answer_s()):
-                raise store.late(name, args)
-        except asyncio.CancelledError as error:
-            future.cancel()
-            noted(error, unknown(name, args))
-            raise
-        return future.result()
+        arrivals = Arrivals.here()
+        # more at once would wait for each other on their way, and the last of them for too long
+        async with arrivals.room(store._core, DEFAULT_MAX_IN_FLIGHT):  # noqa: SLF001 - that of all its namespaces
+            return await _answered(arrivals, store, name, args, options)
 
     asked.__name__ = name
     asked.__doc__ = getattr(Store, name).__doc__
     return asked
+
+
+async def _answered(arrivals: Arrivals, store: Store, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Make a call of a store, and wait for its answer."""
+    future = store.begin(name, *args, **options)
+    try:
+        if not await arrivals.ended(future, store.answer_s()):
+            raise store.late(name, args)
+    except asyncio.CancelledError as error:
+        future.cancel()
+        noted(error, unknown(name, args))
+        raise
+    return future.result()
 
 
 class StoreTwin(Twin):

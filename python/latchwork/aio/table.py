@@ -35,7 +35,7 @@ _HOLDS = ("abandon", "end", "error", "lose")
 ROWS = (
     Row(Store, StoreTwin, ("begin", "answer_s", "late", "ready", "shared")),
     Row(Tx, hidden=("begin", "plan")),
-    Row(Session, SessionTwin, ("ensure_usable", "notice_gone", "on_end")),
+    Row(Session, SessionTwin, ("begin", "carry", "ensure_usable", "notice_gone", "on_end")),
     Row(Watch, hidden=("attach",)),
     Row(Mirror, MirrorTwin, ("attach",)),
     Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),
@@ -54,6 +54,9 @@ ROWS = (
     Row(primitives.Queue),
     Row(primitives.PriorityQueue),
     Row(primitives.Claim),
+    Row(primitives.Backlog),
+    Row(primitives.BacklogClaim),
+    Row(primitives.BacklogEnding),
     Row(primitives.Counter),
     Row(primitives.Sequence),
     Row(primitives.RateLimiter),

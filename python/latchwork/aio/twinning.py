@@ -28,6 +28,8 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("run", "fn"): as_work,
     ("transact", "fn"): as_work,
     ("wait_until", "predicate"): as_look,
+    ("wait_free", "accept"): as_look,
+    ("try_take", "accept"): as_look,
     **{
         (method, "fn"): as_listener
         for method in (
@@ -103,9 +105,14 @@ def _init(kind: type) -> Callable[..., None]:
     @wraps(kind.__init__)  # type: ignore[misc]
     def init(self: Twin, *args: Any, **options: Any) -> None:
         with acting_here():
-            self._of = kind(*map(inside, args), **{name: inside(value) for name, value in options.items()})
+            self._of = kind(*map(inside, args), **{name: _of_option(name, options[name]) for name in options})
 
     return init
+
+
+def _of_option(name: str, value: Any) -> Any:
+    """An argument of a class; a function that gives a session gives the one inside."""
+    return (lambda: inside(value())) if name == "session" and inspect.isfunction(value) else inside(value)
 
 
 def _awaited(found: Driven) -> Callable[..., Awaitable[Any]]:

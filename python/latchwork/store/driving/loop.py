@@ -52,6 +52,14 @@ class Arrivals:
         self._is_due = False
         self._waiters: dict[asyncio.Future[None], float] = {}
         self._looks = False
+        self._room: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def room(self, of: object, most: int) -> asyncio.Semaphore:
+        """Lets so many tasks of this loop use something at a time, in the order in which they came."""
+        room = self._room.get(of)
+        if room is None:
+            room = self._room[of] = asyncio.Semaphore(most)
+        return room
 
     @classmethod
     def here(cls) -> Arrivals:
