@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 
 from latchwork_testbed.proxy import Proxy
+from patience import eventually
 
 WAIT_S = 10.0
 
@@ -53,13 +53,6 @@ def echo():
 def proxy(echo):
     with Proxy(echo[0]) as between:
         yield between
-
-
-def until(true):
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def connect(proxy):
@@ -189,9 +182,9 @@ def test_what_is_held_back_and_what_arrives_late_is_counted(echo, proxy):
         assert (proxy.held_bytes, proxy.late_bytes) == (0, 0)
         proxy.hold("requests")
         connection.sendall(b"later")
-        until(lambda: proxy.held_bytes == len(b"later"))
+        eventually(lambda: proxy.held_bytes == len(b"later"))
         proxy.cut_clients()
         assert proxy.late_bytes == 0
         proxy.release()
         wait_for(b"later")
-        until(lambda: proxy.late_bytes == len(b"later"))
+        eventually(lambda: proxy.late_bytes == len(b"later"))

@@ -92,9 +92,8 @@ def open_memory() -> sqlite3.Connection:
 def open_file(path: Path, sync: str) -> sqlite3.Connection:
     """A connection to the file, created empty when it is not there. Reads and writes nothing yet."""
     conn = sqlite3.connect(str(path), timeout=0, isolation_level=None, check_same_thread=False)
-    conn.text_factory = methodcaller(
-        "decode", "utf-8", "surrogateescape"
-    )  # the keys of another program need be no UTF-8; ours all are
+    # The keys of another program need be no UTF-8; ours all are.
+    conn.text_factory = methodcaller("decode", "utf-8", "surrogateescape")
     try:
         conn.execute(f"PRAGMA synchronous = {sync}")
     except BaseException:

@@ -88,13 +88,15 @@ class Group(Participant):
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
         self._journal = Journal(store, name, what)
         self._members_key = self._journal.members_key
-        self._started = self._has_left = False
+        self._started = False
+        self._has_left = False
         self._listening = mutex()
         self._views: Views | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
         self._view_error: LatchworkError | None = None
         self._forget_session: Callable[[], None] = lambda: None
-        self._view, self._seen = View(), False
+        self._view = View()
+        self._seen = False
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
@@ -150,7 +152,9 @@ class Group(Participant):
     async def wait_joined(self, timeout_s: float | None = None) -> None:
         """Wait until we are in: our key is there, and everybody who looks at the members sees us.
 
-        Unlike ``wait`` it does not follow the views. Arguments and errors as for ``wait``.
+        Unlike ``wait`` it does not follow the views, which costs a member nothing from then on.
+
+        Arguments and errors as for ``wait``; and ``LatchworkError`` if we only look on.
         """
         membership = self._member()
 
@@ -181,9 +185,9 @@ class Group(Participant):
 
     @driven
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
-        """Wait for a view that satisfies; it is asked in this thread, and must not block.
+        """Wait for a view that satisfies; it is asked with every new view, in this thread, and must not block.
 
-        Views that pass meanwhile are not asked about. Arguments and errors as for ``wait``.
+        Views that pass while it is not asked are not asked about. Arguments and errors as for ``wait``.
         """
         return await self._wait(is_true, timeout_s)
 
@@ -281,7 +285,7 @@ class Group(Participant):
     def on_view(self, fn: Listener) -> Callable[[], None]:
         """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
 
-        Listeners are called one at a time. Returns what ends it.
+        Listeners are called one at a time: a slow one delays the others. Returns what ends it.
         """
         self._refuse_closed()
         check_listener(fn)
