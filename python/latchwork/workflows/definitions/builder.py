@@ -1,0 +1,321 @@
+"""Workflows as Python: a function that is called once, to see which tasks it names and what flows between them.
+
+    @task(retries=3)
+    def extract(day: str) -> dict: ...
+
+    @workflow(schedule=Schedule("0 3 * * *"), params={"day": "${business_date}"})
+    def nightly(day: str):
+        got = extract(day)
+        load(got["rows"])
+
+Inside the function a task call is a ``Node``; ``node["rows"]`` stands for an output, a parameter for its value at run
+time. Neither has a value while the workflow is built, so they cannot be computed with. Outside, tasks are the plain
+functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from datetime import date, datetime
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
+from latchwork.workflows.definitions.validate import Checked, checked
+from latchwork.workflows.errors import DefinitionInvalid, Problem
+from latchwork.workflows.types import TaskTypes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_building", default=None)
+
+
+class Template:
+    """Stands for a value that is there when the task runs: a parameter, or an output. Safe to share.
+
+    Attributes:
+        nodes: the tasks that it is of.
+    """
+
+    def __init__(self, text: str, nodes: tuple[str, ...] = ()) -> None:
+        self._text = text
+        self.nodes = nodes
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self._text} has no value while the workflow is built; decide inside a task")
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Template):
+            return self is other
+        raise TypeError(f"{self._text} has no value while the workflow is built; compare inside a task")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"{self._text} has no value while the workflow is built; go through it inside a task")
+
+
+class Node:
+    """A task of a workflow that is being built.
+
+    Attributes:
+        building: the workflow.
+        spec: the task as it is so far.
+    """
+
+    def __init__(self, building: _Building, spec: TaskSpec) -> None:
+        self.building = building
+        self.spec = spec
+
+    @property
+    def name(self) -> str:
+        """Unique in its workflow."""
+        return self.spec.name
+
+    def after(self, *nodes: Node) -> Node:
+        """Wait for these too; returns itself."""
+        self.building.put(self.spec, [*self.spec.after, *(self.building.of(each) for each in nodes)], self)
+        return self
+
+    def __rshift__(self, other: Node) -> Node:
+        """``a >> b``: b waits for a; returns b."""
+        return other.after(self)
+
+    def __getitem__(self, output: str) -> Template:
+        """An output of it, for another task."""
+        return Template(f"${{{self.name}.{output}}}", (self.name,))
+
+
+class _Building:
+    """One workflow while its function is called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.specs: dict[str, TaskSpec] = {}
+
+    def add(self, fields: dict[str, Any], name: str, *, named: bool, nodes: Iterable[str]) -> Node:
+        """A task more; a name that was made is numbered, one that was given is not."""
+        if name in self.specs:
+            if named:
+                raise DefinitionInvalid([Problem("tasks", f"two tasks are called {name!r}; give one another name=")])
+            name = next(each for each in (f"{name}-{count}" for count in range(2, 10_000)) if each not in self.specs)
+        plain = {key: value for key, value in fields.items() if value is not None}
+        spec = TaskSpec.model_construct(
+            **{**TaskSpec.model_construct(name=name, type="").__dict__, **plain, "name": name}
+        )
+        node = Node(self, spec)
+        self.put(spec, nodes, node)
+        return node
+
+    def put(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
+        """The task as it is now."""
+        node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
+
+    def of(self, node: object) -> str:
+        """The name of a node of this workflow."""
+        if not isinstance(node, Node):
+            raise TypeError(f"after takes tasks of this workflow, not {node!r}")
+        if node.building is not self:
+            raise DefinitionInvalid(
+                [Problem("tasks", f"task {node.name!r} is of another workflow, {node.building.name!r}")]
+            )
+        return node.name
+
+
+def _now_building(what: str) -> _Building:
+    building = _building.get()
+    if building is None:
+        raise RuntimeError(f"{what} makes a task of a workflow: call it inside a function with @workflow")
+    return building
+
+
+def _plain(value: object, nodes: set[str], place: str) -> Any:
+    """The JSON of an argument; notes the tasks that it is of."""
+    if isinstance(value, Template):
+        nodes.update(value.nodes)
+        return str(value)
+    if isinstance(value, Node):
+        return _plain(value["result"], nodes, place)
+    if isinstance(value, str):
+        return value.replace("${", "$${")  # what Python code says is meant as it stands
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, nodes, place) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, nodes, place) for each in value]
+    raise DefinitionInvalid(
+        [Problem(place, f"{type(value).__name__} is no plain value; give text, numbers, lists, mappings")]
+    )
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that can be a task. Called outside a workflow it is the function itself."""
+
+    def __init__(self, fn: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn
+        self._name = name
+        self._options = dict(options)
+
+    def options(self, **changed: Any) -> TaskFunction[P, R]:
+        """The same function with other options, for one call: ``extract.options(retries=5)(day)``."""
+        return TaskFunction(self.__wrapped__, changed.pop("name", self._name), {**self._options, **changed})
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The function's result; inside a workflow a ``Node``."""
+        building = _building.get()
+        if building is None:
+            return self.__wrapped__(*args, **kwargs)
+        bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        nodes: set[str] = set()
+        given: dict[str, Any] = {}
+        for name, parameter in inspect.signature(self.__wrapped__).parameters.items():
+            if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+                raise DefinitionInvalid(
+                    [Problem(self._name, f"parameter {name!r} has to be one that can be given by name")]
+                )
+            if name in bound.arguments:
+                value = _plain(bound.arguments[name], nodes, f"{self._name}.{name}")
+                given.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
+        options = dict(self._options)
+        after = [building.of(each) for each in options.pop("after", ())]
+        function = f"{self.__wrapped__.__module__}:{self.__wrapped__.__qualname__}"
+        fields = {"type": "python", "params": {"function": function, "args": given}, **options}
+        return building.add(fields, self._name, named=False, nodes=[*after, *sorted(nodes)])
+
+
+@overload
+def task(fn: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a function one that workflows can call as a task.
+
+    Args:
+        fn: a function at the top of its module, whose arguments and result are JSON values.
+        name: of its tasks; the function's by default. A second call in a workflow is numbered.
+        options: fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
+            ``delay_s``, ``worker_group``, ``task_group``, ``cache_s``, ``enabled``, ``env``; and ``after``.
+    Raises:
+        TypeError: an option that no task has, or a function inside another one.
+    """
+    _check_options(options)
+
+    def made(function: Callable[P, R]) -> TaskFunction[P, R]:
+        if "<" in function.__qualname__:
+            raise TypeError(
+                f"task {function.__qualname__} is inside a function; workers import it, so put it into the module"
+            )
+        return TaskFunction(function, name or function.__name__, options)
+
+    return made if fn is None else made(fn)
+
+
+def shell(script: str, *, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:
+    """A task that runs a script by ``sh -e``; parameters and outputs are there as environment variables.
+
+    Args:
+        script: what to run.
+        name: of the task; ``shell``, numbered, by default.
+        after: tasks to wait for.
+        options: as for ``task``.
+    """
+    return add("shell", {"script": script}, name=name, after=after, **options)
+
+
+def add(
+    type_: str, params: Mapping[str, Any], *, name: str | None = None, after: Iterable[Node] = (), **options: Any
+) -> Node:
+    """A task of any type."""
+    building = _now_building(f"{type_}()")
+    _check_options(options)
+    nodes: set[str] = set()
+    plain = {key: value if isinstance(value, str) else _plain(value, nodes, key) for key, value in params.items()}
+    fields = {"type": type_, "params": plain, **options}
+    named = [building.of(each) for each in after]
+    return building.add(fields, name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = TaskSpec.model_fields.keys() - {"name", "type", "params"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a task has no option {name!r}; it has {', '.join(sorted(known))}")
+
+
+class Schedule(ScheduleSpec):
+    """When a workflow starts by itself: ``Schedule("0 3 * * *", tz="Europe/Berlin")``."""
+
+    def __init__(self, cron: str, **fields: Any) -> None:
+        super().__init__(cron=cron, **fields)
+
+
+class Workflow:
+    """A workflow that Python code describes. Immutable; safe to share.
+
+    Attributes:
+        definition: what it says.
+        order: its tasks, each after those that it waits for.
+    """
+
+    def __init__(self, built: Checked) -> None:
+        self.definition = built.definition
+        self.order = built.order
+
+    @property
+    def name(self) -> str:
+        """Unique in its project."""
+        return self.definition.name
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.definition.key}, {len(self.order)} tasks>"
+
+
+@overload
+def workflow(fn: Callable[..., object], /) -> Workflow: ...
+@overload
+def workflow(*, name: str | None = None, **options: Any) -> Callable[[Callable[..., object]], Workflow]: ...
+def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a workflow of a function that calls tasks. The function is called here, once.
+
+    Args:
+        fn: its parameters are those of the workflow; their defaults, or ``params``, are the values.
+        name: the function's by default.
+        options: fields of ``Definition`` but ``tasks``.
+    Raises:
+        DefinitionInvalid: with every problem.
+        TypeError: an option that no workflow has.
+    """
+    for option in options:
+        if option not in Definition.model_fields.keys() - {"name", "tasks"}:
+            raise TypeError(f"a workflow has no option {option!r}; see Definition for those that it has")
+
+    def made(function: Callable[..., object]) -> Workflow:
+        building = _Building(name or function.__name__)
+        params = {**_defaults(function), **options.get("params", {})}
+        token = _building.set(building)
+        try:
+            function(**{each: Template(f"${{{each}}}") for each in inspect.signature(function).parameters})
+        finally:
+            _building.reset(token)
+        described = inspect.getdoc(function) or ""
+        fields = {"description": described, **options, "name": building.name, "params": params}
+        tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
+        plain = {key: each.model_dump() if isinstance(each, ScheduleSpec) else each for key, each in fields.items()}
+        return Workflow(checked({**plain, "tasks": tasks}, TaskTypes()))
+
+    return made if fn is None else made(fn)
+
+
+def _defaults(function: Callable[..., object]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -1,0 +1,165 @@
+"""A workflow as people write it: fields, types and limits. Immutable; what parts mean together is in ``validate``.
+
+The JSON form of ``Definition`` is what is stored with each version and what the API speaks; YAML is the same in other
+clothes. Fields that are not given have their documented defaults and are left out when written.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from latchwork.workflows.state import OnFailure, OnTimeout, Plan, Rule
+
+#: Names are segments of keys in the store, and words of a command line.
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Priority = Literal["highest", "high", "medium", "low", "lowest"]
+#: In the order in which tasks are taken.
+PRIORITIES: tuple[Priority, ...] = ("highest", "high", "medium", "low", "lowest")
+Seconds = Annotated[float, Field(ge=0, le=366 * 86_400)]
+Text = Annotated[str, StringConstraints(max_length=10_000)]
+
+
+class Part(BaseModel):
+    """What all parts have in common: they do not change, and a field that nobody knows is a mistake."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False)
+
+
+class ScheduleSpec(Part):
+    """When a workflow starts by itself.
+
+    Attributes:
+        cron: five fields, or six with seconds first, or ``@daily`` and its like.
+        tz: name of the time zone.
+        start: no fire time before this moment.
+        end: none after it.
+        misfire: what becomes of fire times that nobody could start in time: ``once`` makes up for all with one start,
+            ``all`` starts each, ``skip`` drops those that are late.
+        max_lateness_s: seconds after which a fire time is not made up for any more.
+    """
+
+    cron: str
+    tz: str = "UTC"
+    start: datetime | None = None
+    end: datetime | None = None
+    misfire: Literal["once", "all", "skip"] = "once"
+    max_lateness_s: Seconds = 86_400.0
+
+
+class TaskSpec(Part):
+    """One task.
+
+    Attributes:
+        name: unique in its workflow.
+        type: a task type, such as ``shell`` or ``python``.
+        params: what the type takes.
+        after: tasks that have to be done before.
+        description: for people.
+        retries: how often a failure is tried again by itself.
+        retry_interval_s: seconds from a failure to the next try.
+        timeout_s: seconds that an attempt may take; None: any.
+        on_timeout: ``fail`` ends it, ``warn`` tells somebody, ``both`` does both.
+        priority: among the tasks of its instance.
+        delay_s: seconds to wait once it could start.
+        worker_group: which workers take it; None: those of the workflow.
+        task_group: so many of this group run at a time as it says; None: no limit.
+        max_queued_s: a task that no worker took for so long fails; None: it waits.
+        cache_s: seconds for which the same task with the same parameters has the same outputs; None: it runs each time.
+        enabled: else it is skipped, which counts as success.
+        env: environment variables of the task.
+    """
+
+    name: Name
+    type: Name
+    params: dict[str, Any] = Field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    description: Text = ""
+    retries: Annotated[int, Field(ge=0, le=1000)] = 0
+    retry_interval_s: Seconds = 60.0
+    timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    on_timeout: OnTimeout = OnTimeout.FAIL
+    priority: Priority = "medium"
+    delay_s: Seconds = 0.0
+    worker_group: Name | None = None
+    task_group: Name | None = None
+    max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    enabled: bool = True
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Definition(Part):
+    """One version of a workflow.
+
+    Attributes:
+        name: unique in its project.
+        project: what workflows are sorted, and people admitted, by.
+        description: for people.
+        schedule: when it starts by itself; None: by command only.
+        params: values for ``${name}`` in the tasks, which a start may replace.
+        priority: among the instances that wait for workers.
+        on_failure: ``continue`` lets the others go on when a task failed for good, ``end`` ends them.
+        timeout_s: seconds that a run may take; None: any.
+        on_timeout: as that of a task, for the whole run.
+        serial: what a start does while another instance runs: ``parallel`` runs too, ``wait`` comes after it,
+            ``discard`` is dropped, ``priority`` ends the other.
+        worker_group: which workers take its tasks.
+        tenant: the user of the machine that tasks run as; None: the worker's.
+        environment: a named set of environment variables; None: none.
+        tasks: in the order in which people read them.
+    """
+
+    name: Name
+    project: Name = "default"
+    description: Text = ""
+    schedule: ScheduleSpec | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    priority: Priority = "medium"
+    on_failure: OnFailure = OnFailure.CONTINUE
+    timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    on_timeout: OnTimeout = OnTimeout.WARN
+    serial: Literal["parallel", "wait", "discard", "priority"] = "parallel"
+    worker_group: Name = "default"
+    tenant: Name | None = None
+    environment: Name | None = None
+    tasks: tuple[TaskSpec, ...]
+
+    def task(self, name: str) -> TaskSpec:
+        """The task of this name; KeyError if there is none."""
+        return next(each for each in self.tasks if each.name == name)
+
+    def to_json(self) -> str:
+        """The canonical form: the same for the same definition, defaults left out."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    @property
+    def key(self) -> str:
+        """``project.name``, by which commands and other workflows name it."""
+        return f"{self.project}.{self.name}"
+
+
+def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
+    """What ``advance`` has to know of a definition; ``order`` has each task after those that it waits for."""
+    by_name = {each.name: each for each in definition.tasks}
+    return Plan(
+        {name: _rule(by_name[name]) for name in order},
+        on_failure=definition.on_failure,
+        timeout_s=definition.timeout_s,
+        on_timeout=definition.on_timeout,
+    )
+
+
+def _rule(task: TaskSpec) -> Rule:
+    return Rule(
+        after=task.after,
+        retries=task.retries,
+        retry_interval_s=task.retry_interval_s,
+        delay_s=task.delay_s,
+        timeout_s=task.timeout_s,
+        on_timeout=task.on_timeout,
+        enabled=task.enabled,
+    )

@@ -1,0 +1,108 @@
+"""``${name}`` in the fields of a task: parsed once, when a definition is applied; filled in when a task starts. Pure.
+
+``${day}``               a parameter, or an output of a task before this one
+``${extract.rows}``      the output ``rows`` of the task ``extract``
+``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime
+``$${``                  the two characters ``${``
+
+A field that is one reference and nothing else keeps the type of the value; in longer text it is written as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+_PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
+_SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class Reference(NamedTuple):
+    """One ``${...}``.
+
+    Attributes:
+        name: of a parameter or output; empty for a time.
+        format: of a time, for strftime; empty otherwise.
+        shift: by which a time is moved.
+    """
+
+    name: str
+    format: str = ""
+    shift: timedelta = timedelta()
+
+
+def references(text: str) -> Iterator[Reference]:
+    """All of a text, in order.
+
+    Raises:
+        ValueError: one that is not closed, or is neither a name nor a time.
+    """
+    for part in _PART.finditer(text):
+        if part.group() == "${":
+            raise ValueError(
+                f"'${{' at character {part.start() + 1} is not closed; write '$${{' for the characters themselves"
+            )
+        if part.group(1) is not None:
+            yield _reference(part.group(1))
+
+
+def _reference(inner: str) -> Reference:
+    if inner.startswith("time:"):
+        return _time(inner[5:])
+    if not _NAME.fullmatch(inner):
+        raise ValueError(f"'${{{inner}}}' names nothing; write a name such as ${{day}}, or ${{time:%Y-%m-%d,-1d}}")
+    return Reference(inner)
+
+
+def _time(inner: str) -> Reference:
+    form, comma, shift = inner.rpartition(",")
+    if not comma:
+        return Reference("", inner)
+    amount = _SHIFT.fullmatch(shift.strip())
+    if amount is None:
+        raise ValueError(f"'{shift.strip()}' is no shift of a time; write one such as -1d, +6h or -30m")
+    return Reference("", form, timedelta(**{_UNITS[amount.group(2)]: int(amount.group(1))}))
+
+
+def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
+    """The value with all references in its texts filled in, also inside lists and mappings.
+
+    Args:
+        value: plain JSON.
+        known: what ``${name}`` stands for.
+        schedule_time: what ``${time:...}`` starts from.
+        quote: how a value becomes part of a longer text, where the text is of a language that has to be quoted for.
+    Raises:
+        KeyError: a name that is not known; its argument is the name.
+    """
+    if isinstance(value, str):
+        return _filled(value, known, schedule_time, quote)
+    if isinstance(value, Mapping):
+        return {key: fill(each, known, schedule_time, quote=quote) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [fill(each, known, schedule_time, quote=quote) for each in value]
+    return value
+
+
+def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
+    whole = _PART.fullmatch(text)
+    if whole is not None and whole.group(1) is not None:
+        return _value(_reference(whole.group(1)), known, schedule_time)
+
+    def one(part: re.Match[str]) -> str:
+        if part.group(1) is None:
+            return "${"
+        value = _value(_reference(part.group(1)), known, schedule_time)
+        return quote(value)
+
+    return _PART.sub(one, text)
+
+
+def _value(reference: Reference, known: Mapping[str, Any], schedule_time: datetime) -> Any:
+    if reference.name:
+        return known[reference.name]
+    return (schedule_time + reference.shift).strftime(reference.format)

@@ -1,0 +1,233 @@
+"""All that is wrong with a definition, each by its place. Pure but for the task types, which are asked.
+
+First its form (fields and types), then each task by its type, then what parts mean together: names, order, references,
+the schedule. Each step looks only at what the ones before found right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from latchwork.schedules import Cron
+from latchwork.workflows.definitions.graph import ancestors, in_order
+from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
+from latchwork.workflows.definitions.templates import Reference, references
+from latchwork.workflows.errors import DefinitionInvalid, Problem
+from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.types.registry import UnknownType
+
+MOST_TASKS = 5_000
+MOST_BYTES = 1_000_000
+#: What every task may refer to.
+BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Checked(NamedTuple):
+    """A definition that can be run.
+
+    Attributes:
+        definition: what it says.
+        order: its tasks, each after those that it waits for.
+    """
+
+    definition: Definition
+    order: tuple[str, ...]
+
+
+def checked(given: object, types: TaskTypes) -> Checked:
+    """The definition that plain values say.
+
+    Args:
+        given: as JSON or YAML has it, or a ``Definition``.
+        types: the task types that may be used.
+    Raises:
+        DefinitionInvalid: with every problem that was found.
+    """
+    try:
+        definition = given if isinstance(given, Definition) else Definition.model_validate(given)
+    except ValidationError as error:
+        raise DefinitionInvalid([_of_pydantic(each) for each in error.errors()]) from None
+    names = list(_names(definition))
+    problems = [*_sizes(definition), *names, *_variables(definition)]
+    for index, task in enumerate(definition.tasks):
+        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
+    problems += _schedule(definition)
+    order: tuple[str, ...] = ()
+    if not names:
+        try:
+            order = in_order({each.name: each.after for each in definition.tasks})
+        except ValueError as error:
+            problems.append(
+                Problem("tasks", f"these wait for each other: {' -> '.join(error.args[0])}; drop one 'after'")
+            )
+        else:
+            problems += _references(definition, order, types)
+    if problems:
+        raise DefinitionInvalid(problems)
+    return Checked(definition, order)
+
+
+def validate(given: object, types: TaskTypes) -> list[Problem]:
+    """Every problem of a definition, in its order; empty if it can be run."""
+    try:
+        checked(given, types)
+    except DefinitionInvalid as error:
+        return error.problems
+    return []
+
+
+def _of_pydantic(error: Mapping[str, Any]) -> Problem:
+    path = ""
+    for each in error["loc"]:
+        path = f"{path}[{each}]" if isinstance(each, int) else _join(path, str(each))
+    given = error.get("input")
+    shown = (
+        f", not {given!r:.60}"
+        if isinstance(given, (str, int, float, bool)) and error["type"] != "extra_forbidden"
+        else ""
+    )
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
+        return Problem(path, f"{given!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+    message = {"extra_forbidden": "there is no such field", "missing": "this has to be given"}.get(
+        error["type"], error["msg"][0].lower() + error["msg"][1:]
+    )
+    return Problem(path, message + shown)
+
+
+def _join(path: str, more: str) -> str:
+    return f"{path}.{more}" if path and more and not more.startswith("[") else path + more
+
+
+def _sizes(definition: Definition) -> Iterator[Problem]:
+    if not definition.tasks:
+        yield Problem("tasks", "there are none; a workflow has at least one")
+    if len(definition.tasks) > MOST_TASKS:
+        yield Problem("tasks", f"there are {len(definition.tasks):,}; a workflow has at most {MOST_TASKS:,}")
+    size = len(definition.to_json())
+    if size > MOST_BYTES:
+        yield Problem("", f"it takes {size:,} bytes; at most {MOST_BYTES:,}: move long scripts into files of a bundle")
+
+
+def _names(definition: Definition) -> Iterator[Problem]:
+    counts = Counter(each.name for each in definition.tasks)
+    for index, task in enumerate(definition.tasks):
+        if counts[task.name] > 1:
+            yield Problem(
+                f"tasks[{index}].name", f"{counts[task.name]} tasks are called {task.name!r}; names are unique"
+            )
+        for place, before in enumerate(task.after):
+            if before not in counts:
+                yield Problem(f"tasks[{index}].after[{place}]", f"there is no task {before!r}")
+
+
+def _variables(definition: Definition) -> Iterator[Problem]:
+    for index, task in enumerate(definition.tasks):
+        yield from (
+            Problem(f"tasks[{index}].env.{name}", _no_variable(name)) for name in task.env if not _variable(name)
+        )
+    yield from (Problem(f"params.{name}", _no_variable(name)) for name in definition.params if not _variable(name))
+
+
+def _variable(name: str) -> bool:
+    return bool(_VARIABLE.fullmatch(name))
+
+
+def _no_variable(name: str) -> str:
+    return f"{name!r} is no name of a variable; use letters, digits and underscores"
+
+
+def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
+    """What its type says; a value that is a reference has no type yet, and is looked at again when it is filled in."""
+    try:
+        kind = types.get(task.type)
+    except UnknownType as error:
+        yield Problem("type", str(error))
+        return
+    try:
+        kind.params.model_validate(task.params)
+    except ValidationError as error:
+        for each in error.errors():
+            if not (isinstance(each.get("input"), str) and "${" in each["input"] and each["type"] != "extra_forbidden"):
+                yield _of_pydantic({**each, "loc": ("params", *each["loc"])})
+
+
+def _schedule(definition: Definition) -> Iterator[Problem]:
+    spec = definition.schedule
+    if spec is None:
+        return
+    try:
+        cron = Cron(spec.cron, tz=spec.tz)
+    except ValueError as error:
+        yield Problem("schedule.tz" if "time zone" in str(error) else "schedule.cron", str(error))
+        return
+    start = spec.start or datetime.now(timezone.utc)
+    if spec.start and spec.end and _moment(spec.end) <= _moment(spec.start):
+        yield Problem("schedule.end", "it is not after schedule.start; put the later moment last")
+        return
+    try:
+        first = cron.fire_after(_moment(start))
+    except ValueError as error:
+        yield Problem("schedule.cron", str(error))
+        return
+    if spec.end and first > _moment(spec.end):
+        yield Problem("schedule", "it never fires between its start and its end")
+
+
+def _moment(value: datetime) -> float:
+    return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes) -> Iterator[Problem]:
+    """Outputs are named when tasks run, so a plain name may be one; a task that is named has to come before."""
+    before = ancestors({each.name: each.after for each in definition.tasks}, order)
+    names = {each.name for each in definition.tasks}
+    for name, value in definition.params.items():
+        for path, found in _texts(value, f"params.{name}"):
+            if isinstance(found, str):
+                yield Problem(path, found)
+            elif found.name and found.name not in BUILT_IN | definition.params.keys():
+                built_in = ", ".join(sorted(BUILT_IN))
+                yield Problem(path, f"'${{{found.name}}}' is neither a parameter nor built in ({built_in})")
+    for index, task in enumerate(definition.tasks):
+        quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
+        given = {key: value for key, value in task.params.items() if key not in quoted}
+        for path, found in [*_texts(given, f"tasks[{index}].params"), *_texts(task.env, f"tasks[{index}].env")]:
+            if isinstance(found, str):
+                yield Problem(path, found)
+            elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition)):
+                yield Problem(path, wrong)
+
+
+def _misplaced(name: str, task: TaskSpec, before: frozenset[str], names: set[str], definition: Definition) -> str:
+    owner, dot, _ = name.rpartition(".")
+    if dot:
+        if owner not in names:
+            return f"'${{{name}}}' names no task; there is no {owner!r}"
+        return (
+            "" if owner in before else f"'${{{name}}}' is of {owner!r}, which does not come before; add it to 'after'"
+        )
+    known = name in definition.params or name in BUILT_IN or name in task.params
+    return "" if known or before else f"'${{{name}}}' is no parameter, and no task comes before {task.name!r}"
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
+    """Each reference with its path, or what is wrong with it."""
+    if isinstance(value, str):
+        try:
+            found: list[Reference | str] = list(references(value))
+        except ValueError as error:
+            found = [str(error)]
+        yield from ((path, each) for each in found)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(each, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            yield from _texts(each, f"{path}[{index}]")

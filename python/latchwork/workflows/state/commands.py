@@ -1,0 +1,122 @@
+"""What each command does to an instance, and which state takes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from latchwork.workflows.errors import UnknownWorkflow, WrongState
+from latchwork.workflows.state.events import ForceStart, ForceSuccess, Recover, Start
+from latchwork.workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState
+from latchwork.workflows.state.working import Working
+
+_NEW = frozenset({InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT})
+_ENDED = frozenset({InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED})
+
+
+def start(work: Working, event: Start) -> None:
+    """Every task waits; those out of scope are skipped."""
+    _need(work, "start", _NEW)
+    _known(work, event.start_from)
+    chosen = _in_scope(work, event)
+    work.dry = event.dry
+    work.tasks = {name: Task(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
+    work.restart()
+
+
+def pause(work: Working) -> None:
+    """Nothing is submitted any more."""
+    _need(work, "pause", {InstanceState.RUNNING})
+    work.state = InstanceState.READY_PAUSE
+
+
+def resume(work: Working) -> None:
+    """What was taken back from the workers is submitted again, as another attempt."""
+    _need(work, "resume", {InstanceState.PAUSED, InstanceState.READY_PAUSE})
+    for name, task in work.tasks.items():
+        if task.state is TaskState.PAUSED:
+            work.put(name, TaskState.READY)
+    if work.state is InstanceState.PAUSED:
+        work.restart()
+    else:
+        work.state = InstanceState.RUNNING
+
+
+def stop(work: Working) -> None:
+    """Everything is taken back, and what runs is ended."""
+    _need(work, "stop", {InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.PAUSED, *_NEW})
+    work.state = InstanceState.READY_STOP
+
+
+def recover(work: Working, event: Recover) -> None:
+    """What failed or was ended waits again, and all that was chosen with everything behind it."""
+    _need(work, "recover", {InstanceState.FAILURE, InstanceState.STOPPED, *({_SUCCESS} if event.start_from else ())})
+    _known(work, event.start_from)
+    again = work.plan.reached(event.start_from) if event.start_from else frozenset[str]()
+    if not work.tasks:  # stopped before it began
+        work.tasks = dict.fromkeys(work.plan.rules, Task())
+    for name, task in work.tasks.items():
+        if name in again or task.state in FAILED:
+            work.tasks[name] = replace(task, state=TaskState.WAITING, failures=0, wake_at=None, forced_after=None)
+    work.restart()
+
+
+def rerun(work: Working) -> None:
+    """A new run: what earlier attempts tell from now on is history."""
+    _need(work, "rerun", _ENDED)
+    work.run += 1
+    work.tasks = dict.fromkeys(work.plan.rules, Task())
+    work.restart()
+
+
+def force_success(work: Working, event: ForceSuccess) -> None:
+    """The task counts as success. An instance that is over stays so, unless nothing else is open: then it succeeded."""
+    _known(work, [event.task])
+    task = work.tasks.get(event.task)
+    if task is None or task.state not in FAILED:
+        raise WrongState(
+            f"task {event.task!r} is {_word(task)}; only one that failed or was ended can be forced to success"
+        )
+    work.put(event.task, TaskState.FORCED_SUCCESS)
+    if work.state is InstanceState.FAILURE and all(each.state in DONE for each in work.tasks.values()):
+        work.state = InstanceState.SUCCESS
+        work.tell("success")
+
+
+def force_start(work: Working, event: ForceStart) -> None:
+    """The queued task is to be taken back and queued again where no slot is needed, as another attempt."""
+    _known(work, [event.task])
+    task = work.tasks.get(event.task)
+    if work.state is not InstanceState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:
+        raise WrongState(
+            f"task {event.task!r} is {_word(task)}, its instance {work.state.value}; only a queued task of a running "
+            "instance can be started by force"
+        )
+    work.tasks[event.task] = replace(task, forced_after=task.n)
+
+
+_SUCCESS = InstanceState.SUCCESS
+
+
+def _in_scope(work: Working, event: Start) -> frozenset[str]:
+    if not event.start_from:
+        return frozenset(work.plan.rules)
+    if event.scope is Scope.ONLY:
+        return frozenset(event.start_from)
+    return work.plan.reached(event.start_from, upstream=event.scope is Scope.UPSTREAM)
+
+
+def _need(work: Working, command: str, states: Collection[InstanceState]) -> None:
+    if work.state not in states:
+        takes = ", ".join(sorted(each.value for each in states))
+        raise WrongState(f"the instance is {work.state.value}; {command} needs one that is {takes}")
+
+
+def _known(work: Working, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in work.plan.rules:
+            raise UnknownWorkflow(f"the workflow has no task {name!r}; it has {', '.join(list(work.plan.rules)[:20])}")
+
+
+def _word(task: Task | None) -> str:
+    return "not there yet" if task is None else task.state.value

@@ -1,0 +1,150 @@
+"""What can happen to an instance: commands of people, and what workers and clocks tell. Immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from latchwork.workflows.state.records import Scope
+
+
+class Outcome(str, Enum):
+    """How an attempt ended."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    #: By a cancel that was asked for.
+    KILLED = "killed"
+    #: A failure that another try would not mend, such as five workers killed by it.
+    FATAL = "fatal"
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin.
+
+    Attributes:
+        start_from: the tasks to begin with; empty: all.
+        scope: what else runs.
+        dry: every task succeeds without running.
+    """
+
+    start_from: tuple[str, ...] = ()
+    scope: Scope = Scope.DOWNSTREAM
+    dry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Tasks at work end, none starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on after a pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tasks at work are ended, none starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Run what failed or was ended once more, and what follows. What succeeded is kept.
+
+    Attributes:
+        start_from: tasks that run again with all behind them, whatever became of them.
+    """
+
+    start_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Everything from the start, as another run of the same instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForceSuccess:
+    """A task that failed counts as success."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForceStart:
+    """A queued task is taken without waiting for a slot of its group."""
+
+    task: str
+
+
+# From workers and clocks; `n` is the attempt that they tell of, `run` the run. Those of another attempt change nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A worker has taken the task."""
+
+    task: str
+    n: int
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its worker died, or gave it back: it is queued again, as the same attempt.
+
+    Attributes:
+        died: a worker died, which people are told of.
+    """
+
+    task: str
+    n: int
+    run: int = 1
+    died: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt has ended."""
+
+    task: str
+    n: int
+    outcome: Outcome
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The item of a queued task was taken back: no worker will ever see it."""
+
+    task: str
+    n: int
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Time has passed, or something else may have changed: look again."""
+
+
+Event: TypeAlias = (
+    Start
+    | Pause
+    | Resume
+    | Stop
+    | Recover
+    | Rerun
+    | ForceSuccess
+    | ForceStart
+    | Claimed
+    | Lost
+    | Ended
+    | Removed
+    | Wake
+)

@@ -1,0 +1,249 @@
+"""What is known of an instance and its tasks, and by which rules they go on. Immutable; nothing here does I/O.
+
+Instance: SUBMITTED -> RUNNING -> SUCCESS | FAILURE
+          RUNNING -> READY_PAUSE -> PAUSED;  RUNNING -> READY_STOP -> STOPPED
+Task:     WAITING -> DELAYED? -> READY -> SUBMITTED -> RUNNING -> SUCCESS | FAILURE | KILLED
+          RUNNING -> SUBMITTED (its worker died, or gave it back: the same attempt);  FAILURE -> RETRY_WAIT -> READY
+          SUBMITTED -> PAUSED | KILLED (its item was removed);  SKIPPED and FORCED_SUCCESS count as success.
+Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+
+
+class InstanceState(str, Enum):
+    """Where an instance is."""
+
+    SUBMITTED = "submitted"
+    SERIAL_WAIT = "serial_wait"
+    RUNNING = "running"
+    READY_PAUSE = "ready_pause"
+    PAUSED = "paused"
+    READY_STOP = "ready_stop"
+    STOPPED = "stopped"
+    SUCCESS = "success"
+    FAILURE = "failure"
+
+
+class TaskState(str, Enum):
+    """Where a task is."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    READY = "ready"
+    SUBMITTED = "submitted"
+    RUNNING = "running"
+    RETRY_WAIT = "retry_wait"
+    PAUSED = "paused"
+    SUCCESS = "success"
+    FORCED_SUCCESS = "forced_success"
+    SKIPPED = "skipped"
+    FAILURE = "failure"
+    KILLED = "killed"
+
+
+class OnFailure(str, Enum):
+    """What becomes of the others when a task has failed for good."""
+
+    CONTINUE = "continue"
+    END = "end"
+
+
+class OnTimeout(str, Enum):
+    """What happens when something takes too long."""
+
+    WARN = "warn"
+    FAIL = "fail"
+    BOTH = "both"
+
+
+class Scope(str, Enum):
+    """Which tasks a start from chosen tasks runs, besides these."""
+
+    ONLY = "only"
+    DOWNSTREAM = "downstream"
+    UPSTREAM = "upstream"
+
+
+#: Whoever depends on a task in one of these states may go on.
+DONE = frozenset({TaskState.SUCCESS, TaskState.FORCED_SUCCESS, TaskState.SKIPPED})
+#: Nothing more comes of a task in one of these states, unless somebody recovers the instance.
+FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
+#: A worker has such a task, or may take it at any moment.
+IN_HANDS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
+#: Such a task goes on by itself.
+MOVING = IN_HANDS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
+#: An instance that nobody touches any more unless a command comes.
+OVER = frozenset({InstanceState.PAUSED, InstanceState.STOPPED, InstanceState.SUCCESS, InstanceState.FAILURE})
+#: So many tasks of an instance are with workers, or queued for them, at most; shelves and store stay small.
+MOST_IN_HANDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the definition says of one task, as far as ``advance`` needs it.
+
+    Attributes:
+        after: the tasks that it waits for.
+        retries: how often a failure is tried again by itself.
+        retry_interval_s: seconds from a failure to the next try.
+        delay_s: seconds from the moment when it could start.
+        timeout_s: seconds that one attempt may take, counted from its claim; None: any.
+        on_timeout: what happens then. Killing is the worker's; here is only the warning.
+        enabled: else it is skipped, which counts as success.
+        logical: it is decided by the master, without a worker.
+    """
+
+    after: tuple[str, ...] = ()
+    retries: int = 0
+    retry_interval_s: float = 60.0
+    delay_s: float = 0.0
+    timeout_s: float | None = None
+    on_timeout: OnTimeout = OnTimeout.FAIL
+    enabled: bool = True
+    logical: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a version of a definition says; the same for all instances of that version. Safe to share.
+
+    Attributes:
+        rules: by the name of the task, each after those that it waits for.
+        on_failure: what becomes of the others when a task has failed for good.
+        timeout_s: seconds that a run may take; None: any.
+        on_timeout: what happens then.
+    """
+
+    rules: Mapping[str, Rule]
+    on_failure: OnFailure = OnFailure.CONTINUE
+    timeout_s: float | None = None
+    on_timeout: OnTimeout = OnTimeout.WARN
+
+    @cached_property
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
+        """Who waits for each task, in the order of the definition."""
+        found: dict[str, list[str]] = {name: [] for name in self.rules}
+        for name, rule in self.rules.items():
+            for before in rule.after:
+                found[before].append(name)
+        return {name: tuple(after) for name, after in found.items()}
+
+    def reached(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
+        """These tasks, and all behind them; or all that they wait for."""
+        seen = set(names)
+        open_ = list(seen)
+        while open_:
+            name = open_.pop()
+            for each in self.rules[name].after if upstream else self.successors[name]:
+                if each not in seen:
+                    seen.add(each)
+                    open_.append(each)
+        return frozenset(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of one run.
+
+    Attributes:
+        state: where it is.
+        n: the number of its newest attempt; 0 before the first is submitted.
+        failures: attempts of this task that failed, since somebody last started or recovered it.
+        wake_at: when it goes on by itself, if it is delayed or waits to be tried again; if it runs: when it has taken
+            too long.
+        forced_after: attempts with higher numbers do not wait for a slot of their group; None: all do.
+    """
+
+    state: TaskState = TaskState.WAITING
+    n: int = 0
+    failures: int = 0
+    wake_at: float | None = None
+    forced_after: int | None = None
+
+    def to(self, state: TaskState, *, wake_at: float | None = None) -> Task:
+        """The same task in another state."""
+        return replace(self, state=state, wake_at=wake_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that a person may want to be told.
+
+    Attributes:
+        kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover`` or ``retry``.
+        task: of which task; empty for the instance.
+        n: which attempt; 0 for the instance.
+    """
+
+    kind: str
+    task: str = ""
+    n: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance, as the shard's owner knows it.
+
+    Attributes:
+        state: where it is.
+        tasks: by name; all of the plan's once it is started.
+        run: 1, and one more for each rerun.
+        ending: why no task starts any more and those at work are ended: a failure with ``on_failure="end"``, or a
+            ``timeout``; empty while they go on.
+        warn_at: when the run has taken too long; None when nobody asked, or it was said.
+        dry: every task succeeds without running.
+        facts: what happened in the event that led here.
+    """
+
+    state: InstanceState = InstanceState.SUBMITTED
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    run: int = 1
+    ending: str = ""
+    warn_at: float | None = None
+    dry: bool = False
+    facts: tuple[Fact, ...] = ()
+
+    def with_tasks(self, changed: Mapping[str, Task]) -> Instance:
+        """With these tasks instead of those of their names."""
+        return replace(self, tasks={**self.tasks, **changed}) if changed else self
+
+    def telling(self, *facts: Fact) -> Instance:
+        """With more to tell."""
+        return replace(self, facts=(*self.facts, *facts))
+
+    @property
+    def wake_at(self) -> float | None:
+        """When something is to be decided even if nothing happens; None: never."""
+        if self.state in OVER:
+            return None
+        moments = [each.wake_at for each in self.tasks.values() if each.wake_at is not None]
+        if self.warn_at is not None:
+            moments.append(self.warn_at)
+        return min(moments, default=None)
+
+    def changed_since(self, before: Instance) -> Mapping[str, Task]:
+        """The tasks that are not as they were."""
+        return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
+
+    @property
+    def to_remove(self) -> tuple[str, ...]:
+        """Tasks whose item is to be taken back from the workers."""
+        none_starts = self.state in {InstanceState.READY_PAUSE, InstanceState.READY_STOP} or bool(self.ending)
+        return tuple(
+            name
+            for name, task in self.tasks.items()
+            if task.state is TaskState.SUBMITTED and (none_starts or task.forced_after == task.n)
+        )
+
+    @property
+    def to_kill(self) -> tuple[str, ...]:
+        """Tasks that run and are to be ended."""
+        if self.state is not InstanceState.READY_STOP and not self.ending:
+            return ()
+        return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING)

@@ -1,0 +1,128 @@
+"""What follows from the states by themselves, whatever event led to them; done again it changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from latchwork.workflows.state.records import (
+    DONE,
+    FAILED,
+    IN_HANDS,
+    MOST_IN_HANDS,
+    MOVING,
+    OVER,
+    InstanceState,
+    OnFailure,
+    OnTimeout,
+    Rule,
+    TaskState,
+)
+from latchwork.workflows.state.working import Working
+
+#: Nobody has such a task; it ends as KILLED where everything is to end.
+_IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, TaskState.PAUSED})
+
+
+def settle(work: Working) -> None:
+    """Time, what is ready, who is submitted, and whether the instance is over, in this order."""
+    if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
+        return
+    _time(work)
+    _end_on_failure(work)
+    if work.state is InstanceState.RUNNING and not work.ending:
+        _make_ready(work)
+        _submit(work)
+    elif work.ending or work.state is InstanceState.READY_STOP:
+        _kill_idle(work)
+    _finish(work)
+
+
+def _time(work: Working) -> None:
+    """What was to happen by now."""
+    for name, task in work.tasks.items():
+        if task.wake_at is None or task.wake_at > work.now:
+            continue
+        if task.state is TaskState.RUNNING:
+            work.tell("timeout", name, task.n)
+            work.put(name, TaskState.RUNNING)
+        elif work.state is InstanceState.RUNNING and task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
+            work.put(name, TaskState.READY)
+    if work.warn_at is not None and work.warn_at <= work.now:
+        work.warn_at = None
+        if work.plan.on_timeout is not OnTimeout.FAIL:
+            work.tell("timeout")
+        if work.plan.on_timeout is not OnTimeout.WARN:
+            work.ending = work.ending or "timeout"
+
+
+def _end_on_failure(work: Working) -> None:
+    """A failure for good ends the others, where the definition says so."""
+    if work.ending or work.plan.on_failure is not OnFailure.END or work.state is InstanceState.READY_STOP:
+        return
+    if any(task.state in FAILED for task in work.tasks.values()):
+        work.ending = "failure"
+
+
+def _make_ready(work: Working) -> None:
+    """Tasks whose predecessors are done. One that is skipped is done at once, so the order of the plan matters."""
+    for name, rule in work.plan.rules.items():
+        task = work.tasks[name]
+        if task.state is TaskState.WAITING and all(work.tasks[before].state in DONE for before in rule.after):
+            _arrived(work, name, rule)
+
+
+def _arrived(work: Working, name: str, rule: Rule) -> None:
+    if not rule.enabled:
+        work.put(name, TaskState.SKIPPED)
+    elif work.dry:
+        work.put(name, TaskState.SUCCESS)
+    elif rule.delay_s > 0:
+        work.put(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
+    else:
+        work.put(name, TaskState.READY)
+
+
+def _submit(work: Working) -> None:
+    """Ready tasks are given to the workers, in the order of the definition, while not too many are."""
+    free = MOST_IN_HANDS - sum(task.state in IN_HANDS for task in work.tasks.values())
+    for name, task in work.tasks.items():
+        if free <= 0:
+            return
+        if task.state is TaskState.READY:
+            work.tasks[name] = replace(task, state=TaskState.SUBMITTED, n=task.n + 1, wake_at=None)
+            free -= 1
+
+
+def _kill_idle(work: Working) -> None:
+    for name, task in work.tasks.items():
+        if task.state in _IDLE:
+            work.put(name, TaskState.KILLED)
+
+
+def _finish(work: Working) -> None:
+    """Nothing moves any more: the instance is over, or paused, or stopped."""
+    states = {task.state for task in work.tasks.values()}
+    if states & IN_HANDS:
+        return
+    if work.state is InstanceState.READY_STOP:
+        _over(work, InstanceState.STOPPED, "stopped")
+    elif states <= DONE:
+        _over(work, InstanceState.SUCCESS, "success")
+    elif work.ending or not (states & MOVING or TaskState.PAUSED in states or _can_go_on(work)):
+        _over(work, InstanceState.FAILURE, "failure")
+    elif work.state is InstanceState.READY_PAUSE:
+        _over(work, InstanceState.PAUSED, "paused")
+
+
+def _can_go_on(work: Working) -> bool:
+    """A task waits whose predecessors are done: only in a pause, else it would be ready."""
+    return any(
+        work.tasks[name].state is TaskState.WAITING and all(work.tasks[before].state in DONE for before in rule.after)
+        for name, rule in work.plan.rules.items()
+    )
+
+
+def _over(work: Working, state: InstanceState, kind: str) -> None:
+    work.state = state
+    work.warn_at = None
+    work.tell(kind)

@@ -1,0 +1,55 @@
+"""An instance while events are applied to it: a copy that may be changed. Only this wing uses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from latchwork.workflows.state.records import Fact, Instance, InstanceState, Plan, Task, TaskState
+
+
+class Working:
+    """One instance and its plan, at one moment. For one call of ``advance``."""
+
+    def __init__(self, plan: Plan, instance: Instance, now: float) -> None:
+        self.plan = plan
+        self.now = now
+        self.was = instance
+        self.state = instance.state
+        self.tasks = dict(instance.tasks)
+        self.run = instance.run
+        self.ending = instance.ending
+        self.warn_at = instance.warn_at
+        self.dry = instance.dry
+        self.facts: list[Fact] = []
+
+    def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
+        """A task is in another state."""
+        self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
+
+    def attempt(self, name: str, n: int, run: int) -> Task | None:
+        """The task, if this is its newest attempt in the newest run."""
+        task = self.tasks.get(name)
+        return task if task is not None and task.n == n and self.run == run else None
+
+    def tell(self, kind: str, task: str = "", n: int = 0) -> None:
+        """Something that a person may want to know has happened."""
+        self.facts.append(Fact(kind, task, n))
+
+    def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
+        """The instance goes on, its time counts from now."""
+        self.state = state
+        self.ending = ""
+        self.warn_at = None if self.plan.timeout_s is None else self.now + self.plan.timeout_s
+
+    def result(self) -> Instance:
+        """What is known now."""
+        return replace(
+            self.was,
+            state=self.state,
+            tasks=self.tasks,
+            run=self.run,
+            ending=self.ending,
+            warn_at=self.warn_at,
+            dry=self.dry,
+            facts=tuple(self.facts),
+        )

@@ -1,0 +1,46 @@
+"""``python``: a function by module and name, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from latchwork.workflows.types.base import Command, ParamsModel, RunInfo
+
+_CALL = "call.json"
+_BODY = "latchwork.workflows.types.python_body"
+FunctionName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$", max_length=500)
+]
+
+
+class PythonParams(ParamsModel):
+    """Attributes:
+    function: ``module:name``, from the code bundle of the version, or installed on the workers.
+    args: its keyword arguments.
+    bundle: the bundle's sha256, as ``deploy`` wrote it; None: installed.
+    """
+
+    function: FunctionName
+    args: dict[str, Any] = Field(default_factory=dict)
+    bundle: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class Python:
+    """Calls a function with JSON values; outputs are the mapping that it returns, or the one value ``result``."""
+
+    name: ClassVar[str] = "python"
+    params: ClassVar[type[ParamsModel]] = PythonParams
+    quoted: ClassVar[frozenset[str]] = frozenset()
+
+    def command(self, params: PythonParams, run: RunInfo) -> Command:
+        """The body reads the call from a file, so that no argument is part of a command line that others can read."""
+        call = {"function": params.function, "args": params.args}
+        path = {"PYTHONPATH": run.bundle} if run.bundle else {}
+        return Command(
+            (run.python, "-m", _BODY, f"{run.folder}/{_CALL}"),
+            env={"PYTHONUNBUFFERED": "1", **path},
+            files={_CALL: json.dumps(call).encode()},
+        )

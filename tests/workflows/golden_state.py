@@ -1,0 +1,151 @@
+"""Stories of instances: files that say what happens and, below each line, what is known then.
+
+    plan on_failure=end
+      extract  retries=1 retry_interval_s=30
+      load  after=extract
+    at 0 start
+      running | extract submitted 1 | load waiting
+    at 1 claimed extract 1
+      ...
+
+Several events of one moment are parted by ``;``. ``refused:`` is the error of a command. This file, run, writes what is
+below the lines anew: read the difference.
+"""
+
+import sys
+from pathlib import Path
+
+from latchwork.errors import LatchworkError
+from latchwork.workflows.state import (
+    Claimed,
+    Ended,
+    ForceStart,
+    ForceSuccess,
+    Instance,
+    Lost,
+    OnFailure,
+    OnTimeout,
+    Outcome,
+    Pause,
+    Plan,
+    Recover,
+    Removed,
+    Rerun,
+    Resume,
+    Rule,
+    Scope,
+    Start,
+    Stop,
+    Wake,
+    advance,
+)
+
+STORIES = Path(__file__).parent / "golden"
+PLAIN = {"pause": Pause, "resume": Resume, "stop": Stop, "rerun": Rerun, "wake": Wake}
+OF_A_TASK = {"force_success": ForceSuccess, "force_start": ForceStart}
+
+
+def options(words):
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def number(text):
+    return float(text) if "." in text else int(text)
+
+
+def rule_of(words):
+    given = options(words)
+    values = {}
+    for name, text in given.items():
+        if name == "after":
+            values[name] = tuple(text.split(","))
+        elif name == "on_timeout":
+            values[name] = OnTimeout(text)
+        elif name == "enabled":
+            values[name] = text == "yes"
+        else:
+            values[name] = number(text)
+    return Rule(**values)
+
+
+def plan_of(head, lines):
+    given = options(head.split())
+    return Plan(
+        {line.split()[0]: rule_of(line.split()[1:]) for line in lines},
+        on_failure=OnFailure(given.get("on_failure", "continue")),
+        timeout_s=number(given["timeout_s"]) if "timeout_s" in given else None,
+        on_timeout=OnTimeout(given.get("on_timeout", "warn")),
+    )
+
+
+def event_of(text):
+    kind, *words = text.split()
+    given = options(words)
+    if kind in PLAIN:
+        return PLAIN[kind]()
+    if kind in OF_A_TASK:
+        return OF_A_TASK[kind](words[0])
+    chosen = tuple(given.get("from", "").split(",")) if "from" in given else ()
+    if kind == "start":
+        return Start(chosen, Scope(given.get("scope", "downstream")), dry="dry" in words)
+    if kind == "recover":
+        return Recover(chosen)
+    run = int(given.get("run", "1"))
+    task, n = words[0], int(words[1])
+    if kind == "ended":
+        return Ended(task, n, Outcome(words[2]), run)
+    return {"claimed": Claimed, "lost": Lost, "removed": Removed}[kind](task, n, run)
+
+
+def seen(instance):
+    """What is known, as the lines below an event."""
+    tasks = []
+    for name, task in instance.tasks.items():
+        words = [name, task.state.value, str(task.n) if task.n else ""]
+        words.append(f"wakes {task.wake_at:g}" if task.wake_at is not None else "")
+        words.append(f"failures {task.failures}" if task.failures else "")
+        words.append("to remove" if name in instance.to_remove else "")
+        words.append("to kill" if name in instance.to_kill else "")
+        tasks.append(" ".join(word for word in words if word))
+    state = instance.state.value
+    state += f" run {instance.run}" if instance.run > 1 else ""
+    state += f" ending: {instance.ending}" if instance.ending else ""
+    state += f" warns {instance.warn_at:g}" if instance.warn_at is not None else ""
+    lines = ["  " + " | ".join([state, *tasks])]
+    if instance.facts:
+        told = [" ".join(word for word in (fact.kind, fact.task, str(fact.n or "")) if word) for fact in instance.facts]
+        lines.append("  tells: " + ", ".join(told))
+    return lines
+
+
+def told(path):
+    """The story with what is known below each event, as the code has it."""
+    lines = path.read_text().splitlines()
+    result, plan, instance = [], None, Instance()
+    rows = iter(enumerate(lines))
+    for index, line in rows:
+        if line.startswith("plan"):
+            body = []
+            result.append(line)
+            for each in lines[index + 1 :]:
+                if not each.startswith("  "):
+                    break
+                body.append(each)
+            result += body
+            plan, instance = plan_of(line[4:], body), Instance()
+        elif line.startswith("at "):
+            result.append(line)
+            _, moment, events = line.split(" ", 2)
+            try:
+                instance = advance(plan, instance, [event_of(each) for each in events.split(";")], float(moment))
+                result += seen(instance)
+            except LatchworkError as error:
+                result.append(f"  refused: {error}")
+        elif not line.startswith("  "):
+            result.append(line)
+    return "\n".join(result) + "\n"
+
+
+if __name__ == "__main__":
+    for story in [Path(name) for name in sys.argv[1:]] or sorted(STORIES.glob("*.txt")):
+        story.write_text(told(story))

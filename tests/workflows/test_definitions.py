@@ -1,0 +1,262 @@
+"""Workflows as people write them: Python and YAML say the same, and what is wrong is told by its place."""
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latchwork.workflows.definitions.builder import Workflow, add, shell, task, workflow
+from latchwork.workflows.definitions.forms import read, write
+from latchwork.workflows.definitions.model import Definition, plan_of
+from latchwork.workflows.definitions.templates import fill
+from latchwork.workflows.definitions.validate import checked, validate
+from latchwork.workflows.errors import DefinitionInvalid
+from latchwork.workflows.types import TaskTypes
+from workflows.flows import extract, load, nightly
+
+TYPES = TaskTypes()
+NIGHTLY = """
+name: nightly
+description: Every night.
+schedule:
+  cron: 0 3 * * *
+  tz: Europe/Berlin
+params:
+  day: ${business_date}
+on_failure: end
+tasks:
+- name: extract
+  type: python
+  params:
+    function: workflows.flows:extract
+    args:
+      day: ${day}
+  retries: 3
+  retry_interval_s: 30
+  timeout_s: 600
+- name: load
+  type: python
+  params:
+    function: workflows.flows:load
+    args:
+      rows: ${extract.rows}
+  after:
+  - extract
+- name: report
+  type: shell
+  params:
+    script: report.sh "$day"
+  after:
+  - extract
+  worker_group: reports
+"""
+
+
+def test_python_and_yaml_say_the_same():
+    assert nightly.definition == checked(read(NIGHTLY), TYPES).definition
+
+
+def test_what_is_written_is_read_back_the_same():
+    assert checked(read(write(nightly.definition)), TYPES).definition == nightly.definition
+    assert checked(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
+
+
+def test_a_task_outside_a_workflow_is_the_function():
+    assert extract("2026-01-01") == {"rows": 10}
+
+
+def test_a_second_call_is_numbered_and_options_are_of_one_call():
+    @workflow
+    def twice():
+        first = extract("a")
+        second = extract.options(retries=0, name="other")("b")
+        third = extract("c")
+        third.after(first, second)
+        first >> load(second["rows"])
+
+    names = [each.name for each in twice.definition.tasks]
+    assert names == ["extract", "other", "extract-2", "load"]
+    assert twice.definition.task("other").retries == 0
+    assert twice.definition.task("extract-2").after == ("extract", "other")
+    assert twice.definition.task("load").after == ("other", "extract")
+
+
+def test_text_of_python_code_is_meant_as_it_stands():
+    @workflow(params={"day": "x"})
+    def literal(day):
+        load(1, table="${day} is not filled in")
+
+    args = literal.definition.task("load").params["args"]
+    assert fill(args, {"day": 1}, MOMENT) == {"rows": 1, "table": "${day} is not filled in"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda got: bool(got["rows"]), "has no value while the workflow is built"),
+        (lambda got: got["rows"] == 3, "has no value while the workflow is built"),
+        (lambda got: list(got["rows"]), "has no value while the workflow is built"),
+        (lambda got: load(object()), "object is no plain value"),
+        (lambda got: got.after("load"), "after takes tasks"),
+        (lambda got: shell("x", colour="red"), "a task has no option 'colour'"),
+        (lambda got: [shell("x", name="same"), shell("y", name="same")], "two tasks are called 'same'"),
+    ],
+)
+def test_what_cannot_be_built_says_why(body, message):
+    with pytest.raises((TypeError, DefinitionInvalid), match=message):
+
+        @workflow
+        def wrong():
+            body(extract("a"))
+
+
+def test_a_task_of_another_workflow_is_refused():
+    kept = []
+
+    @workflow
+    def one():
+        kept.append(extract("a"))
+
+    with pytest.raises(DefinitionInvalid, match="of another workflow, 'one'"):
+
+        @workflow
+        def two():
+            shell("x", after=kept)
+
+
+def test_shell_outside_a_workflow_says_where_it_belongs():
+    with pytest.raises(RuntimeError, match=r"call it inside a function with @workflow"):
+        shell("x")
+
+
+def test_a_function_inside_a_function_is_no_task():
+    with pytest.raises(TypeError, match="put it into the module"):
+        task(lambda: None)
+
+
+PROBLEMS = {
+    "name: 'bad name'": "name: 'bad name' is no name",
+    "colour: red": "colour: there is no such field",
+    "on_failure: explode": "on_failure: input should be 'continue' or 'end', not 'explode'",
+    "timeout_s: .inf": "timeout_s:",
+    "schedule: {cron: 99 3 * * *}": "schedule.cron:",
+    "schedule: {cron: 0 0 * * *, tz: Mars}": "schedule.tz: Cron time zone 'Mars'",
+    "schedule: {cron: 0 0 30 2 *}": "schedule.cron:",
+    "schedule: {cron: 0 0 * * *, start: 2026-01-02, end: 2026-01-01}": "schedule.end: it is not after",
+    "schedule: {cron: 0 0 1 1 *, start: 2026-01-02, end: 2026-02-01}": "schedule: it never fires",
+    "params: {a-b: 1}": "params.a-b: 'a-b' is no name of a variable",
+    "params: {a: '${b}'}": "params.a: '${b}' is neither a parameter nor built in",
+}
+TASK_PROBLEMS = {
+    "type: shel": "tasks[0].type: no task type 'shel'; did you mean 'shell'?",
+    "params: {}": "tasks[0].params.script: this has to be given",
+    "params: {script: x, colour: 1}": "tasks[0].params.colour: there is no such field",
+    "after: [nobody]": "tasks[0].after[0]: there is no task 'nobody'",
+    "after: [a]": "tasks: these wait for each other: a -> a",
+    "retries: -1": "tasks[0].retries:",
+    "env: {A: '${'}": "tasks[0].env.A: '${' at character 1 is not closed",
+    "env: {A: '${nobody}'}": "tasks[0].env.A: '${nobody}' is no parameter",
+    "env: {A: '${zz.rows}'}": "tasks[0].env.A: '${zz.rows}' names no task",
+    "env: {A: '${time:%Y,-1q}'}": "tasks[0].env.A: '-1q' is no shift of a time",
+    "name: b/c": "tasks[0].name: 'b/c' is no name",
+}
+
+
+@pytest.mark.parametrize("line", PROBLEMS)
+def test_a_problem_is_told_by_its_place(line):
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **read(line)}
+    found = [str(each) for each in validate(given, TYPES)]
+    assert any(each.startswith(PROBLEMS[line]) for each in found), found
+
+
+@pytest.mark.parametrize("line", TASK_PROBLEMS)
+def test_a_problem_of_a_task_is_told_by_its_place(line):
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **read(line)}]}
+    found = [str(each) for each in validate(given, TYPES)]
+    assert any(each.startswith(TASK_PROBLEMS[line]) for each in found), found
+
+
+def test_all_problems_are_told_at_once():
+    given = {"name": "x y", "colour": 1, "tasks": [{"name": "a", "type": "shell", "retries": -1}]}
+    assert [each.path for each in validate(given, TYPES)] == ["name", "tasks[0].retries", "colour"]
+
+
+@pytest.mark.parametrize("size", [5_001])
+def test_too_many_tasks_are_refused(size):
+    given = {
+        "name": "x",
+        "tasks": [{"name": f"t{i}", "type": "shell", "params": {"script": "true"}} for i in range(size)],
+    }
+    assert "at most 5,000" in str(validate(given, TYPES)[0])
+
+
+LAUGHS = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])
+NO_DEFINITIONS = {
+    "": "begins with 'name:'",
+    "[]": "begins with 'name:'",
+    "a: [": "line 1, column 5",
+    "name: x\nname: y": "line 2, column 1: the key 'name' stands there twice",
+    "? [1]\n: 2": "a key has to be text",
+    "!!python/object:os.system x": "could not determine a constructor",
+    "{" * 5000: "more than 50 levels",
+    "- " * 5000: "more than 50 levels",
+    "a: &a [*a]": "recursive",
+    LAUGHS: "more than 500,000 values",
+    "x" * 4_000_001: "the text has 4,000,001 characters",
+}
+
+
+@pytest.mark.parametrize("text", NO_DEFINITIONS, ids=lambda text: text[:12])
+def test_text_that_is_no_definition_is_one_clear_error(text):
+    with pytest.raises(DefinitionInvalid) as caught:
+        read(text)
+    assert NO_DEFINITIONS[text] in str(caught.value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=12,
+    )
+)
+def test_any_plain_values_are_a_definition_or_have_problems(given_):
+    found = validate(given_, TYPES)
+    assert found
+    assert validate({"name": "x", "tasks": given_, "params": given_}, TYPES) is not None
+
+
+MOMENT = datetime(2026, 3, 1, 4, 5, tzinfo=timezone.utc)
+
+
+def test_references_keep_types_alone_and_become_text_among_text():
+    known = {"n": 3, "extract.rows": [1, 2]}
+    assert fill("${n}", known, MOMENT) == 3
+    assert fill(["${extract.rows}", "${n} rows, $${n}"], known, MOMENT) == [[1, 2], "3 rows, ${n}"]
+    assert fill("${time:%Y-%m-%d,-1d}/${time:%H}", known, MOMENT) == "2026-02-28/04"
+    with pytest.raises(KeyError, match="nobody"):
+        fill("${nobody}", known, MOMENT)
+
+
+def test_the_plan_has_the_rules_of_the_tasks():
+    plan = plan_of(nightly.definition, nightly.order)
+    assert list(plan.rules) == ["extract", "load", "report"]
+    assert plan.rules["extract"].retries == 3
+    assert plan.rules["report"].after == ("extract",)
+
+
+def test_a_definition_is_no_larger_than_a_megabyte():
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "x" * 400_000}}] * 1}
+    given["tasks"] = [{**given["tasks"][0], "name": f"a{i}"} for i in range(3)]
+    assert any("at most 1,000,000" in each.message for each in validate(given, TYPES))
+
+
+def test_other_types_can_be_added_in_python():
+    @workflow
+    def plain():
+        add("shell", {"script": "true", "interpreter": ["bash"]}, name="by-bash")
+
+    assert isinstance(plain, Workflow)
+    assert isinstance(plain.definition, Definition)

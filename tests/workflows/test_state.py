@@ -1,0 +1,106 @@
+"""What happens to an instance, as stories that read like a specification, and what holds in all of them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latchwork.workflows.errors import WrongState
+from latchwork.workflows.state import (
+    Claimed,
+    Ended,
+    Instance,
+    InstanceState,
+    Lost,
+    OnFailure,
+    Outcome,
+    Pause,
+    Plan,
+    Recover,
+    Removed,
+    Rerun,
+    Resume,
+    Rule,
+    Start,
+    Stop,
+    TaskState,
+    Wake,
+    advance,
+)
+from workflows.golden_state import STORIES, told
+
+
+@pytest.mark.parametrize("path", sorted(STORIES.glob("*.txt")), ids=lambda path: path.stem)
+def test_story_goes_as_written(path):
+    assert told(path) == path.read_text()
+
+
+@st.composite
+def plans(draw):
+    count = draw(st.integers(1, 5))
+    rules = {}
+    for index in range(count):
+        before = [f"t{each}" for each in range(index) if draw(st.booleans())]
+        rules[f"t{index}"] = Rule(
+            tuple(before),
+            retries=draw(st.integers(0, 1)),
+            retry_interval_s=draw(st.sampled_from([0, 5])),
+            delay_s=draw(st.sampled_from([0, 0, 3])),
+            enabled=draw(st.integers(0, 5)) > 0,
+        )
+    return Plan(rules, on_failure=draw(st.sampled_from(OnFailure)), timeout_s=draw(st.sampled_from([None, 30])))
+
+
+@given(plans(), st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_every_history_ends_in_a_final_state_and_no_task_starts_before_those_it_waits_for(plan, random):
+    now, instance = 0.0, advance(plan, Instance(), [Start()], 0.0)
+    for step in range(400):
+        now += random.choice([0, 1, 4])
+        before = instance
+        event = an_event(instance, random, step)
+        try:
+            instance = advance(plan, instance, [event], now)
+        except WrongState:
+            continue
+        check(plan, before, instance, now)
+        if step > 100 and instance.state in {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}:
+            return
+    raise AssertionError(instance)
+
+
+def an_event(instance, random, step):
+    """One that may happen now; late in the story no commands, so that it ends."""
+    if step < 100 and random.random() < 0.1:
+        return random.choice([Pause, Resume, Stop, Recover, Rerun])()
+    if step >= 100 and instance.state in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
+        return Resume()
+    removing = set(instance.to_remove)
+    possible = [Wake()]
+    for name, task in instance.tasks.items():
+        if task.state is TaskState.SUBMITTED:
+            possible.append(Claimed(name, task.n, instance.run))
+            possible += [Removed(name, task.n, instance.run)] * (name in removing)
+        if task.state is TaskState.RUNNING:
+            possible += [Ended(name, task.n, random.choice(list(Outcome)[:2]), instance.run)] * 3
+            possible += [Lost(name, task.n, instance.run)] * (step < 200)
+            if name in instance.to_kill:
+                possible.append(Ended(name, task.n, Outcome.KILLED, instance.run))
+    possible.append(Ended(random.choice(list(instance.tasks)), 1, Outcome.FAILURE, max(1, instance.run - 1)))
+    return random.choice(possible)
+
+
+def check(plan, before, instance, now):
+    done = {TaskState.SUCCESS, TaskState.SKIPPED, TaskState.FORCED_SUCCESS}
+    for name in instance.changed_since(before):
+        task = instance.tasks[name]
+        if task.state is TaskState.SUBMITTED and before.tasks[name].state is not TaskState.RUNNING:
+            assert all(instance.tasks[each].state in done for each in plan.rules[name].after)
+            assert instance.state is InstanceState.RUNNING
+            assert not instance.ending
+            assert task.n == before.tasks[name].n + 1 or instance.run > before.run
+    if instance.state in {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED, InstanceState.PAUSED}:
+        assert not any(task.state in {TaskState.SUBMITTED, TaskState.RUNNING} for task in instance.tasks.values())
+    if instance.state is InstanceState.SUCCESS:
+        assert all(task.state in done for task in instance.tasks.values())
+    again = advance(plan, instance, [], now)
+    assert (again.state, again.tasks, again.facts) == (instance.state, instance.tasks, ())  # settled: nothing follows
