@@ -55,7 +55,12 @@ def start_thread(thread: threading.Thread) -> None:
     """
     if threading.get_ident() != threading.main_thread().ident:
         thread.start()
-        return
+    else:
+        _start_beside(thread)
+
+
+def _start_beside(thread: threading.Thread) -> None:
+    """By another thread; a simulation has its own way instead."""
     failed: list[BaseException] = []
     gate = allocate_lock()
     gate.acquire()
