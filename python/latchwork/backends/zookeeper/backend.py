@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, chain, drive, failed, reject, then
+from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
@@ -31,7 +31,7 @@ from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.interrupts import mutex
+from latchwork.interrupts import OncePerThread, mutex
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class ZooKeeperBackend(Backend):
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
         self._readying: Future[int] | None = None
+        self._preparing = OncePerThread()  # a signal handler would wait for what its thread has only begun
         self._emptied: set[str] = set()
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -278,7 +279,11 @@ class ZooKeeperBackend(Backend):
 
     def _ready(self, task: Task) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
-        readying: Future[int] = Future()
+        readying: Future[int] = Outcome()
+        with self._preparing:
+            return self._begin_or_join(readying, task)
+
+    def _begin_or_join(self, readying: Future[int], task: Task) -> Future[int]:
         try:
             with self._lock:
                 if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
