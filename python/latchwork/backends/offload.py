@@ -45,7 +45,7 @@ _HANDED_S = 2.0
 class _Late(Outcome[T]):
     """Of a call that did not come back in time: whoever waits for it has waited long enough."""
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, timeout: float | None) -> None:  # noqa: ARG002
         raise FutureTimeoutError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -31,7 +32,7 @@ from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.interrupts import OncePerThread, mutex
+from latchwork.interrupts import OncePerThread, mutex, start_thread
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
@@ -76,7 +77,10 @@ class ZooKeeperBackend(Backend):
         self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
         self._hub = WatchHub(self._main, self._lister, self._timer, clock)
         self._connect(url)
-        self._warn_of_losses(url)
+        self._warning = threading.Thread(
+            target=self._warn_of_losses, args=(url,), name="latchwork-zk-version", daemon=True
+        )
+        start_thread(self._warning)
 
     @property
     def capabilities(self) -> Capability:
@@ -185,6 +189,7 @@ class ZooKeeperBackend(Backend):
         connections = [*(session.connection for session in sessions), self._main]
         for connection in connections:
             connection.abandon()
+        self._warning.join(_SERVER_WORD_S)
         for connection in connections:
             if not connection.join(self._call_timeout_s):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
@@ -230,7 +235,7 @@ class ZooKeeperBackend(Backend):
             ) from error
 
     def _warn_of_losses(self, url: StoreURL) -> None:
-        """Ask the server that was reached which version it is; servers may be told not to say so."""
+        """Ask the server that was reached which version it is; it may say nothing, and nobody waits for it."""
         version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
         if has_leader and may_lose_data(version):
             _log.warning(_MAY_LOSE_DATA, version, join_hosts(url.hosts))
