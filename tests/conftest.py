@@ -8,7 +8,6 @@ rows of `backends_table.py`; `levels.py` says which tests run on which.
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import threading
 import time
@@ -32,8 +31,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_GRACE_S = 5.0
-#: Folders whose tests can be driven by an event loop.
-THROUGH_LOOP = {"conformance", "primitives"}
 
 
 def _shared(name: str) -> Callable[..., SharedServer]:
@@ -51,8 +48,8 @@ globals().update({f"_{name}": _shared(name) for name in SERVERS})
 
 @pytest.fixture(autouse=True)
 def driver(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With DRIVER=loop, the contract and the primitives through the twins for event loops; see `through_loop`."""
-    if os.environ.get("DRIVER") != "loop" or request.path.parent.name not in THROUGH_LOOP:
+    """Through which driver the test is run: by the loop's, what it uses are twins; see `levels` and `through_loop`."""
+    if getattr(request, "param", "thread") != "loop":
         yield
         return
     if request.node.get_closest_marker("threads") is not None:
