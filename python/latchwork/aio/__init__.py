@@ -21,6 +21,7 @@ globals().update(_made)
 #: Twins of what systems have: who uses none of them does not import them.
 LATE = {
     "latchwork.aio.contexts": ("JobContext",),
+    "latchwork.aio.executors": ("Executor", "TaskFuture", "TaskRef"),
 }
 __getattr__ = late(__name__, LATE)
 
