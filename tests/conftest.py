@@ -18,6 +18,7 @@ import pytest
 
 import latchwork
 from backends_table import BY_NAME, SERVERS
+from levels import LONG
 from run_servers import SharedServer, shared_server
 
 if TYPE_CHECKING:
@@ -55,13 +56,17 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("threads") is not None:
         pytest.skip("about threads, or of a kind that tests/through_loop.py cannot drive")
     through_loop = importlib.import_module("through_loop")  # it imports the twins
+    loop_guard = importlib.import_module("loop_guard")
 
     with pytest.MonkeyPatch.context() as patch:
         plugins = request.config.pluginmanager.get_plugins()
         beside = str(request.path.with_name("conftest.py"))
         modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
         loop = through_loop.install([request.module, *modules], patch)
-        yield
+        with loop_guard.watching(
+            loop.thread, patch, measures=LONG and request.node.get_closest_marker("large") is None
+        ):
+            yield
     loop.close()
 
 
