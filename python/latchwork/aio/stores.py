@@ -86,6 +86,10 @@ class StoreTwin(Twin):
         """A session of its own; see ``Store.open_session``."""
         return await in_thread(lambda: self._of.open_session(ttl_s), Session.close)
 
+    async def reopen(self) -> Any:
+        """Connect again as this store was: for a child of a fork; see ``Store.reopen``."""
+        return await in_thread(self._of.reopen, Store.close)
+
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
         """A local read-only mapping of all keys at and below a prefix; see ``Store.mirror``."""
         with acting_here():

@@ -359,6 +359,18 @@ class Store:
         """
         return _Namespace(self._core, self._scope, Limit(remaining_s, error))
 
+    def reopen(self) -> Store:
+        """Connect again with the same URL, options, clock and observers: another store, with this one's namespace.
+
+        For a child of a fork, where this store and what was made with it is the parent's: ``store = store.reopen()``,
+        once in each child. This store stays as it is, and its sessions, locks and watches are its own.
+
+        Raises:
+            ConnectFailed, AuthenticationFailed: as for ``connect``.
+            LatchworkError: it is no store that ``connect`` made, but one for tests that was built on another.
+        """
+        return Store(self._core.reopened(), self._scope)
+
     def close(self) -> None:
         """End its sessions at once, then its watches and the connection. Twice is fine."""
         self._core.close()
