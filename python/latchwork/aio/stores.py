@@ -38,8 +38,7 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
         arrivals = Arrivals.here()
-        # more at once would wait for each other on their way, and the last of them for too long
-        async with arrivals.room(store._core, DEFAULT_MAX_IN_FLIGHT):  # noqa: SLF001 - that of all its namespaces
+        async with arrivals.room(store.connection):
             return await _answered(arrivals, store, name, args, options)
 
     asked.__name__ = name

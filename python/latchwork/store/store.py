@@ -268,6 +268,11 @@ class Store:
         """Calls for a caller that does not wait for each answer in its own thread."""
         return Calls(self._core.backend, self._scope, self._core.check, self._limit)
 
+    @property
+    def connection(self) -> object:
+        """What it shares with its namespaces, for event loops; see ``Ask``."""
+        return self._core
+
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
         self._core.check()  # in a child of a fork no thread is left that would make the call
