@@ -1,7 +1,8 @@
 """What an executor costs beside Celery, RQ and Dask: tasks a second, round trips, long backlogs, deaths, idleness.
 
     python benches/bench_executor.py [--what throughput,latency,backlog,detached,kills,idle] [--tasks 6000] [--rounds 3]
-                                     [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000] [--json FILE]
+                                     [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000]
+                                     [--json FILE]
 
 Four runners of eight slots, each a process; tasks that do nothing, submitted one by one by one process. Every side
 is started, measured and ended before the next one is, in each round; the processor time of a task is that of all
