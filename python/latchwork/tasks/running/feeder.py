@@ -46,6 +46,9 @@ BATCH = 40
 LOOK_S = 10.0
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 0.2
+#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
+#: in line: that costs two writes and a watch.
+MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class Feeder(Starts):
@@ -93,6 +96,7 @@ class Feeder(Starts):
         self._guards_at = math.inf
         self._asks_until = 0
         self._leaves_traces = False
+        self._vain, self._many = 0, 0.0
         self._wants_room = False
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
@@ -235,6 +239,7 @@ class Feeder(Starts):
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
+            share=self._hooks.share,
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
@@ -251,9 +256,13 @@ class Feeder(Starts):
         with self._bell.mutex:
             self._looks += 1
             self._last_found = found or 0
-            self._is_hungry = found == 0
+            self._note(found)
+            self._is_hungry = found == 0 and not self._comes_again()
             if self._is_hungry or self._looks <= self._asks_until:
                 self._news.ring()
+        if found == 0 and self._comes_again():
+            await Pause(self._clock, self._stop, AGAIN_S)
+            return
         until = self._clock.now() + self._look_s
         while not found:
             with self._bell.mutex:
@@ -268,6 +277,18 @@ class Feeder(Starts):
                 break
         with self._bell.mutex:
             self._is_hungry = self._wants_room = False
+
+    def _note(self, found: int | None) -> None:
+        """How many there are at a time, and how often there was nothing since."""
+        if found:
+            self._vain, self._many = 0, self._many + (found - self._many) / 4
+        elif found == 0:
+            self._vain += 1
+            self._many = self._many if self._vain <= MOST_VAIN else 0.0
+
+    def _comes_again(self) -> bool:
+        """Whether more is to be expected in a moment: so many came at a time that a place in the line costs more."""
+        return self._many >= MANY and self._vain <= MOST_VAIN and self._takes
 
     async def _wait(self, lane: str) -> None:
         """Wait for items of one lane while the feeder has nothing else."""
