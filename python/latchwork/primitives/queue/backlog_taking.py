@@ -26,7 +26,7 @@ from latchwork.primitives.queue.backlog_items import (
     shown,
 )
 from latchwork.primitives.queue.backlog_pages import Hint, Pages
-from latchwork.primitives.queue.backlog_shares import EMPTY_S, NO_SHARE, Kept, Share
+from latchwork.primitives.queue.backlog_shares import EMPTY_S, FEW, NO_SHARE, Kept, Share
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
@@ -214,8 +214,8 @@ class Taking:
             kept, now = self._kept[pages.lane], self._store.clock.now()
             mine, others = kept.split(free, share, now)
             kept.keep(await self._take_of(mine, wish, session, claims), now)
-            if len(claims) == had:
-                await self._take_of(_from_anywhere(others), wish, session, claims)
+            if len(claims) == had and not share.is_patient:
+                await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
             if len(claims) > had:
                 return
 

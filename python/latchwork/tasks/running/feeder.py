@@ -13,13 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim
+from latchwork.primitives import Backlog, BacklogClaim, Share
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -239,7 +240,7 @@ class Feeder(Starts):
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
-            share=self._hooks.share,
+            share=self._share,
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
@@ -277,6 +278,9 @@ class Feeder(Starts):
                 break
         with self._bell.mutex:
             self._is_hungry = self._wants_room = False
+
+    def _share(self, lane: str) -> Share:
+        return replace(self._hooks.share(lane), is_patient=self._comes_again())
 
     def _note(self, found: int | None) -> None:
         """How many there are at a time, and how often there was nothing since."""
