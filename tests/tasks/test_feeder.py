@@ -30,6 +30,11 @@ def runs(node, *paths):
     time.sleep(0.1)
 
 
+def is_tidy(store):
+    """An idle node looks once more, and takes empty shelves out of the index."""
+    return store.list("work/lanes", recursive=True) == []
+
+
 def is_empty(store):
     """Nothing is left, but perhaps an empty shelf in the index, which the next look would take out."""
     assert Backlog(store, "work").tidy("any")
@@ -43,6 +48,7 @@ def test_items_run_and_come_to_one_end_each(store):
         assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(30)] == [n * n for n in range(30)]
         eventually(lambda: node.feeder.running() == [])
         assert node.feeder.stats() == {"taken": 30, "done": 30}
+        eventually(lambda: is_tidy(store))
     assert is_empty(store)
 
 
@@ -327,6 +333,7 @@ def test_an_end_whose_own_checks_fail_is_decided_anew(store):
 
     with Node(store, Again()) as node:
         eventually(lambda: node.feeder.stats().get("done") == 1)
+        eventually(lambda: is_tidy(store))
     assert store.get("results/x").value == b"theirs"
     assert is_empty(store)
 
@@ -356,6 +363,7 @@ def test_trouble_with_the_store_changes_no_end(connect, fault):
             eventually(lambda: node.feeder.running() == [])
             assert node.feeder.stats()["done"] == 10
             assert any(call.fault is not None for call in store.calls)
+            eventually(lambda: is_tidy(seen))
     assert is_empty(seen)
 
 

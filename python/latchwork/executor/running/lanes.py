@@ -19,7 +19,7 @@ from latchwork.executor.items import TaskItem, may_run, task_of, type_name
 from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.interrupts import mutex
-from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.primitives import Backlog, BacklogClaim, BacklogItem, Share
 from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.tasks import (
@@ -164,6 +164,15 @@ class Lanes(FeederHooks):
             self._longest = lane
 
     # Which
+
+    def share(self, lane: str) -> Share:
+        """Of the lane of all each member has a share; ours is ours alone."""
+        if lane == self._node.lane:
+            return Share(0, 1)
+        members = sorted(self._members() or ())
+        if lane != ANY or self._node.member_id not in members:
+            return Share()
+        return Share(members.index(self._node.member_id), len(members))
 
     def accept(self, item: BacklogItem) -> bool:
         """Whether it is for us; what is no task is, so that it gets out of the way."""
