@@ -7,11 +7,11 @@ look at the successors leaves a free item of a task that is done, and who takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from latchwork.errors import BadRecord, LatchworkError
-from latchwork.plans.control import Control
+from latchwork.errors import BadRecord, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.plans.control import Control, NotYet
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
@@ -20,8 +20,8 @@ from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, 
 from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.records import Record
-from latchwork.store import Mirror
-from latchwork.store.steps import driven, steps_of
+from latchwork.store import Backoff, Mirror
+from latchwork.store.steps import Pause, Signal, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
     Call,
@@ -50,12 +50,20 @@ class NothingToRun(LatchworkError):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """How the call of a claim was made: whether it was one, and what trouble of the store there was."""
+    """How the call of a claim was made.
+
+    Attributes:
+        is_call: whether it was one.
+        trouble: what the store raised while it was made.
+        plan, task: as they were read; no task any more once an end by them was tried.
+        result: the outcome as it is stored, once it is.
+    """
 
     is_call: bool = False
     trouble: str = ""
     plan: PlanRecord | None = None
     task: Task | None = None
+    result: bytes = b""
 
 
 class PlanHooks(FeederHooks):
@@ -67,6 +75,7 @@ class PlanHooks(FeederHooks):
         payloads: reads arguments and results.
         progress, control: what follows.
         failed: told of each try that raised: plan, task, and what.
+        stop: set when the worker closes.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class PlanHooks(FeederHooks):
         progress: Progress,
         control: Control,
         failed: Callable[[str, str, Failure], object],
+        stop: Signal,
     ) -> None:
         self._place = place
         self._plans = plans
@@ -85,6 +95,8 @@ class PlanHooks(FeederHooks):
         self._progress = progress
         self._control = control
         self._failed = failed
+        self._stop = stop
+        self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
 
     # Taking
@@ -168,23 +180,45 @@ class PlanHooks(FeederHooks):
     @driven
     async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         """What follows from a run, all of it written before the item goes, or together with it."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._ending(claim, outcome)
+            except NotYet as error:
+                pauses = self._pauses.setdefault(claim.item.path, Backoff(0.1, 2.0))
+                return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
+            except (Unavailable, OutcomeUnknown) as error:  # what ran has run: it is ended when the store is back
+                held(claim)
+                if await Pause(self._place.store.clock, self._stop, backoff.next_s()):
+                    return Release(str(error)[:200], count=False)
+
+    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.handle(claim, plan_id, name)
+            self._pauses.pop(claim.item.path, None)
             return Done()
         begun = self._begun.get(claim, _Begun())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
         try:
             if outcome.is_success and begun.task is not None and begun.plan is not None:
-                self._begun[claim] = _Begun(is_call=True)  # if that is refused, the next way is one that cannot be
-                result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+                result = await self._stored(claim, plan_id, outcome)
                 edit = await self._progress.passed_on(plan_id, begun.plan, begun.task, result)
+                self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
                 if edit is not None:
                     return Done(tuple(edit.checks), tuple(edit.ops))
             return await self._end_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
+
+    async def _stored(self, claim: BacklogClaim, plan_id: str, outcome: Outcome) -> bytes:
+        """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
+        begun = self._begun.get(claim, _Begun())
+        if not begun.result:
+            stored = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+            begun = self._begun[claim] = replace(begun, result=stored)
+        return begun.result
 
     async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
@@ -216,7 +250,7 @@ class PlanHooks(FeederHooks):
         self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.finished(plan_id, plan, task, result, ())
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
@@ -240,7 +274,7 @@ class PlanHooks(FeederHooks):
             if await self._commit(edit.checks, edit.ops, claim):
                 return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
             return None
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None

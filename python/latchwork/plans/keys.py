@@ -54,6 +54,8 @@ class Keys:
         self.drafts = f"{name}/drafts"
         self.data = f"{name}/data"
         self.backlog = f"{name}/backlog"
+        #: Below these each plan has a key of its id.
+        self.roots = [f"{name}/{each}" for each in ("tasks", "in", "todo", "results", "data", "adds")]
 
     def plan(self, plan: str) -> str:
         """The record of a plan."""

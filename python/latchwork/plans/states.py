@@ -300,3 +300,9 @@ class Edges:
         """The plan is to go, whatever it does; a worker deletes it."""
         told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
         return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "remove", told.turn)])
+
+    def blocked(self, plan_id: str, plan: PlanRecord) -> Edit:
+        """Keys without a plan are to go: until then nobody builds under that id."""
+        told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
+        made = Create(self.keys.plan(plan_id), told.to_bytes())
+        return Edit([], [made, *self.control(plan_id, "remove", told.turn)])
