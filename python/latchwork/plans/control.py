@@ -12,11 +12,13 @@ from latchwork.plans.keys import LANE, item_id
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.children import Children
 from latchwork.plans.running.removing import delete_plan
+from latchwork.plans.running.waking import wake
 from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.store.steps import ask
-from latchwork.types import Absent, Entry
+from latchwork.types import Absent, Create, Entry
 
 #: So many tasks are looked at in one round of a cancel.
 _ROUND = 200
@@ -25,8 +27,9 @@ _ROUND = 200
 class Control:
     """Handles items of control. Safe to share between threads."""
 
-    def __init__(self, place: Place, progress: Progress) -> None:
+    def __init__(self, place: Place, progress: Progress, children: Children) -> None:
         self._place = place
+        self._children = children
         self._progress = progress
 
     async def handle(self, claim: BacklogClaim, plan_id: str, what: str) -> None:
@@ -72,7 +75,8 @@ class Control:
                 return
             names = await place.left(plan_id, _ROUND)
             if not names:
-                if await place.commit(place.edges.all_cancelled(entry, plan, now_ms()), claim.fence):
+                woken = await wake(place, plan_id, plan)
+                if await place.commit(place.edges.all_cancelled(entry, plan, now_ms()).and_also(woken), claim.fence):
                     return
                 continue
             ended = 0
@@ -84,7 +88,12 @@ class Control:
     async def _cancel_task(self, claim: BacklogClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
         """Whether it ended; one that runs does not."""
         edit = self._place.edges.cancelled(plan_id, entry, task)
-        if task.record.state is TaskState.READY:
+        if task.record.state is TaskState.CHILD:
+            ended = await self._children.cancelled(plan_id, (entry, plan), task, claim)
+            if ended is None:
+                return False
+            edit = ended
+        if task.record.state in (TaskState.READY, TaskState.CHILD):
             shelf = self._place.edges.shelf(plan, task.record)
             item = await ask(self._place.backlog.find, LANE, shelf, item_id(plan_id, task.name))
             self._take_along(edit, item, shelf, item_id(plan_id, task.name))
@@ -100,6 +109,13 @@ class Control:
         checks, ops = self._place.backlog.removal(item)
         edit.checks.extend(checks)
         edit.ops.extend(ops)
+
+    def _as_it_is(self, edit: Edit, item: BacklogItem | None, shelf: str, name: str) -> None:
+        """An item that nobody has stays; one that is not there is not there then, or is made."""
+        if item is not None:
+            edit.checks.extend(self._place.backlog.removal(item)[0])
+        elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
+            edit.checks.append(Absent(self._place.backlog.key(LANE, shelf, name)))
 
     # Recover
 
@@ -137,8 +153,13 @@ class Control:
         shelf, name = place.edges.shelf(plan, task.record), item_id(plan_id, task.name)
         held(claim)
         item = await ask(place.backlog.find, LANE, shelf, name)
-        edits = place.edges.reset(plan_id, entry, task, [dep for dep in task.record.deps if dep in not_done])
-        self._take_along(edits[-1], item, shelf, name)
+        again = await self._children.recovered(plan_id, seen, task, item) if task.record.child else None
+        if again is not None:
+            edits = [again]
+            self._as_it_is(again, item, shelf, name)
+        else:
+            edits = place.edges.reset(plan_id, entry, task, [dep for dep in task.record.deps if dep in not_done])
+            self._take_along(edits[-1], item, shelf, name)
         for each in edits:
             if not await place.commit(each, claim.fence):  # not the next one: edges come before what waits for them
                 break

@@ -52,6 +52,10 @@ class Place:
         """The prefix of the items of a shelf."""
         return self.backlog.key(LANE, shelf, "x")[:-2]
 
+    def claim_key(self, lane: str, rest: str) -> str:
+        """The key of the claim of an item: ``<shelf>/<id>`` in a lane."""
+        return f"{self.keys.backlog}/lanes/{lane}/claims/{rest}"
+
     async def added(self, plan_id: str) -> int:
         """How many tasks were added since the start, at least."""
         entry = await ask(self.store.get, self.keys.adds(plan_id))

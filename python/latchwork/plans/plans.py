@@ -51,6 +51,7 @@ class Plans:
         on_failure: Literal["stop", "continue"] = "stop",
         priority: int = 5,
         keep_results_s: float | None = None,
+        max_parallel: int | None = None,
     ) -> PlanBuilder[PlanHandle]:
         """Begin to build a plan. Does no I/O.
 
@@ -63,11 +64,13 @@ class Plans:
             keep_results_s: seconds for which results of tasks without a name that others depend on are kept after the
                 plan has completed; a worker or a sweep deletes them then. Those of a plan that failed or was cancelled
                 are kept: ``recover`` goes on from them. None keeps all until ``remove``.
+            max_parallel: so many of its tasks run at a time, whichever workers have them: 1 to 1,000; None for as many
+                as there are slots. A task that pauses before its next try does not count.
         Raises:
             InvalidKey, ValueError: of an option.
         """
         plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MOST_PLAN)
-        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s))
+        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s, max_parallel))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
     def _start(self, draft: Draft) -> PlanHandle:

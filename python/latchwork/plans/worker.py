@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import Finally, mutex
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.retention import Retention, next_due_ms
+from latchwork.plans.running.limits import is_limited
 from latchwork.plans.running.shift import Shift, Way
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff, Mirror, Store
@@ -25,11 +26,14 @@ from latchwork.words import counted
 
 if TYPE_CHECKING:
     from latchwork.tasks import RunIn
+    from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
 
 #: Tasks of a session that was lost have so many seconds to listen, before the next shift begins.
 _END_S = 10.0
+#: Places of limited plans are looked after so often, where there are any.
+_TIDY_S = 5.0
 #: The machine's clock may be set: look again after so many seconds.
 _MOST_WAIT_S = 600.0
 
@@ -80,6 +84,7 @@ class PlanWorker(Starts):
         self._mutex = mutex()
         self._stop = Signal()
         self._plans: Mirror | None = None
+        self._taken: Mirror | None = None
         self._shift: Shift | None = None
         self._counts: Counter[str] = Counter()
         self._news = Bell()
@@ -108,9 +113,11 @@ class PlanWorker(Starts):
             if self._plans is not plans:  # another thread starts it
                 plans.close()
                 return
+            self._taken = self._store.mirror(self._place.keys.places)
             self._threads.append(Background(self._live, f"latchwork-plans-{self._way.label}"))
             self._threads.append(Background(self._keep, f"latchwork-plans-results-{self._way.label}"))
             plans.on_change(self._plans_changed)
+            self._taken.on_change(self._place_given_back)
             self._is_started = True
 
     def _unless_started(self) -> None:
@@ -141,12 +148,13 @@ class PlanWorker(Starts):
         with self._news.mutex:
             self._news.ring()
         with self._mutex:
-            threads, shift, plans = list(self._threads), self._shift, self._plans
+            threads, shift, mirrors = list(self._threads), self._shift, (self._plans, self._taken)
         left = shift.end(timeout_s) if shift is not None else []
         for each in threads:
             each.block()
-        if plans is not None:
-            plans.close()
+        for mirror in mirrors:
+            if mirror is not None:
+                mirror.close()
         self._place.backlog.close()
         return left
 
@@ -169,7 +177,8 @@ class PlanWorker(Starts):
         """One shift: what it had is run by others, or by the next one."""
         session = await ask(self._store.open_session, self._ttl_s)
         assert self._plans is not None
-        shift = Shift(self._store, self._place, self._plans, self._way, session=session, stop=self._stop)
+        assert self._taken is not None
+        shift = Shift(self._store, self._place, self._plans, self._taken, self._way, session=session, stop=self._stop)
         ended = Signal()
         cancel = session.on_end(ended.set)
         with self._mutex:
@@ -209,6 +218,21 @@ class PlanWorker(Starts):
         if shift is not None:
             shift.plans_changed()
 
+    def _place_given_back(self, *_: object) -> None:
+        with self._mutex:
+            shift = self._shift
+        if shift is not None:
+            shift.place_given_back()
+
+    async def _tidy(self, plans: Iterable[Entry]) -> float | None:
+        """Look after the places of limited plans; in how many seconds again, None for never."""
+        with self._mutex:
+            shift = self._shift
+        if shift is None or not any(is_limited(each.value) for each in plans):
+            return None
+        await shift.tidy()
+        return _TIDY_S
+
     async def _keep(self) -> None:
         """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
         retention, plans, clock, backoff = Retention(self._place), self._plans, self._store.clock, Backoff()
@@ -225,6 +249,7 @@ class PlanWorker(Starts):
                     await retention.trim_all(entries, now_ms())
                     await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
                     continue
+                tidy_s = await self._tidy(entries)
             except Closed:
                 return
             except LatchworkError as error:
@@ -232,5 +257,7 @@ class PlanWorker(Starts):
                 await Pause(clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            left_s = None if due_ms is None else min(_MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
+            left_s = tidy_s
+            if due_ms is not None:
+                left_s = min(tidy_s or _MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
             await self._news.rung(rings, clock, left_s)

@@ -1,4 +1,4 @@
-"""What a worker does from the beginning of a session to its end, the places of limited plans, and how plans are removed.
+"""What a worker does while its session lasts, limited plans, child plans, and how plans are removed.
 
 It exports nothing: ``PlanWorker`` is the door.
 """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import CONTROL_SHELF, LANE, SHELF_TASKS, item_id, shelf_of, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.running.waking import read_child, wake
 from latchwork.plans.states import MOST_WRITES, Edit
 from latchwork.store.steps import ask
 from latchwork.types import At, Delete, Entry, Op
@@ -35,13 +37,38 @@ async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = 
         return False
     await ask(place.store.delete_tree, place.keys.tasks(plan_id))
     await _delete_items(place, plan_id, plan, go_on)
+    await _remove_children(place, plan_id)
     for prefix in place.keys.everything(plan_id):
         go_on()
         now = await ask(place.store.get, entry.key)  # a deletion of a tree checks nothing by itself
         if now is None or now.version != entry.version:
             return now is None
         await ask(place.store.delete_tree, prefix)
-    return await place.commit(Edit([At(entry)], [Delete(entry.key)]))
+    while True:
+        woken = await wake(place, plan_id, plan)
+        if await place.commit(Edit([At(entry)], [Delete(entry.key)]).and_also(woken)):
+            return True
+        now = await ask(place.store.get, entry.key)
+        if now is None or now.version != entry.version:
+            return now is None
+
+
+async def _remove_children(place: Place, plan_id: str) -> None:
+    """The plans that tasks of it have started: each by a worker. None comes after its tasks are gone."""
+    for entry in await ask(place.store.list, place.keys.plans):
+        try:
+            plan = PlanRecord.of(entry.value)
+        except BadRecord:
+            continue
+        if plan.parent is not None and plan.parent[0] == plan_id:
+            await _remove_child(place, entry.key.rpartition("/")[2])
+
+
+async def _remove_child(place: Place, child_id: str) -> None:
+    while (found := await read_child(place, child_id)) is not None and found[1].state is not PlanState.REMOVING:
+        edit = place.edges.removing(child_id, *found)
+        edit.ops.append(Delete(place.keys.draft(child_id)))
+        await place.commit(edit)
 
 
 async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Callable[[], object]) -> None:

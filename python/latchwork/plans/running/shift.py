@@ -15,6 +15,8 @@ from latchwork.plans.keys import split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.running.children import Children
+from latchwork.plans.running.limits import Limits
 from latchwork.primitives import Backlog
 from latchwork.store import Mirror, Session, Store
 from latchwork.store.steps import Signal
@@ -55,15 +57,19 @@ class Shift:
         store: the store.
         place: where the plans are.
         plans: a mirror of their records; the worker's.
+        taken: a mirror of the places of limited plans; the worker's.
         way: how we work.
         session: what we live by; closed at the end.
         stop: set when the worker closes.
     """
 
-    def __init__(self, store: Store, place: Place, plans: Mirror, way: Way, *, session: Session, stop: Signal) -> None:
+    def __init__(
+        self, store: Store, place: Place, plans: Mirror, taken: Mirror, way: Way, *, session: Session, stop: Signal
+    ) -> None:
         self._place = place
         self._plans = plans
         self.session = session
+        self.limits = Limits(place.keys, taken, session, store.clock)
         self._leash = Leash(session.remaining_s)
         self._slots = Slots(
             way.slots,
@@ -77,13 +83,16 @@ class Shift:
         self._commits = GroupCommit(store, label=way.label)
         backlog = Backlog(store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
+        children = Children(place, way.payloads, session)
         hooks = PlanHooks(
             place,
             plans,
             payloads=way.payloads,
             progress=progress,
-            control=Control(place, progress),
+            control=Control(place, progress, children),
+            children=children,
             failed=way.failed,
+            limits=self.limits,
             stop=stop,
         )
         self.feeder = Feeder(
@@ -102,6 +111,15 @@ class Shift:
             plan_id, task = split_id(path.rpartition("/")[2])
             if not task.startswith("@") and self._ends(plan_id):
                 self.feeder.stop_task(path)
+
+    def place_given_back(self) -> None:
+        """Somebody gave a place of a limited plan back: look for items, if some were left alone for that."""
+        if self.limits.holds_back:
+            self.feeder.poke()
+
+    async def tidy(self) -> None:
+        """Give places back that belong to no claim any more."""
+        await self.limits.tidy(self._place, self.feeder.running())
 
     def _ends(self, plan_id: str) -> bool:
         try:
