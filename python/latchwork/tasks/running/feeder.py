@@ -32,7 +32,7 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import GIVEN_BACK_S, StartingLine
 
@@ -143,12 +143,13 @@ class Feeder(Starts):
             self._bell.ring()
 
     def stop_task(self, path: str) -> bool:
-        """Tell the run of the item of this path to stop; False if it does not run here."""
+        """Tell the run of the item of this path to stop, and end its pause if it has one; False if it is not here."""
         with self._bell.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
             return False
         task.context.stop()
+        task.end_pause()
         return True
 
     def running(self) -> list[str]:
@@ -392,7 +393,7 @@ class Feeder(Starts):
 
     def _ended(self, task: Taken, future: Future[Outcome]) -> None:
         """In the slot's thread, which is free again."""
-        outcome = task.outcome = future.result()
+        outcome = task.outcome = allowed(future.result(), instead=self._hooks.takes_instead)
         task.forget()
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:

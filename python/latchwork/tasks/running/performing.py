@@ -23,7 +23,7 @@ from latchwork.tasks.errors import (
 )
 from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Arguments, Payloads
-from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.payloads.outcome import Instead, Outcome
 from latchwork.tasks.running.context import TaskContext, running
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def _cancelled() -> tuple[type[BaseException], ...]:
 
 def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
+    if isinstance(value, Instead):
+        return Outcome(instead=value.to_bytes())
     try:
         hint = registered.hints.get("return", Any)
         return Outcome(payloads.encode(value, what, hint, like=call.payload))
