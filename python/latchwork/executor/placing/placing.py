@@ -160,6 +160,12 @@ def read_load(value: bytes) -> tuple[int, Load]:
     return record.whole("number", 0, least=0), load
 
 
+def read_functions(value: bytes) -> tuple[frozenset[str], bool]:
+    """What a member can run by name, and whether it runs pickled functions; nothing when nobody of ours wrote it."""
+    record = Record.or_empty(value)
+    return frozenset(record.texts("functions", ())), record.body.get("allow_pickle") is True
+
+
 class _Preferred:
     """Picks the owner of a key first; its copies go where another picker says."""
 
