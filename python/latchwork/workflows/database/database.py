@@ -1,0 +1,141 @@
+"""One database: opened by a URL, made or upgraded, and its transactions. Nothing here knows what rows mean."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from latchwork.errors import LatchworkError, Unavailable
+from latchwork.workflows.database.fair import FairLock
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that a writer of another process may keep SQLite.
+_BUSY_S = 10.0
+#: Seconds that our own writers may keep us waiting.
+_WRITE_S = 60.0
+#: A statement, and a transaction whose process was frozen, end after so many milliseconds: a takeover waits for them.
+_POSTGRES = " ".join(
+    f"-c {setting}"
+    for setting in (
+        "statement_timeout=5000",
+        "idle_in_transaction_session_timeout=3000",
+        "default_transaction_isolation=read\\ committed",
+    )
+)
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database cannot be reached, is locked, full or read-only; the message has its own words."""
+
+
+class Database:
+    """A database of workflows. Safe to share between threads; not across a fork.
+
+    Args:
+        url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/name``; ``sqlite://`` is one in memory, for tests.
+    Raises:
+        LatchworkError: the URL, or the library for it, is none that can be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+        except sa.exc.ArgumentError:
+            raise LatchworkError(
+                "the database URL is malformed; write sqlite:///flows.db or postgresql+psycopg://…"
+            ) from None
+        if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
+            raise LatchworkError(
+                f"databases of {parsed.get_backend_name()} are not supported; use sqlite or postgresql"
+            )
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._writes = FairLock()
+        try:
+            self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed)
+        except ModuleNotFoundError as error:
+            raise LatchworkError(f"{error.name} is missing; install latchwork[workflows-postgres]") from None
+        self.url = parsed.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Close its connections. Twice is fine."""
+        self.engine.dispose()
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads; of one moment on SQLite, of one moment for each statement on PostgreSQL.
+
+        Raises:
+            DatabaseUnavailable: it cannot be reached.
+        """
+        with _told(self.url), self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql("BEGIN")
+            yield connection
+            connection.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction that writes: committed at the end of the block, undone if that raises.
+
+        Raises:
+            DatabaseUnavailable: it cannot be reached. If that happens while it commits, nobody knows whether it has.
+        """
+        if not self.is_sqlite:
+            with _told(self.url), self.engine.begin() as connection:
+                yield connection
+            return
+        if not self._writes.acquire(_WRITE_S):
+            raise DatabaseUnavailable(
+                f"database {self.url}: other threads kept it for {_WRITE_S:.0f} s; look at its disk"
+            )
+        try:
+            with _told(self.url), self.engine.connect() as connection:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                yield connection
+                connection.commit()
+        finally:
+            self._writes.release()
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
+    in_memory = url.database in {None, "", ":memory:"}
+    if not in_memory:
+        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"poolclass": sa.pool.StaticPool} if in_memory else {}
+    engine = sa.create_engine(
+        url, connect_args={"timeout": _BUSY_S, "check_same_thread": False, "isolation_level": None}, **options
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not in_memory:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+
+    return engine
+
+
+def _postgres(url: sa.URL) -> sa.Engine:
+    return sa.create_engine(url, pool_pre_ping=True, connect_args={"options": _POSTGRES, "connect_timeout": 5})
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Errors of the connection and of the disk as ours; those of a statement stay what they are."""
+    try:
+        yield
+    except sa.exc.OperationalError as error:
+        raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}") from error
+    except sa.exc.DBAPIError as error:
+        if error.connection_invalidated:
+            raise DatabaseUnavailable(f"database {url}: the connection was lost: {str(error.orig).strip()}") from error
+        raise

@@ -1,0 +1,1 @@
+"""One file for each step; files that were released do not change."""

@@ -1,0 +1,238 @@
+"""The first schema.
+
+Revision 0001, of 2026-11.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """All tables."""
+    op.create_table(
+        "about",
+        sa.Column("name", sa.String(length=40), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_about")),
+    )
+    op.create_table(
+        "bundle",
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("size", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_bundle")),
+    )
+    op.create_table(
+        "command",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("shard", sa.Integer(), nullable=False),
+        sa.Column("type", sa.String(length=20), nullable=False),
+        sa.Column("instance", sa.BigInteger(), nullable=True),
+        sa.Column("args", sa.JSON(), nullable=False),
+        sa.Column("unique_key", sa.String(length=200), nullable=True),
+        sa.Column("by", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("done_at", sa.Float(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_command")),
+        sa.UniqueConstraint("unique_key", name=op.f("uq_command_unique_key")),
+    )
+    op.create_index(op.f("ix_command_instance"), "command", ["instance"], unique=False)
+    op.create_index(
+        "ix_command_open",
+        "command",
+        ["shard", "id"],
+        unique=False,
+        sqlite_where=sa.text("done_at IS NULL"),
+        postgresql_where=sa.text("done_at IS NULL"),
+    )
+    op.create_table(
+        "connection",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("url", sa.String(length=1000), nullable=False),
+        sa.Column("options", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_connection")),
+    )
+    op.create_table(
+        "definition",
+        sa.Column("code", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("online", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("changed_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("code", name=op.f("pk_definition")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_definition_project_name")),
+    )
+    op.create_table(
+        "environment",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("variables", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_environment")),
+    )
+    op.create_table(
+        "event",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("instance", sa.BigInteger(), nullable=True),
+        sa.Column("task", sa.String(length=100), server_default=sa.text("''"), nullable=False),
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("by", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.Column("details", sa.JSON(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_event")),
+    )
+    op.create_index(op.f("ix_event_at"), "event", ["at"], unique=False)
+    op.create_index(op.f("ix_event_instance_id"), "event", ["instance", "id"], unique=False)
+    op.create_table(
+        "parameter",
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("value", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("project", "name", name=op.f("pk_parameter")),
+    )
+    op.create_table(
+        "shard",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("owner", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.Column("seq", sa.BigInteger(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_shard")),
+    )
+    op.create_table(
+        "task_group",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("size", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_task_group")),
+    )
+    op.create_table(
+        "definition_version",
+        sa.Column("code", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("author", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["code"], ["definition.code"], name=op.f("fk_definition_version_code"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("code", "version", name=op.f("pk_definition_version")),
+    )
+    op.create_table(
+        "fire",
+        sa.Column("code", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("fire_time", sa.Float(), nullable=False),
+        sa.Column("command", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["code"], ["definition.code"], name=op.f("fk_fire_code"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("code", "fire_time", name=op.f("pk_fire")),
+    )
+    op.create_table(
+        "schedule",
+        sa.Column("code", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("shard", sa.Integer(), nullable=False),
+        sa.Column("cron", sa.String(length=200), nullable=False),
+        sa.Column("tz", sa.String(length=100), nullable=False),
+        sa.Column("starts_at", sa.Float(), nullable=True),
+        sa.Column("ends_at", sa.Float(), nullable=True),
+        sa.Column("misfire", sa.String(length=8), nullable=False),
+        sa.Column("max_lateness_s", sa.Float(), nullable=False),
+        sa.Column("enabled", sa.Boolean(), server_default=sa.text("true"), nullable=False),
+        sa.Column("cursor", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["code"], ["definition.code"], name=op.f("fk_schedule_code"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("code", name=op.f("pk_schedule")),
+    )
+    op.create_index(op.f("ix_schedule_shard"), "schedule", ["shard"], unique=False)
+    op.create_table(
+        "instance",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("code", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("shard", sa.Integer(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("active", sa.Boolean(), nullable=False),
+        sa.Column("run", sa.Integer(), server_default="1", nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("ending", sa.String(length=16), server_default=sa.text("''"), nullable=False),
+        sa.Column("dry", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("params", sa.JSON(), nullable=False),
+        sa.Column("schedule_time", sa.Float(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("started_at", sa.Float(), nullable=True),
+        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("warn_at", sa.Float(), nullable=True),
+        sa.Column("wake_at", sa.Float(), nullable=True),
+        sa.Column("parent_task", sa.BigInteger(), nullable=True),
+        sa.Column("parent_run", sa.Integer(), nullable=True),
+        sa.Column("backfill", sa.BigInteger(), nullable=True),
+        sa.Column("serial_key", sa.String(length=200), nullable=True),
+        sa.Column("by", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["code", "version"],
+            ["definition_version.code", "definition_version.version"],
+            name=op.f("fk_instance_code_version"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_instance")),
+        sa.UniqueConstraint("backfill", "schedule_time", name=op.f("uq_instance_backfill_schedule_time")),
+        sa.UniqueConstraint("parent_task", "parent_run", name=op.f("uq_instance_parent_task_parent_run")),
+    )
+    op.create_index(
+        "ix_instance_active",
+        "instance",
+        ["shard", "id"],
+        unique=False,
+        sqlite_where=sa.text("active"),
+        postgresql_where=sa.text("active"),
+    )
+    op.create_index(op.f("ix_instance_code_id"), "instance", ["code", "id"], unique=False)
+    op.create_index(op.f("ix_instance_state_id"), "instance", ["state", "id"], unique=False)
+    op.create_index(
+        "ix_instance_wake_at",
+        "instance",
+        ["shard", "wake_at"],
+        unique=False,
+        sqlite_where=sa.text("wake_at IS NOT NULL"),
+        postgresql_where=sa.text("wake_at IS NOT NULL"),
+    )
+    op.create_table(
+        "task",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("instance", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("run", sa.Integer(), nullable=False),
+        sa.Column("map_index", sa.Integer(), server_default="-1", nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("n", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("forced_after", sa.Integer(), nullable=True),
+        sa.Column("queue_key", sa.String(length=300), nullable=True),
+        sa.Column("wake_at", sa.Float(), nullable=True),
+        sa.Column("outputs", sa.JSON(), nullable=True),
+        sa.Column("changed_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["instance"], ["instance.id"], name=op.f("fk_task_instance"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_task")),
+        sa.UniqueConstraint("instance", "name", "run", "map_index", name=op.f("uq_task_instance_name_run_map_index")),
+    )
+    op.create_table(
+        "attempt",
+        sa.Column("task", sa.BigInteger(), nullable=False),
+        sa.Column("n", sa.Integer(), nullable=False),
+        sa.Column("claim", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.String(length=8), nullable=False),
+        sa.Column("worker", sa.String(length=200), nullable=False),
+        sa.Column("host", sa.String(length=200), server_default=sa.text("''"), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=True),
+        sa.Column("started_at", sa.Float(), nullable=False),
+        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("outcome", sa.String(length=12), nullable=True),
+        sa.Column("exit_code", sa.Integer(), nullable=True),
+        sa.Column("log_ref", sa.String(length=400), server_default=sa.text("''"), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.CheckConstraint("kind IN ('first', 'retry', 'failover')", name=op.f("ck_attempt_kind")),
+        sa.ForeignKeyConstraint(["task"], ["task.id"], name=op.f("fk_attempt_task"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("task", "n", "claim", name=op.f("pk_attempt")),
+    )

@@ -1,0 +1,52 @@
+"""The guard of what masters write: each of their transactions begins with it, so that a former owner writes nothing.
+
+A shard's owner has a token of the store, which grows with each owner. ``own`` writes it; from then on ``seq`` moves
+only where the token is the same, in one statement for both databases: PostgreSQL looks at the row again once it has
+waited for another transaction. A run that starts again under the same hold has the same token: ``own`` lets it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import shard
+from latchwork.workflows.errors import NotOwner
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard as one owner has it.
+
+    Attributes:
+        id: which.
+        token: of the owner, from the store.
+    """
+
+    id: int
+    token: int
+
+    def own(self, connection: sa.Connection, owner: str) -> int:
+        """Be its owner from now on; how many transactions its owners have made.
+
+        Raises:
+            NotOwner: a newer one has it.
+        """
+        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token <= self.token)
+        found = connection.execute(mine.values(token=self.token, owner=owner[:200]).returning(shard.c.seq)).first()
+        if found is None:
+            raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
+        return int(found.seq)
+
+    def guard(self, connection: sa.Connection) -> int:
+        """The first statement of each transaction of an owner; the number of that transaction.
+
+        Raises:
+            NotOwner: it is no more; roll back.
+        """
+        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
+        found = connection.execute(mine.values(seq=shard.c.seq + 1).returning(shard.c.seq)).first()
+        if found is None:
+            raise NotOwner(f"shard {self.id} is no more that of token {self.token}")
+        return int(found.seq)

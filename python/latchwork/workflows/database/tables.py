@@ -1,0 +1,256 @@
+"""The tables. Run state (instance, task, attempt) is written by masters alone, under the token of its shard.
+
+Moments are seconds since the epoch. Ids and tokens are 64 bits: a token of ZooKeeper is beyond 32. Nobody counts rows
+of history or skips over them: pages go by id, and what is asked for again and again has an index of its own.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+#: Names of constraints, so that later migrations can name them.
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+metadata = MetaData(naming_convention=NAMES)
+#: SQLite numbers rows by itself only where the type is INTEGER, which has 64 bits there.
+Id = BigInteger().with_variant(Integer, "sqlite")
+
+_ACTIVE = text("active")
+_OPEN = text("done_at IS NULL")
+_WAKES = text("wake_at IS NOT NULL")
+
+#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are.
+about = Table(
+    "about",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+shard = Table(
+    "shard",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("owner", String(200), nullable=False, server_default=text("''")),
+    Column("seq", BigInteger, nullable=False, server_default="0"),
+)
+
+definition = Table(
+    "definition",
+    metadata,
+    Column("code", Id, primary_key=True),
+    Column("project", String(100), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("online", Boolean, nullable=False, server_default=text("false")),
+    Column("created_at", Float, nullable=False),
+    Column("changed_at", Float, nullable=False),
+    UniqueConstraint("project", "name"),
+)
+
+definition_version = Table(
+    "definition_version",
+    metadata,
+    Column("code", Id, ForeignKey("definition.code", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("author", String(200), nullable=False, server_default=text("''")),
+)
+
+schedule = Table(
+    "schedule",
+    metadata,
+    Column("code", Id, ForeignKey("definition.code", ondelete="CASCADE"), primary_key=True),
+    Column("shard", Integer, nullable=False),
+    Column("cron", String(200), nullable=False),
+    Column("tz", String(100), nullable=False),
+    Column("starts_at", Float),
+    Column("ends_at", Float),
+    Column("misfire", String(8), nullable=False),
+    Column("max_lateness_s", Float, nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("cursor", Float, nullable=False),
+    Index(None, "shard"),
+)
+
+fire = Table(
+    "fire",
+    metadata,
+    Column("code", Id, ForeignKey("definition.code", ondelete="CASCADE"), primary_key=True),
+    Column("fire_time", Float, primary_key=True),
+    Column("command", BigInteger, nullable=False),
+)
+
+command = Table(
+    "command",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("shard", Integer, nullable=False),
+    Column("type", String(20), nullable=False),
+    Column("instance", BigInteger),
+    Column("args", JSON, nullable=False),
+    Column("unique_key", String(200), unique=True),
+    Column("by", String(200), nullable=False, server_default=text("''")),
+    Column("created_at", Float, nullable=False),
+    Column("done_at", Float),
+    Column("error", Text),
+    Index("ix_command_open", "shard", "id", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    Index(None, "instance"),
+)
+
+instance = Table(
+    "instance",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("code", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("run", Integer, nullable=False, server_default="1"),
+    Column("priority", Integer, nullable=False),
+    Column("ending", String(16), nullable=False, server_default=text("''")),
+    Column("dry", Boolean, nullable=False, server_default=text("false")),
+    Column("params", JSON, nullable=False),
+    Column("schedule_time", Float, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("warn_at", Float),
+    Column("wake_at", Float),
+    Column("parent_task", BigInteger),
+    Column("parent_run", Integer),
+    Column("backfill", BigInteger),
+    Column("serial_key", String(200)),
+    Column("by", String(200), nullable=False, server_default=text("''")),
+    ForeignKeyConstraint(["code", "version"], ["definition_version.code", "definition_version.version"]),
+    UniqueConstraint("parent_task", "parent_run"),
+    UniqueConstraint("backfill", "schedule_time"),
+    Index("ix_instance_active", "shard", "id", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
+    Index(None, "code", "id"),
+    Index(None, "state", "id"),
+)
+
+task = Table(
+    "task",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("instance", BigInteger, ForeignKey("instance.id", ondelete="CASCADE"), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("run", Integer, nullable=False),
+    # NULLs are all different, so a task that is no part of a map has -1.
+    Column("map_index", Integer, nullable=False, server_default="-1"),
+    Column("state", String(16), nullable=False),
+    Column("n", Integer, nullable=False, server_default="0"),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("forced_after", Integer),
+    # Lane and shelf of the item: reckoned anew (the minute, a changed priority or group) it would be a second item.
+    Column("queue_key", String(300)),
+    Column("wake_at", Float),
+    Column("outputs", JSON),
+    Column("changed_at", Float, nullable=False),
+    UniqueConstraint("instance", "name", "run", "map_index"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("task", BigInteger, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("n", Integer, primary_key=True),
+    # The token of the claim: a count would repeat after a release that does not count.
+    Column("claim", BigInteger, primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("worker", String(200), nullable=False),
+    Column("host", String(200), nullable=False, server_default=text("''")),
+    Column("pid", Integer),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("outcome", String(12)),
+    Column("exit_code", Integer),
+    Column("log_ref", String(400), nullable=False, server_default=text("''")),
+    Column("error", Text),
+    CheckConstraint("kind IN ('first', 'retry', 'failover')", name="kind"),
+)
+
+#: What happened, for people: timeline and audit. It outlives what it is about.
+event = Table(
+    "event",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("instance", BigInteger),
+    Column("task", String(100), nullable=False, server_default=text("''")),
+    Column("kind", String(40), nullable=False),
+    Column("by", String(200), nullable=False, server_default=text("''")),
+    Column("details", JSON),
+    Index(None, "instance", "id"),
+    Index(None, "at"),
+)
+
+#: Named values for ``${name}``: of everything (empty project), or of a project.
+parameter = Table(
+    "parameter",
+    metadata,
+    Column("project", String(100), primary_key=True),
+    Column("name", String(100), primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+
+environment = Table(
+    "environment",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("variables", JSON, nullable=False),
+)
+
+#: Everything of a connection but its password.
+connection = Table(
+    "connection",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("url", String(1000), nullable=False),
+    Column("options", JSON, nullable=False),
+)
+
+task_group = Table(
+    "task_group",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("size", Integer, nullable=False),
+)
+
+#: Code bundles, by the sha256 of their bytes; the bytes are in the log store unless it cannot be reached by workers.
+bundle = Table(
+    "bundle",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("data", LargeBinary),
+)
