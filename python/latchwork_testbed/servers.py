@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from latchwork_testbed.binaries import ETCD_VERSIONS, ServerMissing
 from latchwork_testbed.etcd import EtcdCluster, EtcdServer
+from latchwork_testbed.postgres import PostgresServer
 from latchwork_testbed.server import Launcher, Server, ServerFailed, Tls
 from latchwork_testbed.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -21,6 +22,7 @@ __all__ = [
     "EtcdServer",
     "EtcdTls",
     "Launcher",
+    "PostgresServer",
     "Server",
     "ServerFailed",
     "ServerMissing",

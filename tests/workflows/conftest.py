@@ -1,0 +1,45 @@
+"""Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares."""
+
+import uuid
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.migrations import upgrade
+from latchwork_testbed.binaries import ServerMissing
+from latchwork_testbed.postgres import PostgresServer, find_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    try:
+        find_postgres()
+    except ServerMissing as error:
+        pytest.skip(str(error))
+    with PostgresServer(settings={"fsync": "off"}) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request, tmp_path):
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/flows.db"
+        return
+    server = request.getfixturevalue("postgres")
+    name = f"t{uuid.uuid4().hex}"
+    admin = sa.create_engine(server.database_url(), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    yield server.database_url(name)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    admin.dispose()
+
+
+@pytest.fixture
+def database(database_url):
+    database = Database(database_url)
+    upgrade(database)
+    yield database
+    database.close()

@@ -1,0 +1,185 @@
+"""The database: its schema, its transactions, and the guard without which nothing of a run is written."""
+
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from latchwork.errors import LatchworkError
+from latchwork.workflows.database import Database, Shard
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.fair import FairLock
+from latchwork.workflows.database.migrations import needs_upgrade, upgrade
+from latchwork.workflows.database.tables import about, instance, metadata, shard
+from latchwork.workflows.errors import NotOwner, SchemaTooNew
+from patience import eventually
+
+
+def test_the_migrations_make_the_tables(database):
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+    assert not needs_upgrade(database)
+    assert upgrade(database) == "0001"
+
+
+def test_several_that_start_at_once_make_the_tables_once(database_url):
+    databases = [Database(database_url) for _ in range(4)]
+    threads = [threading.Thread(target=upgrade, args=(each,)) for each in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not needs_upgrade(databases[0])
+    for each in databases:
+        each.close()
+
+
+def test_a_schema_of_a_later_version_is_refused(database):
+    with database.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaTooNew, match="revision 9999"):
+        upgrade(database)
+    with pytest.raises(SchemaTooNew, match="revision 9999"):
+        needs_upgrade(database)
+
+
+@pytest.fixture
+def shards(database):
+    with database.write() as connection:
+        connection.execute(sa.insert(shard), [{"id": 0}, {"id": 1}])
+    return database
+
+
+def test_a_former_owner_writes_nothing(shards):
+    old, new = Shard(0, 2**40), Shard(0, 2**40 + 1)
+    with shards.write() as connection:
+        assert old.own(connection, "a") == 0
+    with shards.write() as connection:
+        assert old.guard(connection) == 1
+    with shards.write() as connection:
+        assert new.own(connection, "b") == 1
+    for attempt in (old.guard, lambda connection: old.own(connection, "a")):
+        with pytest.raises(NotOwner), shards.write() as connection:
+            attempt(connection)
+    with shards.write() as connection:
+        assert Shard(1, 1).own(connection, "a") == 0
+
+
+def test_a_run_that_starts_again_under_its_hold_owns_the_shard_again(shards):
+    for _ in range(2):
+        with shards.write() as connection:
+            Shard(0, 5).own(connection, "a")
+
+
+def test_a_transaction_that_a_new_owner_overtakes_is_undone(shards):
+    """The guard comes first, so the new owner waits for it, or it for the new owner: never do both write."""
+    old, new = Shard(0, 1), Shard(0, 2)
+    with shards.write() as connection:
+        old.own(connection, "old")
+    taken = threading.Event()
+
+    def take_over():
+        with shards.write() as connection:
+            new.own(connection, "new")
+        taken.set()
+
+    thread = threading.Thread(target=take_over)
+    with shards.write() as connection:
+        old.guard(connection)
+        thread.start()
+        assert not taken.wait(0.2)  # it waits for the transaction that was there first
+        connection.execute(sa.insert(about).values(name="written by", value="old"))
+    thread.join()
+    with pytest.raises(NotOwner), shards.write() as connection:
+        old.guard(connection)
+        connection.execute(sa.update(about).values(value="old again"))
+    with shards.read() as connection:
+        assert connection.execute(sa.select(about.c.value)).scalars().all() == ["old"]
+
+
+def test_a_block_that_raises_writes_nothing(database):
+    with pytest.raises(ZeroDivisionError), database.write() as connection:
+        connection.execute(sa.insert(about).values(name="a", value="b"))
+        _ = 1 / 0
+    with database.read() as connection:
+        assert connection.execute(sa.select(about)).all() == []
+
+
+def test_seventeen_writers_of_one_process_all_write(database):
+    waits = []
+
+    def write(number):
+        for turn in range(5):
+            begun = time.monotonic()
+            with database.write() as connection:
+                waits.append(time.monotonic() - begun)
+                connection.execute(sa.insert(about).values(name=f"{number}-{turn}", value=""))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(17)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.read() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(about)).scalar() == 85
+
+
+def test_unknown_and_malformed_urls_are_one_clear_error():
+    for url, message in {"mysql://x": "not supported", "nonsense": "malformed"}.items():
+        with pytest.raises(LatchworkError, match=message):
+            Database(url)
+
+
+def test_a_password_is_in_no_message():
+    database = Database("postgresql+psycopg://me:secret@127.0.0.1:1/none")
+    with pytest.raises(DatabaseUnavailable) as caught, database.read():
+        pass
+    assert "secret" not in str(caught.value)
+    assert "***" in str(caught.value)
+    database.close()
+
+
+def test_a_database_file_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "flows.db").mkdir()
+    database = Database(f"sqlite:///{tmp_path}/flows.db")
+    with pytest.raises(DatabaseUnavailable, match="unable to open"):
+        upgrade(database)
+
+
+def test_ids_and_tokens_have_64_bits(shards):
+    with shards.write() as connection:
+        Shard(0, 2**62).own(connection, "a")
+    with shards.read() as connection:
+        assert connection.execute(sa.select(shard.c.token).where(shard.c.id == 0)).scalar() == 2**62
+    assert str(instance.c.id.type.dialect_impl(sa.dialects.postgresql.dialect())) == "BIGINT"
+
+
+def test_a_fair_lock_passes_in_the_order_of_arrival():
+    lock, order = FairLock(), []
+    lock.acquire()
+
+    def take(number):
+        with lock:
+            order.append(number)
+
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=take, args=(number,)))
+        threads[-1].start()
+        eventually(lambda number=number: len(lock._line) == number + 1)
+    lock.release()
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_fair_lock_that_is_not_passed_in_time_forgets_who_asked():
+    lock = FairLock()
+    lock.acquire()
+    assert not lock.acquire(0.01)
+    lock.release()
+    assert lock.acquire(0.01)
