@@ -1,0 +1,127 @@
+"""Definitions and their versions in the database: a version is never changed, and written only when it differs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import definition, definition_version, schedule
+from latchwork.workflows.definitions.model import Definition, ScheduleSpec
+from latchwork.workflows.definitions.validate import Checked
+from latchwork.workflows.errors import UnknownWorkflow
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a workflow.
+
+    Attributes:
+        code: of the workflow; it never changes, whatever it is called.
+        number: of the version, from 1.
+        is_new: whether it was written just now.
+    """
+
+    code: int
+    number: int
+    is_new: bool
+
+
+def apply(
+    connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool = True
+) -> Version:
+    """Write a definition, if it differs from the newest of its name; its schedule owes nothing from before now.
+
+    Args:
+        connection: a transaction.
+        checked: the definition.
+        shards: how many there are; a new workflow's schedule is given one.
+        author: who does it.
+        online: whether it may be started.
+    """
+    body, now = checked.definition.to_json(), time.time()
+    there = _locked(connection, checked.definition)
+    if there is None:
+        row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1, "online": online}
+        made = sa.insert(definition).values(**row, created_at=now, changed_at=now).returning(definition.c.code)
+        code, number = connection.execute(made).scalar_one(), 1
+    else:
+        code = there.code
+        newest = sa.select(definition_version.c.body).where(
+            definition_version.c.code == code, definition_version.c.version == there.version
+        )
+        is_same = connection.execute(newest).scalar_one() == body
+        number = there.version if is_same else there.version + 1
+        changed = sa.update(definition).where(definition.c.code == code)
+        connection.execute(changed.values(version=number, online=online, changed_at=now))
+        if is_same:
+            return Version(code, number, is_new=False)
+    connection.execute(
+        sa.insert(definition_version).values(code=code, version=number, body=body, created_at=now, author=author)
+    )
+    _schedule(connection, code, checked.definition.schedule, code % shards, now)
+    return Version(code, number, is_new=True)
+
+
+def _locked(connection: sa.Connection, wanted: Definition) -> Any:
+    """Its row, kept from others until the end of the transaction. Not ``FOR UPDATE``: that meets the foreign keys."""
+    found = sa.select(definition.c.code, definition.c.version).where(
+        definition.c.project == wanted.project, definition.c.name == wanted.name
+    )
+    return connection.execute(found.with_for_update(key_share=True)).first()
+
+
+def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, shard: int, now: float) -> None:
+    connection.execute(sa.delete(schedule).where(schedule.c.code == code))
+    if spec is None:
+        return
+    connection.execute(
+        sa.insert(schedule).values(
+            code=code,
+            shard=shard,
+            cron=spec.cron,
+            tz=spec.tz,
+            starts_at=None if spec.start is None else spec.start.timestamp(),
+            ends_at=None if spec.end is None else spec.end.timestamp(),
+            misfire=spec.misfire,
+            max_lateness_s=spec.max_lateness_s,
+            cursor=now,
+        )
+    )
+
+
+def find(connection: sa.Connection, key: str) -> tuple[int, int, bool]:
+    """Code, newest version and whether it is online, of ``project.name`` or of a name of the project ``default``.
+
+    Raises:
+        UnknownWorkflow: there is none.
+    """
+    project, dot, name = key.partition(".")
+    names = [(project, name), ("default", key)] if dot else [("default", key)]
+    for project_, name_ in names:
+        row = connection.execute(
+            sa.select(definition.c.code, definition.c.version, definition.c.online).where(
+                definition.c.project == project_, definition.c.name == name_
+            )
+        ).first()
+        if row is not None:
+            return row.code, row.version, row.online
+    raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
+
+
+def load(connection: sa.Connection, code: int, version: int) -> Definition:
+    """The definition of a version.
+
+    Raises:
+        UnknownWorkflow: there is none.
+    """
+    row = connection.execute(
+        sa.select(definition_version.c.body).where(
+            definition_version.c.code == code, definition_version.c.version == version
+        )
+    ).scalar_one_or_none()
+    if row is None:
+        raise UnknownWorkflow(f"workflow {code} has no version {version}")
+    return Definition.model_validate_json(row)

@@ -1,0 +1,202 @@
+"""Instances and tasks in the database: read as ``advance`` wants them, written as far as they changed.
+
+Who writes has the guard of the shard in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import event, instance, task
+from latchwork.workflows.definitions.model import PRIORITIES
+from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
+from latchwork.workflows.state.records import OVER
+
+#: Of the variables that SQLite takes in one statement.
+_TOGETHER = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One instance, with what the database knows besides its state.
+
+    Attributes:
+        id: of the instance.
+        code: of its workflow.
+        version: which it was started with.
+        priority: 0, the highest, to 4.
+        schedule_time: which its parameters count from, in seconds since the epoch.
+        params: what the start said.
+        known: the state and the tasks.
+        ids: of the rows of its tasks in this run, by name.
+        queue_keys: lane and shelf of the items of its tasks, by name.
+        outputs: of the tasks that ended, by name.
+    """
+
+    id: int
+    code: int
+    version: int
+    priority: int
+    schedule_time: float
+    params: Mapping[str, Any]
+    known: Instance
+    ids: Mapping[str, int] = field(default_factory=dict)
+    queue_keys: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
+    """A new instance; its id. ``fields`` are further columns, ``priority`` as a word."""
+    row = {"state": InstanceState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
+    fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
+    made = sa.insert(instance).values(**row, **fields).returning(instance.c.id)
+    return int(connection.execute(made).scalar_one())
+
+
+def load(connection: sa.Connection, ids: Sequence[int]) -> dict[int, Stored]:
+    """Instances with the tasks of their present runs, by id; those that are not there are missing."""
+    found: dict[int, Stored] = {}
+    for start in range(0, len(ids), _TOGETHER):
+        part = ids[start : start + _TOGETHER]
+        rows = connection.execute(sa.select(instance).where(instance.c.id.in_(part))).all()
+        of_run = sa.select(task).join(instance, sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run))
+        tasks = connection.execute(of_run.where(instance.c.id.in_(part)).order_by(task.c.id)).all()
+        by_instance: dict[int, list[Any]] = {}
+        for each in tasks:
+            by_instance.setdefault(each.instance, []).append(each)
+        found.update((row.id, _stored(row, by_instance.get(row.id, []))) for row in rows)
+    return found
+
+
+def active(connection: sa.Connection, shard: int) -> list[int]:
+    """The instances of a shard that are not over, the oldest first."""
+    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.active).order_by(instance.c.id)
+    return list(connection.execute(chosen).scalars())
+
+
+def due(connection: sa.Connection, shard: int, now: float) -> list[int]:
+    """The instances of a shard in which something is to be decided by now."""
+    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.wake_at <= now)
+    return list(connection.execute(chosen.order_by(instance.c.wake_at)).scalars())
+
+
+def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
+    rows = list(tasks)
+    known = Instance(
+        InstanceState(row.state),
+        {
+            each.name: Task(TaskState(each.state), each.n, each.failures, each.wake_at, each.forced_after)
+            for each in rows
+        },
+        row.run,
+        row.ending,
+        row.warn_at,
+        row.dry,
+    )
+    return Stored(
+        row.id,
+        row.code,
+        row.version,
+        row.priority,
+        row.schedule_time,
+        row.params,
+        known,
+        {each.name: each.id for each in rows},
+        {each.name: each.queue_key for each in rows if each.queue_key},
+        {each.name: each.outputs for each in rows if each.outputs is not None},
+    )
+
+
+def save(
+    connection: sa.Connection,
+    before: Stored,
+    after: Instance,
+    now: float,
+    *,
+    queue_keys: Mapping[str, str] | None = None,
+    outputs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, int]:
+    """Write what changed of an instance; the ids of the rows of its tasks.
+
+    Args:
+        connection: a transaction that the guard of the shard has begun.
+        before: as it was read in this transaction, or known to be.
+        after: as it is now.
+        now: seconds since the epoch.
+        queue_keys: lane and shelf of those that are submitted now.
+        outputs: of those that ended now.
+    """
+    _save_instance(connection, before, after, now)
+    changed = after.changed_since(before.known)
+    is_new_run = after.run != before.known.run
+    ids = {} if is_new_run else dict(before.ids)
+    new = [name for name in (after.tasks if is_new_run else changed) if name not in ids]
+    if new:
+        rows = [
+            {"instance": before.id, "run": after.run, "name": name, **_columns(after.tasks[name], now)} for name in new
+        ]
+        made = sa.insert(task).returning(task.c.name, task.c.id)
+        ids.update((each.name, each.id) for each in connection.execute(made, rows))
+    old = [name for name in changed if name not in set(new)]
+    if old:
+        columns = _columns(after.tasks[old[0]], now)
+        update = (
+            sa.update(task)
+            .where(task.c.id == sa.bindparam("_id"))
+            .values({each: sa.bindparam(each) for each in columns})
+        )
+        connection.execute(update, [{"_id": ids[name], **_columns(after.tasks[name], now)} for name in old])
+    for column, values in (("queue_key", queue_keys), ("outputs", outputs)):
+        if values:
+            write = sa.update(task).where(task.c.id == sa.bindparam("_id")).values({column: sa.bindparam("_value")})
+            connection.execute(write, [{"_id": ids[name], "_value": value} for name, value in values.items()])
+    _tell(connection, before.id, after, now)
+    return ids
+
+
+def _save_instance(connection: sa.Connection, before: Stored, after: Instance, now: float) -> None:
+    is_over = after.state in OVER
+    values: dict[str, Any] = {
+        "state": after.state.value,
+        "active": not is_over,
+        "run": after.run,
+        "ending": after.ending,
+        "warn_at": after.warn_at,
+        "wake_at": after.wake_at,
+        "dry": after.dry,
+    }
+    if is_over and before.known.state not in OVER:
+        values["ended_at"] = now
+    elif not is_over and (before.known.state in OVER or before.known.state is InstanceState.SUBMITTED):
+        values |= {"ended_at": None, "started_at": now}
+    connection.execute(sa.update(instance).where(instance.c.id == before.id).values(**values))
+
+
+def _columns(known: Task, now: float) -> dict[str, Any]:
+    return {
+        "state": known.state.value,
+        "n": known.n,
+        "failures": known.failures,
+        "wake_at": known.wake_at,
+        "forced_after": known.forced_after,
+        "changed_at": now,
+    }
+
+
+def _tell(connection: sa.Connection, instance_id: int, after: Instance, now: float) -> None:
+    rows = [
+        {
+            "at": now,
+            "instance": instance_id,
+            "task": fact.task,
+            "kind": fact.kind,
+            "details": {"n": fact.n} if fact.n else None,
+        }
+        for fact in after.facts
+    ]
+    if rows:
+        connection.execute(sa.insert(event), rows)

@@ -1,0 +1,134 @@
+"""Definitions and instances in the database: what `advance` knows is what was stored."""
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows.database import definitions, runs
+from latchwork.workflows.database.tables import definition_version, event, schedule
+from latchwork.workflows.definitions.model import Definition, plan_of
+from latchwork.workflows.definitions.validate import Checked
+from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.state import (
+    Claimed,
+    Ended,
+    InstanceState,
+    Outcome,
+    Pause,
+    Removed,
+    Rerun,
+    Resume,
+    Start,
+    TaskState,
+    advance,
+)
+from workflows.flows import nightly
+
+CHECKED = Checked(nightly.definition, nightly.order)
+PLAN = plan_of(nightly.definition, nightly.order)
+
+
+def applied(database, checked=CHECKED):
+    with database.write() as connection:
+        return definitions.apply(connection, checked, shards=4)
+
+
+def changed(**fields):
+    return Checked(Definition.model_validate({**nightly.definition.model_dump(), **fields}), nightly.order)
+
+
+def test_a_version_is_written_when_it_differs_and_never_changed(database):
+    first, again = applied(database), applied(database)
+    assert (first.number, first.is_new, again.number, again.is_new) == (1, True, 1, False)
+    second = applied(database, changed(description="another"))
+    assert (second.code, second.number, second.is_new) == (first.code, 2, True)
+    with database.read() as connection:
+        assert definitions.find(connection, "nightly") == (first.code, 2, True)
+        assert definitions.find(connection, "default.nightly") == (first.code, 2, True)
+        assert definitions.load(connection, first.code, 1) == nightly.definition
+        assert definitions.load(connection, first.code, 2).description == "another"
+        assert connection.execute(sa.select(sa.func.count()).select_from(definition_version)).scalar() == 2
+        with pytest.raises(UnknownWorkflow, match="'hourly'"):
+            definitions.find(connection, "hourly")
+        with pytest.raises(UnknownWorkflow, match="no version 3"):
+            definitions.load(connection, first.code, 3)
+
+
+def test_a_schedule_owes_nothing_from_before_it_was_applied_and_goes_with_its_version(database):
+    code = applied(database).code
+    with database.read() as connection:
+        row = connection.execute(sa.select(schedule)).one()
+        assert (row.code, row.cron, row.tz, row.shard) == (code, "0 3 * * *", "Europe/Berlin", code % 4)
+        first_cursor = row.cursor
+    applied(database)  # nothing changed: what is owed is owed still
+    with database.read() as connection:
+        assert connection.execute(sa.select(schedule.c.cursor)).scalar() == first_cursor
+    applied(database, changed(schedule=None))
+    with database.read() as connection:
+        assert connection.execute(sa.select(schedule)).all() == []
+
+
+def test_an_instance_is_read_as_it_was_written_after_each_event(database):
+    version = applied(database)
+    with database.write() as connection:
+        made = runs.create(
+            connection, 2, version.code, 1, params={"day": "x"}, schedule_time=5.0, created_at=1.0, priority="high"
+        )
+    story = [
+        [Start()],
+        [Claimed("extract", 1), Ended("extract", 1, Outcome.FAILURE)],
+        [],
+        [Claimed("extract", 2), Ended("extract", 2, Outcome.SUCCESS)],
+        [Pause()],
+        [Removed("load", 1), Ended("report", 1, Outcome.FAILURE)],
+        [Rerun()],
+        [Ended("extract", 1, Outcome.SUCCESS, run=2)],
+    ]
+    for turn, events in enumerate(story):
+        now = 100.0 * (turn + 1)
+        with database.write() as connection:
+            before = runs.load(connection, [made])[made]
+            after = advance(PLAN, before.known, events, now)
+            outputs = {each.task: {"rows": turn} for each in events if isinstance(each, Ended)}
+            runs.save(connection, before, after, now, outputs=outputs, queue_keys={"extract": "default/1"})
+        with database.read() as connection:
+            found = runs.load(connection, [made])[made]
+        assert found.known == type(after)(**{**{name: getattr(after, name) for name in after.__slots__}, "facts": ()})
+        assert found.priority == 1
+        assert found.params == {"day": "x"}
+        assert found.outputs.get("extract") == (None if turn in {0, 6} else found.outputs["extract"])
+    assert found.known.run == 2
+    assert set(found.ids) == {"extract", "load", "report"}
+    assert found.outputs["extract"] == {"rows": 7}
+    assert found.queue_keys == {"extract": "default/1"}
+    with database.read() as connection:
+        told = connection.execute(sa.select(event.c.kind, event.c.task).order_by(event.c.id)).all()
+        assert ("retry", "extract") in told
+        assert ("failure", "report") in told
+
+
+def test_active_instances_and_those_that_are_due_are_found(database):
+    version = applied(database)
+    ids = []
+    for shard in (0, 0, 1):
+        with database.write() as connection:
+            ids.append(runs.create(connection, shard, version.code, 1, params={}, schedule_time=0.0, created_at=0.0))
+            before = runs.load(connection, [ids[-1]])[ids[-1]]
+            started = advance(PLAN, before.known, [Start()], 100.0)
+            failed = advance(PLAN, started, [Claimed("extract", 1), Ended("extract", 1, Outcome.FAILURE)], 100.0)
+            runs.save(connection, before, failed, 100.0)
+    with database.read() as connection:
+        assert runs.active(connection, 0) == ids[:2]
+        assert runs.due(connection, 0, 129.0) == []
+        assert runs.due(connection, 0, 130.0) == ids[:2]
+        assert runs.load(connection, [999]) == {}
+    with database.write() as connection:
+        before = runs.load(connection, [ids[0]])[ids[0]]
+        over = advance(PLAN, before.known, [Pause()], 131.0)
+        assert over.state is InstanceState.PAUSED
+        assert over.tasks["extract"].state is TaskState.RETRY_WAIT
+        runs.save(connection, before, over, 131.0)
+    with database.read() as connection:
+        assert runs.active(connection, 0) == ids[1:2]
+        assert runs.due(connection, 0, 200.0) == ids[1:2]
+    resumed = advance(PLAN, over, [Resume()], 200.0)
+    assert resumed.tasks["extract"].state is TaskState.SUBMITTED
