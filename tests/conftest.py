@@ -62,6 +62,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
         plugins = request.config.pluginmanager.get_plugins()
         beside = str(request.path.with_name("conftest.py"))
         modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
+        modules += getattr(request.module, "DRIVEN_MODULES", ())
         loop = through_loop.install([request.module, *modules], patch)
         with loop_guard.watching(
             loop.thread, patch, measures=LONG and request.node.get_closest_marker("large") is None
