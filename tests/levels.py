@@ -31,7 +31,7 @@ PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
 SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "trials/interrupts/", "model/")
 #: Folders whose tests any driver of protocols can run, and the drivers.
-DRIVEN = ("conformance/", "primitives/", "trials/primitives/")
+DRIVEN = ("conformance/", "primitives/", "trials/primitives/", "trials/schedules/")
 DRIVERS = ("thread", "loop")
 #: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)

@@ -87,6 +87,10 @@ class Loop:
         finally:
             ended.set()
 
+    def read(self, twin, name):
+        """A property."""
+        return self.call(lambda: getattr(twin, name))
+
     def face(self, value):
         value = twin_of(value)
         if isinstance(value, list):
@@ -165,7 +169,7 @@ class Face:
             is_method = hasattr(hidden, "__self__")
             return (lambda *args: hidden(*map(raw, args))) if is_method else loop.face(hidden)
         if isinstance(found, property):
-            return loop.call(lambda: getattr(twin, name))
+            return loop.read(twin, name)
         patched = twin._of.__dict__.get("patches", {}).get(name)
         if patched is not None:
             return patched
@@ -295,9 +299,9 @@ def driver():
     return getattr(latchwork.connect, "driver", "thread")
 
 
-def install(modules, monkeypatch):
+def install(modules, monkeypatch, loop=None):
     """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
-    loop = Loop()
+    loop = loop or Loop()
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
     monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
