@@ -19,7 +19,7 @@ from latchwork.store.steps import driven, steps_of
 
 if TYPE_CHECKING:
     from latchwork.executor.items import TaskItem
-    from latchwork.executor.stored import TaskState
+    from latchwork.executor.stored import Phase, TaskState
 
 T = TypeVar("T")
 
@@ -77,6 +77,15 @@ class TaskTicket:
     def id(self) -> str:
         """The id of the task; empty before it was first sent."""
         return task_id_of(self.sid, self.number) if self.sid else ""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the task, as far as it is known here; None when the store has to be asked."""
+        if self.future.cancelled():
+            return "cancelled"
+        if self.future.done():
+            return "done" if self.future.exception() is None else "failed"
+        return None if self.stage is Stage.STORED else "submitted"
 
 
 class TaskFuture(Future[T], Generic[T]):
