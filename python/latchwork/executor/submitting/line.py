@@ -12,9 +12,9 @@ from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.futures import TaskTicket
 from latchwork.executor.items import TaskItem
-from latchwork.executor.keys import Keys, new_sid, shelf_of, task_id_of
+from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of, task_id_of
 from latchwork.executor.placing.pickers import Picker
-from latchwork.executor.placing.placing import Placing
+from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.submitting.collecting import Collector, Ends
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Session, Store
@@ -145,6 +145,7 @@ class Preparing:
         self._placing = placing
         self._blobs = Blobs(store, keys.data)
         self._written: dict[int, BlobRef] = {}
+        self._shelf = ""
 
     async def ready(self, item: TaskItem, number: int, line: Line, wanted: Wanted, at_ms: int) -> TaskItem:
         """The item as it is stored.
@@ -153,9 +154,12 @@ class Preparing:
             NoSuchMember: the member that alone may run it is not there.
         """
         shelf = shelf_of(item.priority, at_ms, line.sid)
-        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf)
-        lanes = await self._placing.place(ready, wanted.picker, wanted.copies)
-        return await self._fitting(replace(ready, lanes=lanes))
+        shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # tickets keep it: one text for all
+        lanes = (ANY,) if is_for_all(item, wanted.picker, wanted.copies) else ()
+        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf, lanes=lanes)
+        if not lanes:
+            ready = replace(ready, lanes=await self._placing.place(ready, wanted.picker, wanted.copies))
+        return await self._fitting(ready)
 
     async def _fitting(self, item: TaskItem) -> TaskItem:
         """The item with a payload that is too large for it beside it: written once, before what names it."""
