@@ -14,6 +14,7 @@ from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
 from trials.interrupts.plays_of_tasks import tasks
+from trials.interrupts.plays_of_workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,5 +283,6 @@ PLAYS = [
     *double_barriers(),
     *groups(),
     *numbers(),
+    *workers(),
     *_store(),
 ]
