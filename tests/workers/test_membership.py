@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from latchwork.errors import LatchworkError, WaitTimeout
@@ -146,3 +148,24 @@ def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, wor
     members[0].close()  # the others of its store go on looking
     assert eventually(lambda: again.check() or True)
     assert members[2].is_alive
+
+
+def test_workers_that_wait_write_nothing_but_the_renewals_of_their_sessions(connect, all_at_once, store, in_thread):
+    stores = [FaultyStore(connect()) for _ in range(2)]
+    members = [Worker(each, "train", workers=2, key=f"k{number}") for number, each in enumerate(stores)]
+    all_at_once(lambda one: one.join(60.0), members)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    waiting = in_thread(lambda: members[0].barrier("never"))
+    time.sleep(0.5)
+    before = [(entry.key, entry.version) for entry in store.list("workers", recursive=True)]
+    begun = [len(each.calls) for each in stores]
+    time.sleep(1.5)
+    assert [(entry.key, entry.version) for entry in store.list("workers", recursive=True)] == before
+    made = {call.op for each, count in zip(stores, begun, strict=True) for call in each.calls[count:]}
+    assert made <= {"renew", "keepalive", "event"}
+    for each in members:
+        each.close()
+    with pytest.raises(LatchworkError):
+        waiting.outcome()
+    for each in stores:
+        each.close()
