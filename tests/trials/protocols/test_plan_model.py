@@ -23,6 +23,11 @@ KNOWN = {
     "a second skip stops at what is skipped": 50,
     "recover is ready at once": 2,
     "a cancelled task may have a claim": 62,
+    "a quick end does not check its own task": 0,
+    "a quick end does not check what else a successor waits for": 0,
+    "a quick end does not check that a task is left": 0,
+    "a quick end does not check the successor that it makes ready": 0,
+    "a quick end counts on a successor that may be skipped": 0,
 }
 
 
