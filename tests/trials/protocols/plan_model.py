@@ -349,7 +349,8 @@ class PlanModel:
     def _pass_on(self, session, fence, i, entry):  # noqa: C901, PLR0912 - one transaction, with what mutants leave out
         """An end that knows of a later one takes its item along. None: it is none, or was refused."""
         succ = entry[0][2]
-        checks = [] if self.mutant == "finish is not fenced by the claim" else list(fence)
+        unfenced = self.mutant == "finish is not fenced by the claim"
+        checks = [] if unfenced else list(fence)
         if self.mutant != "a quick end does not check its own task":
             checks.append(("at", f"t/{i}", entry[1]))
         ops, ready, behind = self._done(session, i, entry), False, False
@@ -384,9 +385,9 @@ class PlanModel:
             try:
                 yield ("commit", checks, ops)
             except Conflict:
-                if (yield from self._holds(i, fence[0][2])):
-                    return None
-                return "over"
+                if not unfenced and not (yield from self._holds(i, fence[0][2])):
+                    return "over"
+                return None
             except Unknown:
                 continue
             return "over"
