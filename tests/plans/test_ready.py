@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from latchwork.plans import NoSuchPlan, PlanState, WrongState
-from plans.work import CALLS, WAIT_S, add, echo, plans_record
+from latchwork.plans import NoSuchPlan, PlanState, PlanWorker, WrongState
+from plans.work import CALLS, FUNCTIONS, WAIT_S, add, echo, plans_record, wait_until, what_is_left
 
 
 def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, place, worker):
@@ -66,3 +66,34 @@ def test_an_id_is_started_once(plans, worker):
         again.start()
     plan.handle.wait(WAIT_S)
     assert CALLS == [("add", 1)]
+
+
+def test_a_task_is_not_taken_before_all_that_it_depends_on_is_done(store, plans, worker):
+    with plans.new() as plan:
+        held = plan.add("waits", name="held")
+        done = plan.add("same", 1, name="done")
+        plan.add("echo", held, done, name="behind")
+    assert plan.handle.result(done, WAIT_S) == 1
+    wait_until(lambda: ("waits",) in CALLS)
+    items = store.list("plans/backlog/lanes/plans/items", recursive=True)
+    assert [each.key.rpartition("~")[2] for each in items if "@" not in each.key] == ["held"]
+    assert plan.handle.why("behind") == ["held"]
+    assert ("echo", "stopped", 1) not in CALLS
+
+
+def test_a_worker_where_there_are_no_plans_takes_and_writes_nothing(store, plans):
+    with PlanWorker(store, "nowhere", functions=FUNCTIONS) as idle:
+        with plans.new() as plan:
+            plan.add("same", 1)
+        time.sleep(0.3)
+        assert idle.stats() == {}
+    assert plan.handle.state() is PlanState.READY
+    assert [each.key for each in store.list("nowhere", recursive=True)] == []
+
+
+def test_a_plan_that_completed_has_no_edge_no_item_and_no_place_left(store, plans, worker):
+    with plans.new() as plan:
+        plan.add("total", [plan.add("same", number) for number in range(5)])
+    assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    wait_until(lambda: not [key for key in what_is_left(store) if "/backlog/" in key])
+    assert not [key for key in what_is_left(store) if "/in/" in key or "/todo/" in key]

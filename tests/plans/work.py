@@ -74,6 +74,18 @@ def waits(context: TaskContext) -> str:
     return "stopped" if context.should_stop else "late"
 
 
+@FUNCTIONS.task(name="waits-for-gate")
+def waits_for_gate() -> str:
+    called("waits-for-gate")
+    return "open" if GATE.wait(WAIT_S) else "shut"
+
+
+@FUNCTIONS.task(name="deaf")
+def deaf() -> None:
+    called("deaf")
+    GATE.wait(WAIT_S)
+
+
 @FUNCTIONS.task(name="inner")
 def inner(count: int) -> object:
     """A plan instead of a value: that of the sum of so many numbers."""
