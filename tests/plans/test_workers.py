@@ -62,13 +62,13 @@ def test_of_two_workers_that_want_one_task_one_has_it_and_the_other_takes_the_ne
         plan.add("waits", name="second")
     with PlanWorker(store, functions=FUNCTIONS):  # makes both ready, and takes one
         wait_until(lambda: len(CALLS) == 1)
-        with FaultyStore(latchwork.connect(backend_url), [Fault("slow_request", op="commit", delay_s=0.2)]) as late:
-            with PlanWorker(late, functions=FUNCTIONS, label="late"):
-                wait_until(lambda: len(CALLS) == 2)
-                running = plan.handle.status().running
-                assert len({each.worker for each in running}) == len({each.task for each in running}) == 2
-                plan.handle.cancel()
-                assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
+        slow = FaultyStore(latchwork.connect(backend_url), [Fault("slow_request", op="commit", delay_s=0.2)])
+        with slow, PlanWorker(slow, functions=FUNCTIONS, label="late"):
+            wait_until(lambda: len(CALLS) == 2)
+            running = plan.handle.status().running
+            assert len({each.worker for each in running}) == len({each.task for each in running}) == 2
+            plan.handle.cancel()
+            assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
 
 
 def test_what_raised_on_one_worker_has_no_result_and_is_run_by_another(backend_url, store, plans):
@@ -100,29 +100,29 @@ def test_an_idle_worker_hears_of_a_plan_at_once_and_writes_nothing_before(backen
 
 
 def test_a_worker_goes_on_after_its_session_was_lost(backend_url, plans):
-    with FaultyStore(latchwork.connect(backend_url)) as faulty:
-        with PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=2.0) as worker:
-            with plans.new() as plan:
-                plan.add("waits")
-            wait_until(lambda: len(CALLS) == 1)
-            faulty.expire_sessions()
-            wait_until(lambda: len(CALLS) == 2)  # the same worker has it again, by another session
-            plan.handle.cancel()
-            assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
-            assert worker.stats()["taken"] >= 2
+    faulty = FaultyStore(latchwork.connect(backend_url))
+    with faulty, PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=2.0) as worker:
+        with plans.new() as plan:
+            plan.add("waits")
+        wait_until(lambda: len(CALLS) == 1)
+        faulty.expire_sessions()
+        wait_until(lambda: len(CALLS) == 2)  # the same worker has it again, by another session
+        plan.handle.cancel()
+        assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
+        assert worker.stats()["taken"] >= 2
 
 
 def test_what_has_run_is_ended_when_the_store_is_back(backend_url, plans):
-    with FaultyStore(latchwork.connect(backend_url)) as faulty:
-        with PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=30.0):
-            with plans.new() as plan:
-                answer = plan.add("waits-for-gate")
-            wait_until(lambda: CALLS)
-            faulty.cut_off()
-            GATE.set()
-            time.sleep(0.5)
-            faulty.reconnect()
-            assert plan.handle.result(answer, WAIT_S) == "open"
+    faulty = FaultyStore(latchwork.connect(backend_url))
+    with faulty, PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=30.0):
+        with plans.new() as plan:
+            answer = plan.add("waits-for-gate")
+        wait_until(lambda: CALLS)
+        faulty.cut_off()
+        GATE.set()
+        time.sleep(0.5)
+        faulty.reconnect()
+        assert plan.handle.result(answer, WAIT_S) == "open"
     assert len(CALLS) == 1
 
 

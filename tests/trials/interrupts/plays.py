@@ -13,6 +13,7 @@ from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
+from trials.interrupts.plays_of_plans import plans
 from trials.interrupts.plays_of_tasks import tasks
 
 if TYPE_CHECKING:
@@ -277,6 +278,7 @@ PLAYS = [
     *_queue(),
     *_backlog(),
     *tasks(),
+    *plans(),
     *onces(),
     *barriers(),
     *double_barriers(),
