@@ -13,7 +13,7 @@ from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import Finally, mutex, once_left
+from latchwork.interrupts import Finally, mutex, once_left, refuse_inside
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
@@ -78,6 +78,15 @@ class Core:
         if self._closed:
             raise Closed(f"the store {self.url} was closed; connect again")
         self._home.check()
+
+    def check_call(self) -> None:
+        """As ``check``, for a call that waits for an answer.
+
+        Raises:
+            ReentrantCall: made by a signal handler or a finalizer, while its thread holds what the answer may need.
+        """
+        refuse_inside()
+        self.check()
 
     def reopened(self) -> Core:
         """Another one, connected as this one was."""

@@ -77,6 +77,9 @@ class Step(ABC, Generic[T]):
         future.cancel()
         return True
 
+    def dropped(self, future: Future[T]) -> None:
+        """The wait has ended, but a cancellation came before anybody was told: give back what its result is."""
+
     def unknown(self) -> str | None:
         """What nobody knows if the wait is cancelled, and how to find out; None if that is nothing."""
         return None

@@ -44,8 +44,8 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
-        self._calls_apart = Calls(core.apart, scope, core.check, limit)
+        self._calls = Calls(core.waiting, scope, core.check_call) if limit is None else self._calls_in_flight()
+        self._calls_apart = Calls(core.apart, scope, core.check_call, limit)
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -266,7 +266,7 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Calls for a caller that does not wait for each answer in its own thread."""
-        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
+        return Calls(self._core.backend, self._scope, self._core.check_call, self._limit)
 
     @property
     def connection(self) -> object:

@@ -217,8 +217,8 @@ class Drive(Generic[T]):
 
     def abandon(self, error: BaseException) -> None:
         """Have the protocol ended by this error as soon as somebody drives it on."""
-        if self._future is not None:
-            self._future.cancel()
+        if self._future is not None and self._step is not None and not self._future.cancel():
+            self._step.dropped(self._future)
         self._future = self._step = None
         self._error = error
 
@@ -302,10 +302,13 @@ class Drive(Generic[T]):
             if until is not None:
                 raise Leave from error
             future, step = self._future, self._step
-            if future is not None and step is not None and not future.done():
-                self._note = step.unknown()
-                if not step.interrupt(future):
-                    await _end(future, step)
+            if future is not None and step is not None:
+                if future.done():
+                    step.dropped(future)
+                else:
+                    self._note = step.unknown()
+                    if not step.interrupt(future):
+                        await _end(future, step)
             self._cleaning_until = time.monotonic() + CLEAN_UP_S
             self._error = self._cancelled = error
             return False
