@@ -16,8 +16,7 @@ import pytest
 import latchwork
 from latchwork import aio, callers
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
-from latchwork.store.driving.loop import Arrivals
-from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
+from latchwork.store.driving.loop import MAX_IN_FLIGHT, Arrivals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -237,15 +236,15 @@ def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url,
             with monkeypatch.context() as patch:
                 for each in (store, below):
                     patch.setattr(each._of, "begin", begin)
-                tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(DEFAULT_MAX_IN_FLIGHT + 20)]
+                tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(MAX_IN_FLIGHT + 20)]
                 await asyncio.sleep(0.05)
-                assert len(sent) == DEFAULT_MAX_IN_FLIGHT
+                assert len(sent) == MAX_IN_FLIGHT
                 tasks[-1].cancel()  # not sent: nothing is unknown
                 sent[0].set_result(None)
                 await tasks[0]
-                while len(sent) == DEFAULT_MAX_IN_FLIGHT:
+                while len(sent) == MAX_IN_FLIGHT:
                     await asyncio.sleep(0.01)
-                assert len(sent) == DEFAULT_MAX_IN_FLIGHT + 1
+                assert len(sent) == MAX_IN_FLIGHT + 1
                 while not all(task.done() for task in tasks):
                     for future in sent:
                         if not future.done():
@@ -255,6 +254,39 @@ def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url,
                 assert len(sent) == len(tasks) - 1
 
     asyncio.run(gather())
+
+
+def test_calls_of_primitives_wait_for_room_too_and_leave_it_when_they_are_cancelled(backend_url, monkeypatch):
+    async def ask():
+        async with aio.connect(backend_url) as store:
+            sent = []
+
+            def begin(*_args, **_options):
+                sent.append(Future())
+                return sent[-1]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(store._of, "begin", begin)
+                tasks = [asyncio.create_task(aio.Counter(store, f"c/{n}").value()) for n in range(MAX_IN_FLIGHT + 20)]
+                await asyncio.sleep(0.2)
+                assert len(sent) == MAX_IN_FLIGHT
+                for task in (tasks[-1], tasks[0]):  # one that was not sent, and one that was
+                    task.cancel()
+                await asyncio.wait([tasks[-1], tasks[0]])
+                while len(sent) == MAX_IN_FLIGHT:
+                    await asyncio.sleep(0.01)
+                assert len(sent) == MAX_IN_FLIGHT + 1, "the place of the one that was sent"
+                while not all(task.done() for task in tasks):
+                    for future in sent:
+                        if not future.done():
+                            future.set_result(None)
+                    await asyncio.sleep(0.01)
+                assert [task.cancelled() for task in tasks].count(True) == 2
+                assert {task.result() for task in tasks[1:-1]} == {0}
+                assert len(sent) == len(tasks) - 1
+            assert await store.get("free") is None
+
+    asyncio.run(ask())
 
 
 def test_watches_and_mirrors_are_followed_and_end_with_their_store(backend_url):

@@ -174,3 +174,28 @@ async def numbers(store: aio.Store) -> None:
 
 def record(number: int) -> list[Put]:
     return [Put(f"used/{number}", b"")]
+
+
+async def calls(store: aio.Store) -> None:
+    async with aio.Executor(store, "pictures") as executor:
+        assert_type(executor, aio.Executor)
+        future = executor.submit(scaled, b"x")
+        assert_type(future, aio.TaskFuture[bytes])
+        assert_type(await future, bytes)
+        assert_type(await executor.call(scaled, b"x", timeout_s=5), bytes)
+        async for each in executor.map(scaled, [b"x", b"y"]):
+            assert_type(each, bytes)
+        task = await executor.detached(scaled, b"x")
+        assert_type(task, aio.TaskRef)
+        assert_type(await task.cancel(), bool)
+
+
+def scaled(picture: bytes) -> bytes:
+    return picture
+
+
+async def run(context: aio.JobContext) -> None:
+    while not await context.wait_stop(1.0):
+        for item in context.work_share:
+            assert_type(context.fence(item), Fence)
+            await context.store.commit([context.fence(item)], [Put(f"done/{item}", b"")])
