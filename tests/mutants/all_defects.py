@@ -9,6 +9,7 @@ from mutants import (
     of_jobs,
     of_leaders,
     of_locks,
+    of_loops,
     of_meetings,
     of_numbers,
     of_operations,
@@ -40,4 +41,5 @@ DEFECTS = (
     *of_tasks.DEFECTS,
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
+    *of_loops.DEFECTS,
 )
