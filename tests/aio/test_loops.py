@@ -15,9 +15,12 @@ import pytest
 
 import latchwork
 from latchwork import aio, callers
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
+from latchwork.store.driving.helper import drive
 from latchwork.store.driving.loop import Arrivals
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
+from latchwork.store.steps import Pause, Signal
 from patience import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -330,18 +333,24 @@ def test_operations_and_locks_take_a_session_of_the_same_store(backend_url):
     assert asyncio.run(bind()) == (True, [])
 
 
-def test_a_release_that_is_cancelled_at_once_releases(backend_url, store):
-    async def release():
-        async with aio.connect(backend_url) as mine:
-            lock = aio.Lock(mine, "x")
-            await lock.acquire()
-            task = asyncio.create_task(lock.release())
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.wait_for(aio.Lock(mine, "x").acquire(), 20.0)
+def test_what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything():
+    done = []
 
-    asyncio.run(release())
+    async def end():
+        await Pause(SYSTEM_CLOCK, Signal(), 0.05)
+        done.append(True)
+
+    async def cancelled(*, ends):
+        task = asyncio.create_task(drive(end, ends=ends))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled(ends=False))
+    assert not done
+    asyncio.run(cancelled(ends=True))
+    assert done == [True]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])

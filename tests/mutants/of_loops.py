@@ -15,11 +15,14 @@ DEFECTS = (
     ),
     Defect(
         "aio",
-        "a release that is cancelled at once releases nothing",
+        "what ends something and is cancelled at once ends nothing",
         "store/driving/helper.py",
         "        if ends and not begun and not isinstance(error, GeneratorExit):\n",
         "        if False:\n",
-        of("aio/loops", "a_release_that_is_cancelled_at_once_releases", on="memory"),
+        of(
+            "aio/loops",
+            "what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything",
+        ),
     ),
     Defect(
         "aio",
