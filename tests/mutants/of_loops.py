@@ -111,11 +111,11 @@ DEFECTS = (
     ),
     Defect(
         "async jobs",
-        "SystemExit of one run ends the loop of all",
+        "SystemExit of a task that nobody waits for ends the loop of all runs",
         "store/driving/own_loop.py",
-        "        except (SystemExit, KeyboardInterrupt) as error:  # they would",
-        "        except ZeroDivisionError as error:  # they would",
-        of("jobs/async_runs", "what_an_async_run_raises_is_its_failure_and_it_runs_again", on="memory"),
+        "        except (SystemExit, KeyboardInterrupt):\n",
+        "        except ZeroDivisionError:\n",
+        of("jobs/async_runs", "the_loop_goes_on_when_a_background_task_raises_system_exit", on="memory"),
     ),
     Defect(
         "async jobs",
