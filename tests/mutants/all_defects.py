@@ -10,6 +10,7 @@ from mutants import (
     of_jobs,
     of_leaders,
     of_locks,
+    of_loops,
     of_meetings,
     of_numbers,
     of_operations,
@@ -42,4 +43,5 @@ DEFECTS = (
     *of_executor.DEFECTS,
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
+    *of_loops.DEFECTS,
 )
