@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
+from trials.interrupts.plays_of_executor import executor
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
 from trials.interrupts.plays_of_tasks import tasks
 
@@ -277,6 +278,7 @@ PLAYS = [
     *_queue(),
     *_backlog(),
     *tasks(),
+    *executor(),
     *onces(),
     *barriers(),
     *double_barriers(),

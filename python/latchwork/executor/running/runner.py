@@ -172,6 +172,7 @@ class Runner:
         self._counts: dict[str, int] = {}
         self._is_draining = False
         self._is_ready = False
+        self._close_s = 30.0
 
     def __repr__(self) -> str:
         return f"<Runner {self.node_id!r} of executor {self.name!r}>"
@@ -234,6 +235,7 @@ class Runner:
         """
         if self._home.is_foreign:
             return
+        self._close_s = timeout_s
         self._stop.set()
         with self._changed.mutex:
             background, shift = self._background, self._shift
@@ -373,7 +375,7 @@ class Runner:
         finally:
             cancel()
             self._ready(is_ready=False)
-            shift.end(30.0)
+            shift.end(self._close_s)
             self._add_up(shift)
 
     def _ready(self, *, is_ready: bool) -> None:

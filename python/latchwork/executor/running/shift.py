@@ -137,7 +137,6 @@ class Shift:
         self._help_after_s = plan.steal_after_s
         self._sweep_s = min(_SWEEP_S, max(1.0, plan.unknown_after_s))
         self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * self._sweep_s
-        self._ended = False
 
     def _members(self) -> Collection[str] | None:
         return None if self._view is None else self._view.ids
@@ -175,10 +174,10 @@ class Shift:
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end."""
-        if self._ended:
-            return []
-        self._ended = True
+        """Stop all tasks, give them back, leave; the paths of those that did not end.
+
+        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
+        """
         self._stop.set()
         self._wake.set()
         for watch in list(self._watches):
