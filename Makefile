@@ -43,7 +43,7 @@ help:
 	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
 	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, in memory'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
-	@echo '                 WHAT=chaos             a cluster under faults, on each server (5 minutes each)'
+	@echo '                 WHAT=chaos             a cluster of jobs, and an executor, under faults, on each server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers or instructions'
