@@ -23,7 +23,7 @@ from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import Feeder, GroupCommit, Payloads, RunIn, Slots
+from latchwork.tasks import Feeder, GroupCommit, Payloads, RunAsync, RunIn, Slots
 from latchwork.tasks.children import Leash
 from latchwork.types import Change, Delete
 
@@ -51,6 +51,7 @@ class Plan:
         unknown_after_s: seconds for which a task waits for a member that has its function.
         stop_grace_s: seconds from being told to stop to an end by force.
         context: what tasks get.
+        run_loop: runs ``async def`` functions; it outlives the shift.
     """
 
     slots: int
@@ -62,6 +63,7 @@ class Plan:
     unknown_after_s: float
     stop_grace_s: float
     context: object = field(default=None)
+    run_loop: RunAsync | None = None
 
 
 class Tasks(Backlog):
@@ -111,6 +113,7 @@ class Shift:
             run_in=plan.run_in,
             leash=self._leash,
             stop_grace_s=plan.stop_grace_s,
+            run_loop=plan.run_loop,
             label=node.member_id,
             clock=store.clock,
         )
