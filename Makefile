@@ -43,7 +43,7 @@ help:
 	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
 	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, on every server'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
-	@echo '                 WHAT=chaos             a cluster under faults, on each server (5 minutes each)'
+	@echo '                 WHAT=chaos             a cluster of jobs, and an executor, under faults, on each server (5 minutes each)'
 	@echo '                 WHAT=workers-chaos     a job of eight workers under faults, on each server (10 minutes each)'
 	@echo '                 WHAT=plans-chaos       plans whose workers are killed, frozen and cut off, on each server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'

@@ -384,8 +384,7 @@ class Submitter:
         """End the threads, and the session: what is not over now fails."""
         with self._changed.mutex:
             self._closing = self._ended = True
-            background, line = self._background, self._line
-            left = list(self._tickets.values())
+            background, left = self._background, list(self._tickets.values())
         closed = Closed(f"executor {self._keys.name!r} was closed before the task had ended")
         for ticket in left:
             self._fail(ticket, closed)
@@ -393,6 +392,7 @@ class Submitter:
         self._wake.set()
         if background is not None and not background.is_mine:
             await background
+        line = self._line  # now: the thread may have been about to open one
         if line is not None:
             await line.collector.close()
             line.session.close()

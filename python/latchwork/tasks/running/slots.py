@@ -10,12 +10,12 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -27,12 +27,12 @@ from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.looping import TaskLoop
 from latchwork.tasks.running.performing import Call, RunAsync, perform
 from latchwork.tasks.running.process import TaskProcess
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import Leash
-    from latchwork.tasks.running.looping import TaskLoop
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Slots:
         leash: what processes may not outlive: a session of the node. None: nothing but the node.
         stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
         run_loop: runs coroutines of ``async def`` functions in threads; default on one loop for all of them, in a
-            thread of its own. In a process each has a loop for itself.
+            thread of its own, which ends with the slots. In a process each has a loop for itself.
         label: the node, for names of threads and processes.
         clock: the machine's, but in a simulation.
     """
@@ -116,8 +116,8 @@ class Slots:
         self.count = count
         self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
         self._grace_s, self._label, self._clock = stop_grace_s, label, clock
-        self._run_loop = run_loop if run_loop is not None else self._run_on_loop
-        self._loop: TaskLoop | None = None
+        self._loop = TaskLoop(label)
+        self._run_loop: RunAsync = run_loop or self._loop.run
         self._home = Home("these slots")
         self._mutex = mutex()
         self._changed = condition(self._mutex)  # the watcher has something to look at
@@ -242,19 +242,9 @@ class Slots:
         for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - self._clock.now()))
-        if self._loop is not None:
-            self._loop.close(max(0.5, until - self._clock.now()))
+        self._loop.close(max(0.5, until - self._clock.now()))
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs)
-
-    def _run_on_loop(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-        """Run a coroutine on the loop that all have, which begins with the first."""
-        from latchwork.tasks.running.looping import TaskLoop  # imports asyncio, which few nodes need
-
-        with self._mutex:
-            if self._loop is None:
-                self._loop = TaskLoop(self._label)
-        return self._loop.run(body, context)
 
     def _wake(self) -> None:
         with self._mutex:
