@@ -25,6 +25,7 @@ __all__ = [
     "EtcdRequest",
     "Finally",
     "ItemSet",
+    "Itself",
     "Moves",
     "Mutex",
     "OncePerThread",
