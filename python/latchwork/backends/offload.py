@@ -3,8 +3,9 @@
 Signal handlers run in the main thread, between two bytecodes of whatever it is doing, and what they raise is raised
 there. gRPC's Python code takes its locks in functions that can be cut short (``threading.Condition``), and counts its
 calls one bytecode after it has begun them: an interrupt there leaves a lock held, or a call that ``close`` waits for.
-So the main thread makes none of its calls. It puts them on a lane and waits for the outcome; an interrupt ends the
-wait, and the call comes to its own end. A signal handler's call waits on a lane too, behind no lock of its thread.
+So the main thread makes only those calls that the other backend says bear it. It puts all others on a lane and waits
+for the outcome; an interrupt ends the wait, and the call comes to its own end. A signal handler's call waits on a lane
+too, behind no lock of its thread.
 
 Other threads make their calls themselves, which saves the way to another thread and back. docs/design/0015 says what
 that leaves open. Nothing here touches the network.
@@ -238,7 +239,7 @@ class Interruptible(Backend, Protocol):
 
 
 class OffloadedBackend(Backend):
-    """A backend around another one, whose code then runs in no thread that a signal handler may interrupt.
+    """A backend around another one, whose code no signal handler interrupts then, but where it bears that.
 
     Args:
         open_inner: opens the other one; called where the calls are made, too.
