@@ -134,16 +134,16 @@ def join(url, first, count, parties):
             thread.start()
         answer(ready=True)
         sys.stdin.readline()
-        began = time.time()
+        began, used = time.time(), time.process_time()
         begin.wait()
         for thread in threads:
             thread.join()
-        answer(began=began, ended=time.time(), ids=ids)
+        answer(began=began, ended=time.time(), ids=ids, used=time.process_time() - used)
         sys.stdin.readline()
 
 
 def joins(server, members, processes):
-    """Seconds from the first that begins to join until the last has joined."""
+    """Seconds from the first that begins to join until the last has joined; and of a processor for each."""
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     with latchwork.connect(url) as store:
         submit(store, "train", each * processes)
@@ -159,7 +159,8 @@ def joins(server, members, processes):
     for child in children:
         child.process.kill()  # leaving is not what is measured
         child.process.wait()
-    return max(one["ended"] for one in told) - min(one["began"] for one in told)
+    used = sum(one["used"] for one in told) / members
+    return max(one["ended"] for one in told) - min(one["began"] for one in told), used
 
 
 def kazoo_clients(endpoint, count):
@@ -227,7 +228,7 @@ def tooz_join(endpoint, name, count):
     at_once([lambda _round, each=each: each.join_group(name.encode()).get() for each in made])
 
 
-def peer(role, server, members, processes, rounds=1, **options):
+def peer(role, server, members, processes, *, times=1, **options):
     """Seconds of each round of a peer; of several rounds without the first."""
     name, each = uuid.uuid4().hex[:8], members // processes
     told = {"endpoint": server.endpoint, "name": name, "count": each, **options}
@@ -235,7 +236,7 @@ def peer(role, server, members, processes, rounds=1, **options):
     for child in children:
         child.hear()
     took = []
-    for _ in range(rounds):
+    for _ in range(times):
         for child in children:
             child.say("go")
         heard = [child.hear() for child in children]
@@ -249,7 +250,7 @@ def peer(role, server, members, processes, rounds=1, **options):
 def peers(server, members, processes, rounds):
     """What peers need on ZooKeeper."""
     if members <= MOST_OF_PEERS:
-        took = peer("kazoo_meet", server, members, processes, rounds, parties=members, rounds=rounds)
+        took = peer("kazoo_meet", server, members, processes, times=rounds, parties=members, rounds=rounds)
         yield f"kazoo: DoubleBarrier of {members}: p50 {statistics.median(took) * 1000:7.0f} ms"
     yield f"kazoo: {members} Counters at once: {peer('kazoo_join', server, members, processes)[0] * 1000:7.0f} ms"
     try:
@@ -313,9 +314,9 @@ def measured(backend, server, chosen):
             print(f"processor {used * 1000:.2f} ms each")
             yield {"what": "barrier", "backend": backend, "members": members, "seconds": took, "used": used}
         if "join" in what:
-            took = joins(server, members, processes)
-            print(f"{backend:10} {members:5} join at once: {took * 1000:7.0f} ms")
-            yield {"what": "join", "backend": backend, "members": members, "seconds": took}
+            took, used = joins(server, members, processes)
+            print(f"{backend:10} {members:5} join at once: {took * 1000:7.0f} ms, processor {used * 1000:.2f} ms each")
+            yield {"what": "join", "backend": backend, "members": members, "seconds": took, "used": used}
         if "peers" in what and backend == "zookeeper":
             for line in peers(server, members, processes, chosen.rounds):
                 print(f"{backend:10} {line}")

@@ -145,8 +145,9 @@ def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, wor
     again = worker("k1")
     rest = [members[0], members[2], again]
     assert all_at_once(lambda one: one.initialize(60.0), rest) == [1, 1, 1]
-    members[0].close()  # the others of its store go on looking
-    assert eventually(lambda: again.check() or True)
+    members[0].close()  # a fault, too: the others of its store go on looking
+    with pytest.raises(LatchworkError, match="epoch 2 has begun"):
+        members[2].barrier(timeout_s=60.0)
     assert members[2].is_alive
 
 
