@@ -7,21 +7,22 @@ look at the successors leaves a free item of a task that is done, and who takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from latchwork.errors import BadRecord, LatchworkError
-from latchwork.plans.control import Control
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.plans.control import Control, NotYet
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
+from latchwork.plans.running.children import Children
+from latchwork.plans.running.limits import Limits
 from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
-from latchwork.records import Record
-from latchwork.store import Mirror
-from latchwork.store.steps import driven, steps_of
+from latchwork.store import Backoff, Mirror
+from latchwork.store.steps import Pause, Signal, called, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
     Call,
@@ -50,12 +51,22 @@ class NothingToRun(LatchworkError):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """How the call of a claim was made: whether it was one, and what trouble of the store there was."""
+    """How the call of a claim was made.
+
+    Attributes:
+        is_call: whether it was one.
+        trouble: what the store raised while it was made.
+        plan, task: as they were read; no task any more once an end by them was tried.
+        result: the outcome as it is stored, once it is.
+        child: the draft of the plan that was returned, once it is written.
+    """
 
     is_call: bool = False
     trouble: str = ""
     plan: PlanRecord | None = None
     task: Task | None = None
+    result: bytes = b""
+    child: tuple[str, Entry] | None = None
 
 
 class PlanHooks(FeederHooks):
@@ -67,6 +78,9 @@ class PlanHooks(FeederHooks):
         payloads: reads arguments and results.
         progress, control: what follows.
         failed: told of each try that raised: plan, task, and what.
+        children: plans that tasks have started.
+        limits: the places of limited plans.
+        stop: set when the worker closes.
     """
 
     def __init__(
@@ -78,6 +92,9 @@ class PlanHooks(FeederHooks):
         progress: Progress,
         control: Control,
         failed: Callable[[str, str, Failure], object],
+        children: Children,
+        limits: Limits,
+        stop: Signal,
     ) -> None:
         self._place = place
         self._plans = plans
@@ -85,12 +102,19 @@ class PlanHooks(FeederHooks):
         self._progress = progress
         self._control = control
         self._failed = failed
+        self._children = children
+        self._limits = limits
+        self._stop = stop
+        self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
+
+    takes_instead = True
 
     # Taking
 
     def lanes(self) -> Sequence[str]:
         """All items are in one lane."""
+        self._limits.next_look()
         return (LANE,)
 
     def accept(self, item: BacklogItem) -> bool:
@@ -99,7 +123,10 @@ class PlanHooks(FeederHooks):
         known = self._known(plan_id)
         if not task or task.startswith(_CONTROL):
             return bool(task)
-        return known is not None and (known[1].state is PlanState.READY or known[1].state.has_ended)
+        if known is None or not (known[1].state is PlanState.READY or known[1].state.has_ended):
+            return False
+        most = known[1].max_parallel
+        return most is None or self._limits.has_room(plan_id, most)
 
     def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """A task is claimed while its plan is as we know it: not after a cancel that we have not heard of."""
@@ -107,7 +134,12 @@ class PlanHooks(FeederHooks):
         known = self._known(plan_id)
         if task.startswith(_CONTROL) or known is None:
             return (), ()
-        return (At(known[0]),), ()
+        most = known[1].max_parallel
+        return (At(known[0]),), () if most is None else self._limits.choose(plan_id, most, item.path)
+
+    def refused(self, item: BacklogItem) -> None:
+        """Its plan has changed, or has no place."""
+        self._limits.refused(item.path)
 
     def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:
@@ -120,12 +152,13 @@ class PlanHooks(FeederHooks):
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
+        self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
-        timeout_s = Record.or_empty(claim.value).duration_s("timeout_s", -1.0, least=-1.0) if claim.value else -1.0
+        timeout_s, _ = read_wanted(claim.value)
         return Run(
             lambda: self._call(claim, plan_id, task),
             claim.item.id,
-            timeout_s if timeout_s > 0.0 else None,
+            timeout_s,
             claim.attempts,
         )
 
@@ -147,7 +180,7 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        names = Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
+        _, names = read_wanted(claim.value)
         found, stored = await self._place.task_and_outcomes(plan_id, name, names)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
@@ -165,26 +198,90 @@ class PlanHooks(FeederHooks):
 
     # Ending
 
+    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:
+        """A task of a limited plan gives its place back."""
+        return self._limits.end(claim)
+
     @driven
     async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         """What follows from a run, all of it written before the item goes, or together with it."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._ending(claim, outcome)
+            except NotYet as error:
+                pauses = self._pauses.setdefault(claim.item.path, Backoff(0.1, 2.0))
+                return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
+            except (Unavailable, OutcomeUnknown) as error:  # what ran has run: it is ended when the store is back
+                held(claim)
+                if await Pause(self._place.store.clock, self._stop, backoff.next_s()):
+                    return Release(str(error)[:200], count=False)
+
+    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.handle(claim, plan_id, name)
+            self._pauses.pop(claim.item.path, None)
             return Done()
         begun = self._begun.get(claim, _Begun())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
         try:
+            if outcome.instead:
+                return await self._hand_over(claim, plan_id, name, outcome)
             if outcome.is_success and begun.task is not None and begun.plan is not None:
-                self._begun[claim] = _Begun(is_call=True)  # if that is refused, the next way is one that cannot be
-                result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+                result = await self._stored(claim, plan_id, outcome)
                 edit = await self._progress.passed_on(plan_id, begun.plan, begun.task, result)
+                self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
                 if edit is not None:
                     return Done(tuple(edit.checks), tuple(edit.ops))
             return await self._end_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
+
+    async def _hand_over(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+        """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
+        _, plan = await self._place.plan(plan_id)
+        found = await self._place.tasks(plan_id, [name])
+        begun = self._begun.get(claim, _Begun())
+        if not found or found[0].record.state is not TaskState.READY:
+            if begun.child is not None:
+                await called(self._children.drop, *begun.child)
+            return await self._end_task(claim, plan_id, name, outcome)
+        try:
+            child = begun.child or await self._children.written(plan_id, plan, found[0], outcome.instead)
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except Conflict as error:  # the task is gone, or our draft is
+            return Release(str(error)[:200], after_s=0.2, count=False)
+        except (LatchworkError, ValueError) as error:
+            return await self._end_task(claim, plan_id, name, Outcome.failed(error, is_final=True))
+        self._begun[claim] = replace(begun, child=child)
+        held(claim)
+        edit = self._children.begun(found[0], *child)
+        return Done(tuple(edit.checks), tuple(edit.ops))
+
+    async def _end_child(
+        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task
+    ) -> Ending | None:
+        """The plan that a task waits for has ended, or goes on after all. None: look again."""
+        outcome, check = await self._children.outcome(plan_id, task)
+        if outcome is None:
+            return Done((At(task.entry), *check.checks))
+        if not outcome.is_success:
+            return await self._fail(claim, plan_id, seen, task, outcome)
+        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        edit = self._place.edges.finished(plan_id, seen[1], task, result, ()).and_also(check)
+        await self._commit(edit.checks, edit.ops, claim)
+        return None
+
+    async def _stored(self, claim: BacklogClaim, plan_id: str, outcome: Outcome) -> bytes:
+        """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
+        begun = self._begun.get(claim, _Begun())
+        if not begun.result:
+            stored = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+            begun = self._begun[claim] = replace(begun, result=stored)
+        return begun.result
 
     async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
@@ -193,30 +290,34 @@ class PlanHooks(FeederHooks):
             if not found or plan.state in _GONE:
                 return Done()
             task = found[0]
-            if task.record.state is TaskState.DONE:
-                await self._progress.propagate(plan_id, plan, task)
-                await self._progress.complete(plan_id)
-                return Done()
-            if task.record.state is TaskState.FAILED:
-                await self._progress.skip_behind(claim, plan_id, task, plan.turn)
-                await self._progress.complete(plan_id)
-                return Done()
-            if task.record.state is not TaskState.READY or plan.state.has_ended:
-                return Done()
-            if not self._begun.get(claim, _Begun()).is_call and not _is_wrong(outcome):
+            if task.record.state is TaskState.CHILD:
+                ending = await self._end_child(claim, plan_id, (entry, plan), task)
+            elif task.record.state is not TaskState.READY or plan.state.has_ended:
+                return await self._pass_on(claim, plan_id, plan, task)
+            elif outcome.instead or not (self._begun.get(claim, _Begun()).is_call or _is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
-            if outcome.is_success:
+            elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, plan, task, outcome)
             else:
                 ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
             if ending is not None:
                 return ending
 
+    async def _pass_on(self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task) -> Ending:
+        """A task that has ended: what follows from it, which whoever ended it may not have come to."""
+        if task.record.state is TaskState.DONE:
+            await self._progress.propagate(plan_id, plan, task)
+            await self._progress.complete(plan_id)
+        elif task.record.state is TaskState.FAILED:
+            await self._progress.skip_behind(claim, plan_id, task, plan.turn)
+            await self._progress.complete(plan_id)
+        return Done()
+
     async def _succeed(
         self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.finished(plan_id, plan, task, result, ())
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
@@ -237,10 +338,11 @@ class PlanHooks(FeederHooks):
         attempt = task.record.attempts + 1
         if attempt < task.record.retry.attempts and not failure.is_final and _is_retried(task, failure):
             edit = self._place.edges.tried(task, failure.summary)
-            if await self._commit(edit.checks, edit.ops, claim):
+            if await self._commit(edit.checks, [*edit.ops, *self._limits.end(claim)], claim):
+                self._limits.given_back(claim)  # a task that pauses has no place
                 return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
             return None
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None

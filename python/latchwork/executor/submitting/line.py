@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from latchwork.clock import Clock
-from latchwork.errors import Conflict, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.executor.futures import TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of, task_id_of
 from latchwork.executor.placing.pickers import Picker
@@ -42,6 +43,13 @@ class Line:
     sub: Entry
     collector: Collector
 
+    def lost_error(self, executor: str) -> SessionLost:
+        """What the futures of its tasks raise when the session is lost."""
+        return SessionLost(
+            f"the session of submitter {self.sid} of executor {executor!r} has ended, and nodes drop its tasks: "
+            "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -71,6 +79,16 @@ async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *
         session.close()
         raise
     return Line(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
+
+
+def named(error: Exception, ticket: TaskTicket) -> Exception:
+    """An error of ours about storing a task, with its name; any other as it is."""
+    kind = type(error)
+    if not isinstance(error, LatchworkError) or kind.__init__ is not Exception.__init__ or ticket.what in str(error):
+        return error
+    made = kind(f"task {ticket.id or ticket.number} of {ticket.what} is not stored: {error}")
+    made.__cause__ = error
+    return made
 
 
 async def write_anew(store: Store, line: Line) -> None:

@@ -30,7 +30,7 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided
 from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, share_of
@@ -136,12 +136,13 @@ class Feeder(Starts):
             self._bell.ring()
 
     def stop_task(self, path: str) -> bool:
-        """Tell the run of the item of this path to stop; False if it does not run here."""
+        """Tell the run of the item of this path to stop, and end its pause if it has one; False if it is not here."""
         with self._bell.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
             return False
         task.context.stop()
+        task.end_pause()
         return True
 
     def running(self) -> list[str]:
@@ -369,7 +370,7 @@ class Feeder(Starts):
 
     def _ended(self, task: Taken, outcome: Outcome) -> None:
         """In the slot's thread, which is free again."""
-        task.outcome = outcome
+        outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._choosing.leave_to_others(task.claim.item)

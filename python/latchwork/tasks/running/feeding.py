@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
+from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
@@ -75,6 +77,9 @@ class FeederHooks(ABC):
     One that raises is logged; the claim is given back after a pause, as a try.
     """
 
+    #: Whether a task may return something that is to be done before its value comes.
+    takes_instead: ClassVar[bool] = False
+
     @abstractmethod
     def lanes(self) -> Sequence[str]:
         """Where to look now, one after the other. Called before each look; asks no store."""
@@ -108,6 +113,10 @@ class FeederHooks(ABC):
 
         Called again, a moment later, when the transaction was refused because of its own checks.
         """
+
+    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
+        """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
+        return ()
 
     def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
@@ -146,3 +155,11 @@ def decided(outcome: Outcome, cut_short: str) -> Release | None:
     if failure.is_refusal:
         return Release(why=failure.summary[:_MOST_WHY], count=False)
     return Release(why=cut_short, count=False) if cut_short else None
+
+
+def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
+    """An outcome, where a system takes such; else what is wrong with it. Pure."""
+    if not outcome.instead or instead:
+        return outcome
+    why = "the task returned what is to be done before its value comes, and only tasks of plans may"
+    return Outcome.failed(NotSerializable(why), is_final=True)

@@ -10,12 +10,12 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -27,11 +27,12 @@ from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.performing import Call, RunAsync, perform, run_async
+from latchwork.tasks.running.performing import Call, RunAsync, perform
 from latchwork.tasks.running.process import TaskProcess
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import Leash
+    from latchwork.tasks.running.looping import TaskLoop
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ class Slots:
         run_in: ``thread`` or ``process``, for functions that do not say themselves.
         leash: what processes may not outlive: a session of the node. None: nothing but the node.
         stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
-        run_loop: runs coroutines of ``async def`` functions in threads; default on a loop for each.
+        run_loop: runs coroutines of ``async def`` functions in threads; default on one loop for all of them, in a
+            thread of its own. In a process each has a loop for itself.
         label: the node, for names of threads and processes.
         clock: the machine's, but in a simulation.
     """
@@ -101,7 +103,7 @@ class Slots:
         run_in: RunIn = "thread",
         leash: Leash | None = None,
         stop_grace_s: float = STOP_GRACE_S,
-        run_loop: RunAsync = run_async,
+        run_loop: RunAsync | None = None,
         label: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -113,7 +115,9 @@ class Slots:
             raise ValueError(f"stop_grace_s must be a number of seconds from 0, not {stop_grace_s!r}")
         self.count = count
         self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
-        self._grace_s, self._run_loop, self._label, self._clock = stop_grace_s, run_loop, label, clock
+        self._grace_s, self._label, self._clock = stop_grace_s, label, clock
+        self._run_loop = run_loop if run_loop is not None else self._run_on_loop
+        self._loop: TaskLoop | None = None
         self._home = Home("these slots")
         self._mutex = mutex()
         self._changed = condition(self._mutex)  # the watcher has something to look at
@@ -238,8 +242,19 @@ class Slots:
         for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - self._clock.now()))
+        if self._loop is not None:
+            self._loop.close(max(0.5, until - self._clock.now()))
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs)
+
+    def _run_on_loop(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
+        """Run a coroutine on the loop that all have, which begins with the first."""
+        from latchwork.tasks.running.looping import TaskLoop  # imports asyncio, which few nodes need
+
+        with self._mutex:
+            if self._loop is None:
+                self._loop = TaskLoop(self._label)
+        return self._loop.run(body, context)
 
     def _wake(self) -> None:
         with self._mutex:
