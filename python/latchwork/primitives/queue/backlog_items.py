@@ -165,7 +165,29 @@ class BacklogItem(Stored):
 
     def at(self, entry: Entry) -> BacklogItem:
         """The same, at the place and in the version of an entry that holds it."""
-        return replace(self, key=entry.key, version=entry.version)
+        return self._written(self.attempts, entry.key, entry.version)
+
+    def taken(self) -> BacklogItem:
+        """After one more attempt."""
+        return self._written(self.attempts + 1, self.key, self.version)
+
+    def _written(self, attempts: int, key: str, version: Hashable) -> BacklogItem:
+        """As ``replace``, in a fifth of the time: each take makes two."""
+        return BacklogItem(
+            self.id,
+            attempts,
+            self.why,
+            self.size,
+            self.data_id,
+            self.value,
+            self.lane,
+            self.shelf,
+            self.letter,
+            key,
+            version,
+            self.nonce,
+            self.more,
+        )
 
     def revived(self) -> BacklogItem:
         """With all attempts before it."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim, Share
+from latchwork.primitives import Backlog, BacklogClaim
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -32,11 +31,12 @@ from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
 from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided
+from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import GIVEN_BACK_S, StartingLine
+from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, share_of
 
 if TYPE_CHECKING:
-    from latchwork.store import Session, Store
+    from latchwork.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +46,6 @@ BATCH = 20
 LOOK_S = 10.0
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 0.2
-#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
-#: in line: that costs two writes and a watch.
-MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class Feeder(Starts):
@@ -92,24 +89,19 @@ class Feeder(Starts):
         self._clock = store.clock
         self._home = Home("this feeder")
         self._bell = Bell()
-        self._news, self._guarded, self._ends = (Bell(self._bell.mutex) for _ in range(3))
-        self._guards_at = math.inf
-        self._asks_until = 0
-        self._session: Session | None = None
-        self._unfollow: Callable[[], None] = lambda: None
-        self._leaves_traces = False
-        self._vain, self._many = 0, 0.0
-        self._wants_room = False
+        self._news, self._ends = Bell(self._bell.mutex), Bell(self._bell.mutex)
+        self._arrivals = Arrivals()
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_over, self._is_started = True, False, False
-        self._is_poked = self._is_hungry = False
-        self._looks = self._last_found = 0
+        self._takes, self._is_started = True, False
+        self._is_poked = self._is_hungry = self._wants_room = self._leaves_traces = False
+        self._looks = self._last_found = self._asks_until = 0
         self._counts: Counter[str] = Counter()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = Choosing(hooks, self._clock, node_id)
-        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._have_guarded)
+        self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
+        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
     def start(self) -> None:
         """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
@@ -124,7 +116,7 @@ class Feeder(Starts):
             if self._is_started:
                 return
             self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
-            self._threads.append(Background(self._guard, f"latchwork-feeder-guard-{self._node_id}"))
+            self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
             for lane in dict.fromkeys(self._hooks.waits()):
                 self._threads.append(Background(partial(self._wait, lane), f"latchwork-feeder-wait-{lane}"))
             self._is_started = True
@@ -179,7 +171,7 @@ class Feeder(Starts):
                 return False
 
     def _ring_all(self) -> None:
-        for bell in (self._bell, self._news, self._guarded, self._ends):
+        for bell in (self._bell, self._news, self._ends):
             bell.ring()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
@@ -201,13 +193,12 @@ class Feeder(Starts):
         self._line.give_back(math.inf, "its node closed")
         self.drain(timeout_s)
         with self._bell.mutex:
-            self._is_over = True
             self._ring_all()
+        self._guard.end()
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
         self._endings.close()
-        self._unfollow()
         return self.running()
 
     # Looking
@@ -243,7 +234,7 @@ class Feeder(Starts):
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
-            share=self._share,
+            share=partial(share_of, self._hooks, self._arrivals),
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
@@ -260,11 +251,11 @@ class Feeder(Starts):
         with self._bell.mutex:
             self._looks += 1
             self._last_found = found or 0
-            self._note(found)
-            self._is_hungry = found == 0 and not self._comes_again()
+            self._arrivals.note(found)
+            self._is_hungry = found == 0 and not (self._takes and self._arrivals.come_again)
             if self._is_hungry or self._looks <= self._asks_until:
                 self._news.ring()
-        if found == 0 and self._comes_again():
+        if found == 0 and self._arrivals.come_again:
             await Pause(self._clock, self._stop, AGAIN_S)
             return
         until = self._clock.now() + self._look_s
@@ -281,21 +272,6 @@ class Feeder(Starts):
                 break
         with self._bell.mutex:
             self._is_hungry = self._wants_room = False
-
-    def _share(self, lane: str) -> Share:
-        return replace(self._hooks.share(lane), is_patient=self._comes_again())
-
-    def _note(self, found: int | None) -> None:
-        """How many there are at a time, and how often there was nothing since."""
-        if found:
-            self._vain, self._many = 0, self._many + (found - self._many) / 4
-        elif found == 0:
-            self._vain += 1
-            self._many = self._many if self._vain <= MOST_VAIN else 0.0
-
-    def _comes_again(self) -> bool:
-        """Whether more is to be expected in a moment: so many came at a time that a place in the line costs more."""
-        return self._many >= MANY and self._vain <= MOST_VAIN and self._takes
 
     async def _wait(self, lane: str) -> None:
         """Wait for items of one lane while the feeder has nothing else."""
@@ -369,33 +345,17 @@ class Feeder(Starts):
             remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
             clock=self._clock,
         )
-        self._follow(claim.session)
+        self._guard.follow(claim.session)
         if claim.session.lost.is_set():
             task.lose()
         if self._stop.is_set():
             task.cut_short("its node closed")
-        self._have_guarded(self._clock.now() + left_s - margin_s)
+        self._guard.look_at(self._clock.now() + left_s - margin_s)
 
-    def _follow(self, session: Session) -> None:
-        """Have all runs told when the session of their claims is lost: one listener for all."""
-        if self._session is session:
-            return
-        self._unfollow()
-        self._session = session
-        self._unfollow = session.on_lost(partial(self._lose, session), or_closed=True)
-
-    def _lose(self, session: Session) -> None:
-        with self._bell.mutex:
-            tasks = [task for task in self._tasks.values() if task.claim.session is session]
-        for task in tasks:
-            task.lose()
-
-    def _have_guarded(self, moment: float) -> None:
-        """The guard looks at this moment, or before."""
-        with self._bell.mutex:
-            if moment < self._guards_at:
-                self._guards_at = moment
-                self._guarded.ring()
+    def _give_back(self, now: float) -> float:
+        """What has waited for a slot for too long; when to look again."""
+        self._line.give_back(now - GIVEN_BACK_S, "it would have waited for a slot")
+        return self._line.oldest + GIVEN_BACK_S
 
     def _drop(self, task: Taken, why: str) -> None:
         """Give back what has not begun."""
@@ -437,24 +397,3 @@ class Feeder(Starts):
                 self._ends.ring()
             elif not self._tasks and self._is_hungry:
                 self._bell.ring()
-
-    async def _guard(self) -> None:
-        """Tell tasks to stop before the session of their claims can end, renewals or not."""
-        while True:
-            with self._bell.mutex:
-                running = [task for task in self._tasks.values() if task.runs]
-                rings, ends = self._guarded.rings, self._is_over
-                self._guards_at = math.inf  # until we wait, each moment rings
-            if ends:
-                return
-            now = self._clock.now()
-            moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in running]
-            for moment, task in moments:
-                if moment <= now:
-                    await called(task.cut_short, "the session of its node was about to end")
-            soonest = min((moment for moment, _ in moments if moment > now), default=math.inf)
-            await called(self._line.give_back, now - GIVEN_BACK_S, "it would have waited for a slot")
-            soonest = min(soonest, self._line.oldest + GIVEN_BACK_S)
-            with self._bell.mutex:
-                self._guards_at = soonest
-            await self._guarded.rung(rings, self._clock, None if soonest == math.inf else soonest - now)
