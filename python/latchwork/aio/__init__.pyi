@@ -6,6 +6,7 @@ Made by scripts/make_aio_stub.
 import asyncio
 import collections.abc
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -21,9 +22,16 @@ from collections.abc import (
 )
 from typing import Any, TypeVar
 
+import latchwork.store
+from latchwork.aio.executors import TaskFuture as TaskFuture
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OwnershipLost
+from latchwork.executor.placing.pickers import Picker
+from latchwork.executor.placing.targets import Target
+from latchwork.executor.stored import TaskState
+from latchwork.executor.submitting.options import Call
+from latchwork.executor.submitting.submitter import OnSessionLost
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import LatchState
 from latchwork.primitives.fair.leader import Candidate, Leader
@@ -35,7 +43,6 @@ from latchwork.primitives.meeting.meeting import Parties
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
-from latchwork.primitives.persistent.renewing import SessionOfTheMoment
 from latchwork.primitives.queue.backlog_items import BacklogItem
 from latchwork.primitives.queue.backlog_taking import Accept, Extra
 from latchwork.primitives.queue.items import Item
@@ -44,6 +51,9 @@ from latchwork.store.calls import Entries, Names
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.observe.session_states import SessionState
 from latchwork.store.watch import Batch
+from latchwork.tasks.functions import Functions
+from latchwork.tasks.payloads.codec import Codec
+from latchwork.tasks.retry import Retry
 from latchwork.types import Absent, At, Check, Committed, Entry, Fence, Op
 
 T = TypeVar("T")
@@ -53,6 +63,9 @@ class Store:
     def session(self) -> Awaitable[Session]: ...
     async def primary_session(self) -> Session: ...
     async def open_session(self, ttl_s: float) -> Session: ...
+    async def reopen(self) -> Store: ...
+    @classmethod
+    def around(cls, of: latchwork.store.Store) -> Store: ...
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror: ...
     def pipeline(self, *, max_in_flight: int = 1000) -> Pipeline: ...
     async def close(self) -> None: ...
@@ -537,6 +550,7 @@ class Backlog:
     ) -> BacklogItem: ...
     async def size(self, lane: str | None = None) -> int: ...
     async def takers(self, lane: str) -> list[Ticket]: ...
+    async def tidy(self, lane: str) -> bool: ...
     async def try_take(
         self,
         lanes: collections.abc.Sequence[str],
@@ -671,7 +685,7 @@ class LockKeeper:
         locks_prefix: str = "locks",
         ttl_s: float = 10.0,
         owner_label: str = "",
-        session: SessionOfTheMoment | None = None,
+        session: Callable[[], Session | None] | None = None,
     ) -> None: ...
     async def __aenter__(self) -> LockKeeper: ...
     async def __aexit__(self, *_: object) -> None: ...
@@ -713,6 +727,91 @@ class HeldLock:
     def owner_id(self) -> str: ...
     async def release(self) -> None: ...
     def remaining_s(self) -> float: ...
+
+class JobContext:
+    def __init__(
+        self,
+        work_share: Iterable[str] = (),
+        *,
+        job_id: str = "job",
+        node_id: str = "node",
+        remaining_s: Callable[[], float] = ...,
+        fence: Callable[[str], Fence] = ...,
+        store: Store | None = None,
+        clock: Clock = ...,
+        fire_time_s: float | None = None,
+    ) -> None: ...
+    async def wait_stop(self, timeout_s: float | None = None) -> bool: ...
+    def on_stop(self, listener: Callable[[], object]) -> Callable[[], None]: ...
+    async def stop(self) -> None: ...
+    def fence(self, item: str) -> Fence: ...
+    @property
+    def fire_time_s(self) -> float | None: ...
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def node_id(self) -> str: ...
+    def remaining_s(self) -> float: ...
+    @property
+    def should_stop(self) -> bool: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def work_share(self) -> tuple[str, ...]: ...
+
+class Executor:
+    name: str
+    def __init__(
+        self,
+        store: Store,
+        name: str = "executor",
+        *,
+        functions: Functions = ...,
+        codec: Codec | None = None,
+        allow_pickle: bool = False,
+        picker: Picker | None = None,
+        priority: int = 5,
+        session_ttl_s: float = 30.0,
+        on_session_lost: OnSessionLost = "fail",
+        label: str = "",
+    ) -> None: ...
+    def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]: ...
+    def map(
+        self,
+        fn: Callable[..., T] | str,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> AsyncIterator[T]: ...
+    async def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T: ...
+    async def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any: ...
+    async def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+    async def __aenter__(self) -> Executor: ...
+    async def __aexit__(self, *_: object) -> None: ...
+    async def detached(
+        self, fn: Callable[..., Any] | str, /, *args: Any, id: str | None = None, **kwargs: Any
+    ) -> TaskRef: ...
+    async def flush(self, timeout_s: float | None = None) -> None: ...
+    def ref(self, id: str) -> TaskRef: ...
+    def with_options(
+        self,
+        *,
+        picker: Picker | None = None,
+        priority: int | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        copies: int | None = None,
+        target: Target | None = None,
+    ) -> Executor: ...
+
+class TaskRef:
+    id: str
+    async def cancel(self, *, interrupt: bool = False) -> bool: ...
+    async def forget(self) -> bool: ...
+    async def result(self, timeout_s: float | None = None) -> Any: ...
+    async def state(self) -> TaskState: ...
 
 class Pipeline:
     async def __aenter__(self) -> Pipeline: ...

@@ -16,13 +16,12 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.waking import ends
 from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
-from latchwork.records import Record
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
 from latchwork.tasks import (
@@ -158,11 +157,11 @@ class PlanHooks(FeederHooks):
         """The call is made in the slot, where the store may be asked."""
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
-        timeout_s = Record.or_empty(claim.value).duration_s("timeout_s", -1.0, least=-1.0) if claim.value else -1.0
+        timeout_s, _ = read_wanted(claim.value)
         return Run(
             lambda: self._call(claim, plan_id, task),
             claim.item.id,
-            timeout_s if timeout_s > 0.0 else None,
+            timeout_s,
             claim.attempts,
         )
 
@@ -184,7 +183,7 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        names = Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
+        _, names = read_wanted(claim.value)
         found, stored = await self._place.task_and_outcomes(plan_id, name, names)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")

@@ -55,7 +55,7 @@ class Placing:
         Raises:
             NoSuchMember: the member that alone may run it is not there.
         """
-        if item.target is None and copies == 1 and isinstance(picker, Pull):
+        if is_for_all(item, picker, copies):
             return (ANY,)
         if isinstance(item.target, Member) and item.target.otherwise == "wait":
             return (lane_of(item.target.id),)
@@ -66,7 +66,7 @@ class Placing:
         if isinstance(item.target, Key):
             owner = owner_of(item.target.text, able.members)
             picker = _Preferred(owner, picker)
-        loads = self._load(able) if getattr(picker, "needs_load", False) else {}
+        loads = await self._load(able) if getattr(picker, "needs_load", False) else {}
         task = TaskInfo(item.id, item.function, item.number)
         picked = spread_over(picker, task, able, loads, copies)
         for member in loads.keys() & set(picked):
@@ -128,11 +128,11 @@ class Placing:
             gone = frozenset(self._gone)
         return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
 
-    def _load(self, view: View) -> dict[str, Load]:
+    async def _load(self, view: View) -> dict[str, Load]:
         """What members said, and what was put there since."""
         if self._loads is None:
             with suppress(LatchworkError):
-                self._loads = self._store.mirror(self._keys.load)
+                self._loads = await self._store.ready(self._store.mirror(self._keys.load, wait=False))
         found: dict[str, Load] = {}
         for member in view.ids:
             entry = None if self._loads is None else self._loads.get(self._keys.load_of(member))
@@ -151,6 +151,11 @@ class Placing:
             self._put[member] = (number, count + 1)
 
 
+def is_for_all(item: TaskItem, picker: Picker, copies: int) -> bool:
+    """Whether a task goes to the lane of all, whoever is there."""
+    return item.target is None and copies == 1 and isinstance(picker, Pull)
+
+
 def read_load(value: bytes) -> tuple[int, Load]:
     """How often a member has said what it does, and what it said last; nothing when nobody of ours wrote it."""
     record = Record.or_empty(value)
@@ -158,6 +163,12 @@ def read_load(value: bytes) -> tuple[int, Load]:
         record.whole("running", 0, least=0), record.whole("queued", 0, least=0), record.whole("slots", 1, least=0)
     )
     return record.whole("number", 0, least=0), load
+
+
+def read_functions(value: bytes) -> tuple[frozenset[str], bool]:
+    """What a member can run by name, and whether it runs pickled functions; nothing when nobody of ours wrote it."""
+    record = Record.or_empty(value)
+    return frozenset(record.texts("functions", ())), record.body.get("allow_pickle") is True
 
 
 class _Preferred:

@@ -17,7 +17,7 @@ from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, O
 from latchwork.primitives import BacklogClaim, BacklogEnding
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
-from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release
+from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run
 from latchwork.tasks.running.pauses import Pauses
 from latchwork.types import Committed
 
@@ -45,7 +45,8 @@ class Taken:
         is_lost: the claim was lost while it ran.
         margin_s: seconds before the end of the session at which it is told to stop.
         tries: how often its end was tried.
-        forget: takes back what listens for its loss.
+        run: what is to be run.
+        queued_at: since when it has waited for a slot, by the node's clock.
         is_hurried: it is wanted no more: it makes no pause before it is given back.
         hurry: ends that pause, if there is one.
     """
@@ -57,7 +58,8 @@ class Taken:
     is_lost: bool = False
     margin_s: float = 0.0
     tries: int = 0
-    forget: Callable[[], None] = field(default=lambda: None)
+    run: Run | None = None
+    queued_at: float = 0.0
     is_hurried: bool = False
     hurry: Callable[[], None] = field(default=lambda: None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
@@ -87,6 +87,10 @@ class FeederHooks(ABC):
     def waits(self) -> Sequence[str]:
         """The lanes whose news wake the feeder: what ``lanes`` has at the start, unless this says otherwise."""
         return self.lanes()
+
+    def share(self, lane: str) -> Share:  # noqa: ARG002 - likewise
+        """Which of the takers of a lane this node is, see ``Backlog.try_take``. Default: none knows the others."""
+        return Share()
 
     def accept(self, item: BacklogItem) -> bool:  # noqa: ARG002 - of those that say so
         """Whether an item is one for this node. Asks no store. Default: each is."""
