@@ -1,6 +1,6 @@
 """Plans under faults for minutes, and a verdict. Exit code 1 when anything happened that must not.
 
-make check WHAT=plans ARGS="--backend etcd35 --minutes 10 --seed 7"
+make check WHAT=plans-chaos ARGS="--backend etcd35 --minutes 10 --seed 7"
 """
 
 from __future__ import annotations

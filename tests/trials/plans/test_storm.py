@@ -1,4 +1,4 @@
-"""A short storm over plans; `make check WHAT=plans` has long ones."""
+"""A short storm over plans; `make check WHAT=plans-chaos` has long ones."""
 
 from __future__ import annotations
 
