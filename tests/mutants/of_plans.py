@@ -38,9 +38,9 @@ DEFECTS = (
         "Plans",
         "who takes the item of a task that is done does not look at what follows",
         FINISHING,
-        "            if task.record.state is TaskState.DONE:\n"
-        "                await self._progress.propagate(plan_id, plan, task)\n",
-        "            if task.record.state is TaskState.DONE:\n",
+        "        if task.record.state is TaskState.DONE:\n"
+        "            await self._progress.propagate(plan_id, plan, task)\n",
+        "        if task.record.state is TaskState.DONE:\n",
         of("plans/propagation", "a_result_that_was_not_propagated_is_propagated_without_another_call", on="memory"),
     ),
     Defect(
@@ -94,5 +94,45 @@ DEFECTS = (
             "a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed",
             on="memory",
         ),
+    ),
+    Defect(
+        "Plans",
+        "the end of a child does not check the task that may wait for it",
+        "plans/running/waking.py",
+        "    edit = Edit([At(task.entry)], [])\n",
+        "    edit = Edit([], [])\n",
+        of("plans/child_plans", "the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a limited plan has no limit",
+        FINISHING,
+        "() if most is None else self._limits.choose(plan_id, most, item.path)",
+        "()",
+        of("plans/limits", "no_more_tasks_than_that_run_at_a_time_on_all_workers_together", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "what has run is run again when the store was away at its end",
+        FINISHING,
+        "            except (Unavailable, OutcomeUnknown) as error:  # what ran",
+        "            except ZeroDivisionError as error:  # what ran",
+        of("plans/workers", "what_has_run_is_ended_when_the_store_is_back", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a cancel waits for the pause before the next try",
+        "tasks/running/feeder.py",
+        "        task.end_pause()\n",
+        "",
+        of("plans/workers", "a_cancel_does_not_wait_for_the_pause_before_the_next_try", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "who adds a task does not know it again",
+        "plans/handle.py",
+        "any(each.record.nonce == nonce for",
+        "any(not each.record.nonce for",
+        of("plans/answers", "a_task_whose_adding_was_not_answered_is_added_once", on="memory-cut_after"),
     ),
 )

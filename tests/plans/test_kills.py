@@ -18,7 +18,7 @@ from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, nothing_left, wait_until
 
 WRITES = {"create", "put", "delete", "commit", "delete_tree"}
 KINDS = ("cut_before", "cut_after")
-MOST = 60
+MOST = 150
 TTL_S = 2.0
 
 

@@ -205,6 +205,10 @@ class PlanHooks(FeederHooks):
         """A task of a limited plan gives its place back."""
         return self._limits.end(claim)
 
+    def claim_over(self, claim: BacklogClaim) -> bool:
+        """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
+        return self._limits.over(claim)
+
     @driven
     async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         """What follows from a run, all of it written before the item goes, or together with it."""

@@ -98,6 +98,7 @@ class Shift:
         self.feeder = Feeder(
             backlog, self._slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
         )
+        self.limits.poke = self.feeder.poke
         self._ended = False
 
     def begin(self) -> None:

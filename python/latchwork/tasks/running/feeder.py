@@ -211,9 +211,8 @@ class Feeder(Starts):
             except Closed:
                 return
             except (Exception, SystemExit) as error:
-                is_ours = isinstance(error, LatchworkError)
                 text = "node %s could not look for items, and will again: %s"
-                _log.warning(text, self._node_id, error, exc_info=not is_ours)
+                _log.warning(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
@@ -386,7 +385,9 @@ class Feeder(Starts):
 
     def _forget(self, task: Taken, how: str) -> None:
         """A claim is over, one way or the other."""
+        again = self._hooks.claim_over(task.claim)
         with self._bell.mutex:
+            self._is_poked |= again
             if self._tasks.get(task.claim.item.path) is task:
                 del self._tasks[task.claim.item.path]
             self._counts[how] += 1

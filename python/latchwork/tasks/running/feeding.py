@@ -118,6 +118,10 @@ class FeederHooks(ABC):
         """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
         return ()
 
+    def claim_over(self, claim: BacklogClaim) -> bool:  # noqa: ARG002 - likewise
+        """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
+        return False
+
     def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
 
