@@ -7,7 +7,8 @@ look at the successors leaves a free item of a task that is done, and who takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BadRecord, LatchworkError
@@ -17,7 +18,8 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.states import Edit
+from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.records import Record
 from latchwork.store import Mirror
@@ -41,6 +43,8 @@ from latchwork.types import At, Check, Entry, Op
 #: A task that so many workers died of has failed.
 MOST_DEATHS = 5
 _CONTROL = "@"
+#: Of so many plans the records are kept as they were parsed.
+_MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
 
 
@@ -50,10 +54,18 @@ class NothingToRun(LatchworkError):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """How the call of a claim was made: whether it was one, and what trouble of the store there was."""
+    """How the call of a claim was made.
+
+    Attributes:
+        is_call: whether it was one.
+        trouble: what trouble of the store there was.
+        is_together: whether its end is decided with those of others: it has few successors.
+        plan, task: as they were read; None once its first end was tried.
+    """
 
     is_call: bool = False
     trouble: str = ""
+    is_together: bool = False
     plan: PlanRecord | None = None
     task: Task | None = None
 
@@ -78,6 +90,7 @@ class PlanHooks(FeederHooks):
         progress: Progress,
         control: Control,
         failed: Callable[[str, str, Failure], object],
+        label: str = "",
     ) -> None:
         self._place = place
         self._plans = plans
@@ -86,6 +99,13 @@ class PlanHooks(FeederHooks):
         self._control = control
         self._failed = failed
         self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
+        self._records: dict[str, tuple[Entry, PlanRecord]] = {}
+        self._ends = Ends(place, progress, self._end_task, place.store.clock, label)
+
+    def close(self) -> None:
+        """Decide on no further ends. Twice is fine."""
+        self._ends.close()
 
     # Taking
 
@@ -112,11 +132,25 @@ class PlanHooks(FeederHooks):
     def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:
             entry = self._plans[self._place.keys.plan(plan_id)]
-            return entry, PlanRecord.of(entry.value)
+            found = self._records.get(plan_id)
+            if found is None or found[0] is not entry:
+                if len(self._records) >= _MOST_PLANS:
+                    self._records.clear()
+                found = self._records[plan_id] = (entry, PlanRecord.of(entry.value))
         except (KeyError, BadRecord):
             return None
+        return found
 
     # Beginning
+
+    @driven
+    async def taken(self, claims: Sequence[BacklogClaim]) -> None:
+        """Read all their tasks, and the results that these need, together."""
+        tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
+        if tasks:
+            wanted = [(*split_id(each.item.id), _from(each)) for each in tasks]
+            for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
+                self._read[claim] = read
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
@@ -147,8 +181,11 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        names = Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
-        found, stored = await self._place.task_and_outcomes(plan_id, name, names)
+        names, read = _from(claim), self._read.pop(claim, None)
+        if read is None:
+            found, stored = await self._place.task_and_outcomes(plan_id, name, names)
+        else:
+            found, stored = await self._place.read_outcomes(names, *read)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
         if known is None or known[1].state is not PlanState.READY:
@@ -160,13 +197,13 @@ class PlanHooks(FeederHooks):
         stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
         results = {each: Outcome.of(data).payload for each, data in stored.items()}
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
-        self._begun[claim] = _Begun(is_call=True, plan=known[1], task=found)
+        self._begun[claim] = _Begun(True, "", len(task.succ) <= MOST_TOGETHER, known[1], found)
         return call
 
     # Ending
 
     @driven
-    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """What follows from a run, all of it written before the item goes, or together with it."""
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
@@ -175,18 +212,20 @@ class PlanHooks(FeederHooks):
         begun = self._begun.get(claim, _Begun())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
+        if outcome.is_success and begun.is_call and begun.is_together:
+            result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+            end = End(claim, plan_id, name, outcome, result, begun.plan, begun.task)
+            self._begun[claim] = replace(begun, plan=None, task=None)  # if it is refused, it is ended the other way
+            return self._ends.add(end)
+        return await self._end_task(claim, plan_id, name, outcome)
+
+    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         try:
-            if outcome.is_success and begun.task is not None and begun.plan is not None:
-                self._begun[claim] = _Begun(is_call=True)  # if that is refused, the next way is one that cannot be
-                result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
-                edit = await self._progress.passed_on(plan_id, begun.plan, begun.task, result)
-                if edit is not None:
-                    return Done(tuple(edit.checks), tuple(edit.ops))
-            return await self._end_task(claim, plan_id, name, outcome)
+            return await self._end_found(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
 
-    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _end_found(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
             entry, plan = await self._place.plan(plan_id)
             found = await self._place.tasks(plan_id, [name])
@@ -253,6 +292,11 @@ class PlanHooks(FeederHooks):
         """
         held(claim)
         return await self._place.commit(Edit(list(checks), list(ops)), claim.fence)
+
+
+def _from(claim: BacklogClaim) -> Sequence[str]:
+    """The tasks whose results are arguments, as far as the item says."""
+    return Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
 
 
 def _is_wrong(outcome: Outcome) -> bool:

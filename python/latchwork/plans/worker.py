@@ -82,6 +82,7 @@ class PlanWorker:
         self._session: Session | None = None
         self._plans: Mirror | None = None
         self._commits: GroupCommit | None = None
+        self._hooks: PlanHooks | None = None
         self._feeder: Feeder | None = None
         self._news = Bell()
         self._keeper: Background | None = None
@@ -114,13 +115,14 @@ class PlanWorker:
                 self._store, self._place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=self._label
             )
             progress = Progress(self._place)
-            hooks = PlanHooks(
+            hooks = self._hooks = PlanHooks(
                 self._place,
                 plans,
                 payloads=self._payloads,
                 progress=progress,
                 control=Control(self._place, progress, self._stop),
                 failed=self._failed,
+                label=self._label,
             )
             self._commits = GroupCommit(self._store, label=self._label)
             self._feeder = Feeder(
@@ -153,12 +155,13 @@ class PlanWorker:
             self._news.ring()
         with self._mutex:
             keeper = self._keeper
-            feeder, commits, plans, session = self._feeder, self._commits, self._plans, self._session
+            hooks, feeder, commits = self._hooks, self._feeder, self._commits
+            plans, session = self._plans, self._session
         left = feeder.close(timeout_s) if feeder is not None else []
         self._slots.close(timeout_s)
         if keeper is not None:
             keeper.block()
-        for each in (commits, plans, session):
+        for each in (hooks, commits, plans, session):
             if each is not None:
                 each.close()
         self._place.backlog.close()

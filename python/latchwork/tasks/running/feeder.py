@@ -29,7 +29,7 @@ from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided, tell_taken
 from latchwork.tasks.running.slots import Slots
 from latchwork.types import Absent, Check, Op
 
@@ -223,6 +223,7 @@ class Feeder(Starts):
             extra=self._extra,
             on_refused=self._told_refused,
         )
+        tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
         return len(claims)
