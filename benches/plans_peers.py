@@ -1,8 +1,9 @@
-"""What the peers of ``bench_plans.py`` do: graphs of Dask, and chords and chains of Celery. Imports nothing of latchwork.
+"""What the peers of ``bench_plans.py`` do: graphs of Dask, canvas of Celery, a flow of Prefect.
 
     python plans_peers.py PEER WHAT URL COUNT ROUNDS     prints a line of JSON
 
-Run by an interpreter that has these. Each is used as its manual says for this shape of work; results are checked.
+Run by an interpreter that has these, and imports nothing of latchwork. Each is used as its manual says for this shape
+of work; results are checked.
 """
 
 from __future__ import annotations
@@ -76,9 +77,8 @@ class DaskPeer:
     def deps(self, count):
         chance, before, made = random.Random(3), [], []
         for begin in range(0, count, LAYER):
-            layer = []
-            for number in range(begin, min(count, begin + LAYER)):
-                layer.append(self.first(chance.sample(before, DEPS)) if before else self.noop(number))
+            numbers = range(begin, min(count, begin + LAYER))
+            layer = [self.first(chance.sample(before, DEPS)) if before else self.noop(n) for n in numbers]
             before = layer
             made += layer
         return len(self.run(made)) == count

@@ -8,7 +8,6 @@ rows of `backends_table.py`; `levels.py` says which tests run on which.
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 
 import latchwork
 from backends_table import BY_NAME, SERVERS
+from levels import LONG
 from run_servers import SharedServer, shared_server
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_GRACE_S = 5.0
-#: Folders whose tests can be driven by an event loop.
-THROUGH_LOOP = {"conformance", "primitives"}
 
 
 def _shared(name: str) -> Callable[..., SharedServer]:
@@ -51,20 +49,24 @@ globals().update({f"_{name}": _shared(name) for name in SERVERS})
 
 @pytest.fixture(autouse=True)
 def driver(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With DRIVER=loop, the contract and the primitives through the twins for event loops; see `through_loop`."""
-    if os.environ.get("DRIVER") != "loop" or request.path.parent.name not in THROUGH_LOOP:
+    """Through which driver the test is run: by the loop's, what it uses are twins; see `levels` and `through_loop`."""
+    if getattr(request, "param", "thread") != "loop":
         yield
         return
     if request.node.get_closest_marker("threads") is not None:
         pytest.skip("about threads, or of a kind that tests/through_loop.py cannot drive")
     through_loop = importlib.import_module("through_loop")  # it imports the twins
+    loop_guard = importlib.import_module("loop_guard")
 
     with pytest.MonkeyPatch.context() as patch:
         plugins = request.config.pluginmanager.get_plugins()
         beside = str(request.path.with_name("conftest.py"))
         modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
         loop = through_loop.install([request.module, *modules], patch)
-        yield
+        with loop_guard.watching(
+            loop.thread, patch, measures=LONG and request.node.get_closest_marker("large") is None
+        ):
+            yield
     loop.close()
 
 

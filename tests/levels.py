@@ -6,6 +6,10 @@ every backend every day, and of the plays, which are samples of long forms, each
 
 SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a date, whose turns are repeated.
 `make check` runs with ``all``.
+
+The contract and the primitives have two drivers, threads and an event loop. `make test` runs each of their files
+through the one whose turn it is, the other one the next day; as the servers that take turns are an odd number, each
+file meets every one of them through both. DRIVER says otherwise: ``thread``, ``loop``, ``both``, or a date.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ EVERY_DAY = ("conformance/", "backends/")
 PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
 SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "trials/interrupts/", "model/")
+#: Folders whose tests any driver of protocols can run, and the drivers.
+DRIVEN = ("conformance/", "primitives/")
+DRIVERS = ("thread", "loop")
 #: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)
 _ALWAYS = frozenset(backend.name for backend in BACKENDS if backend.when is When.ALWAYS)
@@ -84,6 +91,23 @@ def turns(file: str, day: dt.date) -> tuple[str, ...]:
     """
     first = (crc32(_below_tests(file).encode()) + day.toordinal()) % len(TURNS)
     return TURNS[first:] + TURNS[:first]
+
+
+def drivers(file: str, text: str) -> tuple[str, ...]:
+    """The drivers that a test file is run through, by what DRIVER says: names, or the date whose turns these are.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    if not _below_tests(file).startswith(DRIVEN):
+        return DRIVERS[:1]
+    if text in DRIVERS or text == "both":
+        return DRIVERS if text == "both" else (text,)
+    try:
+        day = dt.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"DRIVER={text}: use {', '.join(DRIVERS)} or both, or a date") from None
+    return (DRIVERS[(crc32(b"driver of " + _below_tests(file).encode()) + day.toordinal()) % len(DRIVERS)],)
 
 
 def chosen(tests: Iterable[str], choice: Choice) -> set[str]:

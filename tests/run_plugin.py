@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from backends_table import is_there
-from levels import EVERY_DAY, TURNS, Choice, backends_of, chosen, turns
+from levels import DRIVEN, DRIVERS, EVERY_DAY, TURNS, Choice, backends_of, chosen, drivers, turns
 from run_servers import STARTER, Starter
 
 TESTS = Path(__file__).parent
@@ -23,29 +23,60 @@ DESELECTED = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read SERVERS, and set it for all processes of the run, which may last past midnight."""
+    """Read SERVERS and DRIVER, and set them for all processes of the run, which may last past midnight."""
+    today = dt.datetime.now(dt.timezone.utc).date()
     try:
-        choice = Choice.of(os.environ.get("SERVERS", ""), dt.datetime.now(dt.timezone.utc).date())
+        choice = Choice.of(os.environ.get("SERVERS", ""), today)
+        driver = os.environ.get("DRIVER") or (choice.day or today).isoformat()
+        drivers(DRIVEN[0], driver)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    os.environ["SERVERS"] = str(choice)
+    os.environ.update(SERVERS=str(choice), DRIVER=driver)
     config.stash[CHOICE] = choice
     config.stash[STARTER] = Starter()
     config.stash[DESELECTED] = 0
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests through the drivers of their file; the loop's have its name in their ids where there are both."""
+    if metafunc.definition.get_closest_marker("threads") is not None and os.environ["DRIVER"] != "loop":
+        return
+    wanted = drivers(metafunc.definition.path.relative_to(TESTS).as_posix(), os.environ["DRIVER"])
+    if wanted != DRIVERS[:1]:
+        ids = [pytest.HIDDEN_PARAM] if len(wanted) == 1 else [pytest.HIDDEN_PARAM, *wanted[1:]]
+        metafunc.parametrize("driver", wanted, indirect=True, ids=ids)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say on which servers tests run: what repeats the choice, then which files each server has."""
-    choice = config.stash[CHOICE]
+    """Say on which servers and through which drivers tests run: what repeats the choice, then the files of each."""
+    files = sorted(_files(config.args))
+    return _servers(config.stash[CHOICE], files) + _drivers(os.environ["DRIVER"], files)
+
+
+def _servers(choice: Choice, files: list[str]) -> list[str]:
     if choice.day is None:
         missing = [f"!! {name} is NOT tested: it is not on this machine" for name in _missing(choice)]
         return [f"servers: SERVERS={choice}", *missing]
-    files = sorted(name for name in _files(config.args) if not name.startswith(EVERY_DAY))
     lines = [f"servers: SERVERS={choice} repeats this choice; SERVERS=all has every server, SERVERS={TURNS[0]} one"]
+    names = [name for name in files if not name.startswith(EVERY_DAY)]
     for server in TURNS:
-        names = [file.removesuffix(".py") for file in files if turns(file, choice.day)[0] == server]
-        lines += textwrap.wrap(f"{server}: {' '.join(names)}", 118, initial_indent="  ", subsequent_indent="    ")
+        lines += _listed(server, [name for name in names if turns(name, choice.day)[0] == server])
     return lines
+
+
+def _drivers(text: str, files: list[str]) -> list[str]:
+    driven = [name for name in files if name.startswith(DRIVEN)]
+    if not driven:
+        return []
+    lines = [f"drivers: DRIVER={text} repeats this choice; DRIVER=both has threads and the event loop"]
+    return lines + [
+        line for each in DRIVERS for line in _listed(each, [file for file in driven if each in drivers(file, text)])
+    ]
+
+
+def _listed(title: str, files: list[str]) -> list[str]:
+    names = " ".join(file.removesuffix(".py") for file in files)
+    return textwrap.wrap(f"{title}: {names}", 118, initial_indent="  ", subsequent_indent="    ")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -101,9 +132,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     again = {(" ".join(backends_of(test)), test.partition("::")[0]) for test in failed}
     for backends, file in sorted(again):
         where = f"SERVERS={backends.replace(' ', ',')} " if backends else ""
+        where += _driver_of(file)
         terminalreporter.write_line(f'to repeat: {where}make test ARGS="{file}"')
     if failed:
-        terminalreporter.write_line(f"to repeat the whole run: SERVERS={config.stash[CHOICE]} make test")
+        choice = f"SERVERS={config.stash[CHOICE]} DRIVER={os.environ['DRIVER']}"
+        terminalreporter.write_line(f"to repeat the whole run: {choice} make test")
+
+
+def _driver_of(file: str) -> str:
+    wanted = drivers(file, os.environ["DRIVER"])
+    if not file.removeprefix("tests/").startswith(DRIVEN):
+        return ""
+    return f"DRIVER={wanted[0] if len(wanted) == 1 else 'both'} "
 
 
 def _missing(choice: Choice) -> set[str]:

@@ -2,7 +2,8 @@
 
 A fence says by its info string what it is: ``python runnable`` is run by itself, ``python file=NAME`` is saved for the
 blocks after it, ``console runnable`` has commands that succeed, ``console terminals`` commands that run side by side,
-``console walk=NAME`` commands typed into the terminal of that name, which stays open over the whole page.
+``console walk=NAME`` commands typed into the terminal of that name, which stays open over the whole page, and
+``console serves`` a command that goes on, which a test of its own starts.
 Each page gets a directory of its own and its blocks are run in order.
 """
 
@@ -81,7 +82,9 @@ def run_command(command, folder):
 
 def run_block(block, folder):
     if block.how.startswith("file="):
-        (folder / block.how.removeprefix("file=")).write_text(block.body, encoding="utf-8")
+        file = folder / block.how.removeprefix("file=")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.body, encoding="utf-8")
     elif block.how == "runnable" and block.language == "python":
         assert_ran(block, run_python(block.body, folder))
     elif block.how == "runnable" and block.language == "console":
@@ -89,8 +92,8 @@ def run_block(block, folder):
             assert_ran(block, run_command(shlex.split(command), folder))
     elif block.how == "terminals":
         run_terminals(block, folder)
-    elif block.how.startswith("walk="):
-        pass  # in terminals that stay open: tests/test_tutorials.py
+    elif block.how.startswith("walk=") or block.how == "serves":
+        pass  # in terminals that stay open: tests/test_tutorials.py, tests/test_frameworks.py
     else:
         assert not block.how, f"{block}: nobody knows how to run {block.language} {block.how!r}"
 

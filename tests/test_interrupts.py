@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from latchwork.errors import ReentrantCall
-from latchwork.interrupts import Finally, condition, mutex
+from latchwork.interrupts import Finally, OncePerThread, condition, mutex, refuse_inside
 
 
 def test_a_mutex_excludes_other_threads():
@@ -59,6 +60,40 @@ def test_a_mutex_is_waited_for_no_longer_than_asked():
     lock.release()
     with pytest.raises(RuntimeError):
         lock.release()
+
+
+@pytest.mark.parametrize("section", [mutex, OncePerThread, lambda: mutex().trying()])
+def test_a_call_is_refused_while_its_own_thread_holds_something_and_only_then(section):
+    outer = mutex()
+    refuse_inside()
+    with outer:
+        with section():
+            with pytest.raises(ReentrantCall):
+                refuse_inside()
+            with ThreadPoolExecutor(1) as others:
+                others.submit(refuse_inside).result()
+        with pytest.raises(ReentrantCall):
+            refuse_inside()
+    refuse_inside()
+
+
+def test_a_thread_that_waits_for_a_condition_holds_nothing():
+    changed, seen = condition(), []
+
+    def wait():
+        with changed:
+            changed.wait_for(lambda: seen, 10)
+            changed.wait(0.01)
+        refuse_inside()
+        seen.append("free")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with changed:
+        seen.append("told")
+        changed.notify_all()
+    thread.join()
+    assert seen == ["told", "free"]
 
 
 def test_a_condition_of_a_mutex_is_notified():

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from backends_table import BACKENDS, BY_NAME, When
-from levels import PLAYS, TURNS, Choice, always, chosen, turns
+from levels import DRIVEN, DRIVERS, PLAYS, TURNS, Choice, always, chosen, drivers, turns
+from patience import eventually
 from run_servers import Starter, _ask
 
 TESTS = Path(__file__).parent
@@ -84,6 +85,51 @@ def test_of_the_plays_each_day_has_a_share_and_all_have_their_day(folder):
     assert all(len(day) < len(tests) / 2 for day in days)
     about = f"tests/{folder}test_x.py::test_the_sample_is_whole"
     assert week_of([about]) == [{about}] * 7
+
+
+# Drivers
+
+
+def test_a_file_takes_one_driver_a_day_and_within_two_turns_meets_each_server_through_both():
+    driven = [file for file in FILES if file.startswith(DRIVEN)]
+    assert len(driven) > 40
+    for file in driven:
+        days = [DAY + dt.timedelta(days) for days in range(2 * len(TURNS))]
+        met = {(drivers(file, day.isoformat()), turns(file, day)[0]) for day in days}
+        assert met == {((driver,), server) for driver in DRIVERS for server in TURNS}, file
+
+
+def test_on_each_day_each_driver_has_some_of_the_files():
+    for day in WEEK:
+        had = [drivers(file, day.isoformat())[0] for file in FILES if file.startswith(DRIVEN)]
+        assert min(map(had.count, DRIVERS)) > len(had) / 4
+
+
+def test_named_drivers_have_all_files_and_what_is_not_driven_has_threads():
+    assert [drivers("primitives/test_lock.py", text) for text in ("thread", "loop", "both")] == [
+        ("thread",),
+        ("loop",),
+        ("thread", "loop"),
+    ]
+    assert drivers("jobs/test_job.py", "loop") == ("thread",)
+    with pytest.raises(ValueError, match="DRIVER=trio: use thread, loop or both, or a date"):
+        drivers("primitives/test_lock.py", "trio")
+
+
+def test_a_driver_that_is_asked_for_is_used_and_ids_tell_two_apart():
+    test = "tests/primitives/test_bad_input.py"
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", test]
+
+    def ids(driver):
+        environment = {**os.environ, "DRIVER": driver, "SERVERS": "memory"}
+        ran = subprocess.run(collect, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=True)
+        out = ran.stdout
+        return {line for line in out.splitlines() if "::" in line}
+
+    one, both = ids("loop"), ids("both")
+    assert one == ids("thread")
+    assert one < both
+    assert {each.replace("loop-", "").replace("-loop", "").replace("[loop]", "") for each in both} == one
 
 
 # What every run has
@@ -198,7 +244,4 @@ def test_the_servers_of_a_run_that_is_killed_die_with_it():
     ) as run:
         server = psutil.Process(int(run.stdout.readline()))
         run.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 10.0
-    while server.is_running():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    eventually(lambda: not server.is_running())

@@ -22,6 +22,7 @@ CHECKS = [
     "loop",
     "mutants",
     "chaos",
+    "workers-chaos",
     "fuzz",
     "core",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "EtcdRequest",
     "Finally",
     "ItemSet",
+    "Itself",
     "Moves",
     "Mutex",
     "OncePerThread",
@@ -37,6 +38,7 @@ __all__ = [
     "hash128",
     "place",
     "place_replicas",
+    "refuse_inside",
 ]
 
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
@@ -665,6 +667,16 @@ class OncePerThread:
     def __init__(self) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *raised: object) -> None: ...
+
+def refuse_inside() -> None:
+    """Refuse a call that is made while its thread holds a ``Mutex`` or is inside of a ``OncePerThread``.
+
+    No code of ours makes a call there, so a signal handler or a finalizer does, and the answer may need what its thread
+    holds: the call would wait for itself.
+
+    Raises:
+        ReentrantCall: the thread holds one, or is inside of one.
+    """
 
 @final
 class Finally:

@@ -1,9 +1,10 @@
 """What holds when an interrupt comes at any bytecode: Ctrl-C, ``SystemExit``, an exception that a thread is sent.
 
 ``Mutex`` is entered and left in native code: an interrupt comes before or inside the block, and a thread that is
-inside already is refused instead of waiting for itself. ``Finally`` runs what ends a block, and once more if an
-interrupt cut it short: its function must be one that can be begun again from the start. ``surely`` makes a method
-like that. ``Itself`` is the ``__enter__`` of what was there before its ``with``. An ``Attempt`` has what undoes a call;
+inside already is refused instead of waiting for itself. ``refuse_inside`` refuses what is called in there. ``Finally``
+runs what ends a block, and once more if an interrupt cut it short: its function must be one that can be begun again
+from the start. ``surely`` makes a method like that. ``Itself`` is the ``__enter__`` of what was there before its
+``with``. An ``Attempt`` has what undoes a call;
 ``store.steps`` says how a protocol uses it.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from latchwork._core import Attempt, Driven, Finally, Itself, Mutex, OncePerThread, Surely
+from latchwork._core import Attempt, Driven, Finally, Itself, Mutex, OncePerThread, Surely, refuse_inside
 from latchwork.errors import ReentrantCall
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "condition",
     "mutex",
     "once_left",
+    "refuse_inside",
     "start_thread",
     "surely",
 ]
@@ -55,7 +57,12 @@ def start_thread(thread: threading.Thread) -> None:
     """
     if threading.get_ident() != threading.main_thread().ident:
         thread.start()
-        return
+    else:
+        _start_beside(thread)
+
+
+def _start_beside(thread: threading.Thread) -> None:
+    """By another thread; a simulation has its own way instead."""
     failed: list[BaseException] = []
     gate = allocate_lock()
     gate.acquire()

@@ -14,6 +14,7 @@ async def use_everything(store, other):
     async with store.pipeline() as pipe:
         for number in range(50):
             pipe.create(f"c/{number}", b"")
+            await asyncio.sleep(0)  # each is a step by itself
     await store.delete("k/1")
     await store.delete_tree("c")
 

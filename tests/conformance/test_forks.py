@@ -10,6 +10,7 @@ import signal
 import pytest
 
 import latchwork
+from latchwork.testing import FaultyStore
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -47,6 +48,39 @@ def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
     assert not session.lost.wait(2.0), "a renewal or two"
     assert session.state == "active"
     assert other.get("bound").owner == session.id
+
+
+def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
+    if backend_url.startswith("memory:"):
+        pytest.skip("a child of a fork has a memory of its own")
+    with latchwork.connect(backend_url, session_ttl_s=7) as store:
+        inner = store.namespace("inner")
+        session_id = store.session.id
+
+        def reopened():
+            with inner.reopen() as again:
+                again.put("from-the-child", again.session.id.encode())
+                return again.url, again.session.ttl_s
+
+        assert in_child({"reopened": reopened, "theirs": lambda: inner.get("x")}) == {
+            "reopened": repr((store.url, store.session.ttl_s)),
+            "theirs": "ForkedProcess",
+        }
+        assert store.get("inner/from-the-child").value.decode() != session_id
+        assert store.session.id == session_id
+        assert store.session.state == "active"
+
+
+def test_a_reopened_store_is_another_one(store):
+    with store.reopen() as again:
+        again.put("k", b"v")
+        assert again.session.id != store.session.id
+    assert store.get("k").value == b"v"
+
+
+def test_a_store_built_on_another_is_not_reopened(store):
+    with FaultyStore(store.reopen()) as faulty, pytest.raises(latchwork.LatchworkError, match="another store's parts"):
+        faulty.reopen()
 
 
 def test_a_session_is_lost_in_a_child(store):

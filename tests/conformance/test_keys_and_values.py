@@ -88,6 +88,7 @@ def test_the_longest_and_the_deepest_key_can_be_written_read_listed_followed_and
     assert store.children("") == []
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("key", [LONGEST + "z", DEEPEST + "/e", "a/" * 20_000 + "a", "x" * 10_000_000], ids=len)
 def test_longer_and_deeper_keys_are_refused_at_every_door(store, key):
     for call in doors(store, key):

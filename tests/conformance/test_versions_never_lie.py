@@ -367,18 +367,17 @@ class Chaos:
         self.claim(entry, store.commit([At(entry)], [Put(key, b"claimed")]).entries[0])
 
     def rely_in_transact(self, store, key, rng):
-        found = []
+        found, log = [], f"log.{threading.get_ident()}"  # nobody else writes it, and commits have one token
 
         def change(tx):
             found[:] = [tx.get(key)]
             if found[0] is not None:
                 tx.put(key, b"%d" % rng.getrandbits(60))
-                tx.put(f"log.{threading.get_ident()}", b"")
+                tx.put(log, b"")
 
         store.transact(change, attempts=3)
         if found[0] is not None:
-            log = store.get(f"log.{threading.get_ident()}")  # nobody else writes it, and commits have one token
-            self.claim(found[0], SimpleNamespace(token=log.token, created=None))
+            self.claim(found[0], SimpleNamespace(token=store.get(log).token, created=None))
 
     def claim(self, entry, written):
         with self.lock:

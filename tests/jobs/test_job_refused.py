@@ -33,10 +33,6 @@ def test_control_c_in_a_work_pool_stays_control_c():
         read_pool(Job("report", work_pool=interrupted, run=print))
 
 
-async def forgotten(_context):
-    """Nobody awaits it."""
-
-
 async def forgotten_one_by_one(_context):
     yield
 
@@ -45,33 +41,14 @@ def generated(_context):
     yield
 
 
-class Called:
-    async def __call__(self, _context):
-        """Nobody awaits it either."""
-
-
 @pytest.mark.parametrize(
     "run",
-    [forgotten, forgotten_one_by_one, generated, partial(forgotten, None), Called()],
-    ids=["async", "async-generator", "generator", "partial", "object"],
+    [forgotten_one_by_one, generated, partial(forgotten_one_by_one, None)],
+    ids=["async-generator", "generator", "partial"],
 )
 def test_a_run_whose_body_would_never_run_is_refused_at_construction(run):
     with pytest.raises(InvalidJob, match="whose body would never run"):
         Job("report", work_pool=["a"], run=run)
-
-
-def test_an_async_run_of_a_subclass_is_refused():
-    class Report(Job):
-        id = "report"
-
-        def work_pool(self):
-            return ["a"]
-
-        async def run(self, context):
-            """Nobody awaits it."""
-
-    with pytest.raises(InvalidJob, match="run is an async function"):
-        Report()
 
 
 def test_an_async_work_pool_is_refused_at_construction_and_a_generator_is_none():

@@ -263,8 +263,8 @@ DEFECTS = (
         "Semaphore",
         "one lease too many is given",
         "primitives/fair/semaphore.py",
-        "sum(map(is_ticket, entries)) >= _read_size(size)",
-        "sum(map(is_ticket, entries)) > _read_size(size)",
+        "sum(map(_is_lease, entries.values())) >= _read_size(size)",
+        "sum(map(_is_lease, entries.values())) > _read_size(size)",
         at("semaphore", "as_many_hold_it_as_there_are_leases"),
     ),
     Defect(
@@ -279,8 +279,8 @@ DEFECTS = (
         "Semaphore",
         "a lease whose answer was lost is not recognised",
         "primitives/fair/semaphore.py",
-        "            if ours is not None:  # an earlier try got through, its answer did not\n",
-        "            if False:\n",
+        "if ours is not None and ours.owner == place.session.id:",
+        "if False:",
         at("semaphore", "a_lease_with_a_lost_answer_is_taken_once", on="memory-applied"),
     ),
 )

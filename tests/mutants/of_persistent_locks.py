@@ -66,7 +66,7 @@ DEFECTS = (
     Defect(
         "PersistentLock",
         "a lease counts from the answer to the creation of its owner",
-        "primitives/persistent/keeper.py",
+        "primitives/persistent/taking.py",
         "            await self._renewals.create(owner)\n            created = True\n",
         "            await self._renewals.create(owner)\n            created = True\n"
         "            owner._lease.confirmed(self._clock.now(), self._clock.now())\n",
@@ -83,7 +83,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "an earlier owner is not renewed before its locks are moved",
-        "primitives/persistent/keeper.py",
+        "primitives/persistent/taking.py",
         "        await self._persist(lambda: self._table.prolong(old), patience, backoff)\n",
         "",
         at("adopting", "an_owner_about_to_be_taken_over_lives_until_its_locks_are_adopted"),
@@ -91,7 +91,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "the owner that was inherited from stays",
-        "primitives/persistent/keeper.py",
+        "primitives/persistent/taking.py",
         "            await self._delete(old)\n",
         "            pass\n",
         at("adopting", "an_earlier_life_that_still_runs_is_told_that_its_locks_are_lost"),
@@ -188,7 +188,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a write of a lock that may land late is forgotten",
-        "primitives/persistent/keeper.py",
+        "primitives/persistent/taking.py",
         "                doubts.append(what)\n",
         "                pass\n",
         at("lock_keeper", "a_try_with_a_lost_answer_never_leaves_a_lock_behind", on="memory-applied later"),

@@ -71,9 +71,9 @@ DEFECTS = (
     Defect(
         "Plans",
         "a plan that was removed leaves its tasks and results",
-        CONTROL,
-        "            await ask(place.store.delete_tree, prefix)\n",
-        "            pass\n",
+        "plans/running/removing.py",
+        "        await ask(place.store.delete_tree, prefix)\n",
+        "",
         of(PLANS, "a_removed_plan_leaves_nothing_and_its_id_is_free", on="memory"),
     ),
     Defect(

@@ -28,7 +28,7 @@ DEFECTS = (
     Defect(
         "workers",
         "a restart too many is allowed",
-        "workers/membership.py",
+        "workers/membership/joining.py",
         "old.restarts >= head.max_restarts and",
         "old.restarts > head.max_restarts and",
         of("workers/ids", "a_worker_that_comes_back_too_often_fails_the_job", on="memory"),
@@ -36,7 +36,7 @@ DEFECTS = (
     Defect(
         "workers",
         "the fence of a worker outlives its epoch",
-        "workers/membership.py",
+        "workers/membership/seat.py",
         "        more = () if epoch is None else (At(epoch),)\n",
         "        more = ()\n",
         of("workers/faults", "a_write_of_an_epoch_that_is_over_is_refused", on="memory"),

@@ -103,7 +103,12 @@ def _run(command: list[str], folder: Path, timeout_s: float) -> tuple[int | None
 
 def _environment(folder: Path) -> dict[str, str]:
     # Minimising a schedule helps people only; a copy that is thrown away needs no bytecode; most defects show at once.
-    options = {"PYTHONDONTWRITEBYTECODE": "1", "LATCHWORK_SHRINK_S": "0", "LATCHWORK_TEST_PATIENCE_S": "12"}
+    options = {
+        "DRIVER": "thread",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LATCHWORK_SHRINK_S": "0",
+        "LATCHWORK_TEST_PATIENCE_S": "12",
+    }
     return {**os.environ, **options, "PYTHONPATH": str(folder)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 
@@ -58,7 +59,10 @@ def test_every_test_that_has_to_catch_a_defect_is_there():
     assert all(defect.tests for defect in DEFECTS)
     wanted = sorted({f"tests/{test}" for defect in DEFECTS for test in defect.tests})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *wanted]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "DRIVER": "thread"}
+    collected = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert sorted(line for line in collected.stdout.splitlines() if "::" in line) == wanted
 

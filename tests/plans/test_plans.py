@@ -222,7 +222,8 @@ def test_a_dead_workers_task_is_run_by_another(backend_url, plans, store):
         dying.start()
         wait_until(lambda: CALLS)
         assert [each.worker for each in plan.handle.status().running] == ["dying"]
-        dying._session.close()
+        dying._stop.set()
+        dying._shift.session.close()
         with PlanWorker(store, functions=FUNCTIONS, label="living"):
             wait_until(lambda: len(CALLS) == 2)
             plan.handle.cancel()

@@ -24,6 +24,7 @@ from latchwork.errors import (
 from latchwork.primitives import Lock
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.types import Put
+from patience import came_true
 
 TTL_S = 1.0
 
@@ -573,10 +574,7 @@ def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
 
 def settle(store, watches):
     """Until there are so many watches, and each has its first state."""
-    deadline = time.monotonic() + 60.0
-    while sum(feed._tracker.ready for feed in list(store._core._feeds)) < watches:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert came_true(lambda: sum(feed._tracker.ready for feed in list(store._core._feeds)) >= watches, 60.0)
 
 
 def spy(patch, store, asked):

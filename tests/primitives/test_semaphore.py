@@ -9,6 +9,7 @@ import time
 import pytest
 
 from latchwork.errors import (
+    BadRecord,
     Conflict,
     InvalidKey,
     LatchworkError,
@@ -299,6 +300,35 @@ def test_a_size_below_one_is_refused(semaphore, leases):
 def test_a_malformed_name_is_refused_before_any_io(name):
     with pytest.raises(InvalidKey, match="semaphore name"):
         Semaphore(None, name, leases=1)
+
+
+def test_a_lease_that_no_session_owns_takes_up_none(semaphore, store, in_thread, eventually):
+    first, second = semaphore(1), semaphore(1)
+    first.acquire(5.0)
+    first.release()
+    store.put("scanner/leases/t9999999998", b"another program wrote this")
+    first.acquire(5.0)
+    assert len(first.holders()) == 1
+    waiting = in_thread(lambda: second.acquire(20.0))
+    eventually(lambda: len(first.waiters()) == 1)
+    store.put("scanner/leases/t9999999999", b"while somebody waits")
+    first.release()
+    waiting.outcome()
+    assert [each.session_id for each in second.holders()] == [second._store.session.id]
+
+
+def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_turn(semaphore, store):
+    mine = semaphore(1)
+    mine.acquire(5.0)
+    number = int(mine.holders()[0].key[-10:])
+    mine.release()
+    for ahead in range(1, 4):  # of the next tickets
+        store.put(f"scanner/leases/t{number + ahead:010}", b"another program wrote this")
+    with pytest.raises(BadRecord, match=r"leases/t\d+' is no lease of semaphore 'scanner'.* delete it"):
+        mine.acquire(5.0)
+    assert mine.waiters() == []
+    store.delete_tree("scanner/leases")
+    mine.acquire(5.0)
 
 
 def test_a_size_that_somebody_deleted_is_stored_again_or_asked_for(semaphore, connect):

@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -192,10 +191,7 @@ def test_server_and_its_data_go_when_the_parent_is_killed(kind):
         assert not gone_within(int(pid), 0.1)
         parent.kill()
     assert gone_within(int(pid), 5)
-    deadline = time.monotonic() + 5
-    while Path(data_dir).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(data_dir).exists()
+    assert came_true(lambda: not Path(data_dir).exists(), 5)
 
 
 def test_data_of_a_server_that_was_never_closed_go_with_the_parent():
@@ -242,9 +238,7 @@ def test_group_without_majority_has_no_leader():
         for member in cluster.followers():
             member.kill()
         survivor = next(member for member in cluster.members if member.running)
-        deadline = time.monotonic() + 10
-        while survivor.is_leader() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        came_true(lambda: not survivor.is_leader(), 10)
         with pytest.raises(ServerFailed, match="a majority must be running"):
             cluster.leader(timeout_s=0.5)
 

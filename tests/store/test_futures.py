@@ -13,6 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import pytest
 
 from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, mapped, reject, resolve, then
+from patience import eventually
 
 
 def test_steps_go_on_with_each_result_and_see_each_error():
@@ -80,8 +81,7 @@ def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
     value = ValueError("no")
     seen = []
     threads = [in_thread(lambda: seen.append(outcome.exception(10) or outcome.result(0))) for _ in range(3)]
-    while not vars(outcome) or len(outcome._condition._waiters) < 3:
-        threading.Event().wait(0.001)
+    eventually(lambda: len(outcome._callbacks) == 3, what="three who wait")
     assert end(outcome, value)
     for thread in threads:
         thread.join(10)

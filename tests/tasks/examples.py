@@ -105,6 +105,15 @@ def is_deaf(seconds: float) -> None:
 
 
 @task
+def tells_and_is_deaf(path: str, seconds: float) -> None:
+    """Says which process it is in; does not listen."""
+    Path(f"{path}.new").write_text(str(os.getpid()))
+    Path(f"{path}.new").rename(path)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    is_deaf(seconds)
+
+
+@task
 async def awaits(n: int) -> int:
     await asyncio.sleep(0)
     return n

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import latchwork
 from latchwork.primitives import Backlog
@@ -100,7 +102,33 @@ def result_of(store, id, patience_s=45.0):  # noqa: A002
     return Outcome.of(entry.value)
 
 
+def node_process(url, ttl_s, name="n1", run_in="thread"):
+    """A node in a process of its own, which takes tasks already: it knows the functions of ``examples``."""
+    root, module = Path(__file__).parents[2], f"{__package__}.feeding"
+    code = f"import sys, runpy; sys.path[:0] = [{str(root)!r}]; runpy.run_module({module!r}, run_name='__main__')"
+    node = subprocess.Popen(
+        [sys.executable, "-c", code, url, str(ttl_s), name, run_in], stdout=subprocess.PIPE, text=True
+    )
+    assert node.stdout.readline() == "ready\n"
+    return node
+
+
+def end_process(node):
+    """Kill a node's process, frozen or not."""
+    node.kill()
+    node.wait()
+    node.stdout.close()
+
+
 if __name__ == "__main__":
-    with latchwork.connect(sys.argv[1], session_ttl_s=float(sys.argv[2])) as opened, Node(opened, name=sys.argv[3]):
-        print("ready", flush=True)
-        time.sleep(300)
+    from latchwork.tasks.children import Leash
+
+    from . import examples  # what is registered there is what it runs
+
+    assert examples.square(2) == 4
+    told_url, told_ttl_s, told_name, told_run_in = sys.argv[1:5]
+    with latchwork.connect(told_url, session_ttl_s=float(told_ttl_s)) as opened:
+        leash = Leash(opened.session.remaining_s)
+        with closing(leash), Node(opened, name=told_name, run_in=told_run_in, leash=leash):
+            print("ready", flush=True)
+            time.sleep(300)

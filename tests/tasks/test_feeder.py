@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ from latchwork.tasks.running.endings import Taken
 from latchwork.testing.faults import Fault, FaultyStore
 
 from . import examples
-from .feeding import PAYLOADS, Node, System, put, result_of
+from .feeding import PAYLOADS, Node, System, end_process, node_process, put, result_of
 from .test_children import eventually
 
 PATIENCE_S = 45.0
@@ -33,8 +30,15 @@ def runs(node, *paths):
     time.sleep(0.1)
 
 
+def is_tidy(store):
+    """An idle node looks once more, and takes empty shelves out of the index."""
+    return store.list("work/lanes", recursive=True) == []
+
+
 def is_empty(store):
-    return store.list("work", recursive=True) == []
+    """Nothing is left, but perhaps an empty shelf in the index, which the next look would take out."""
+    assert Backlog(store, "work").tidy("any")
+    return [entry.key for entry in store.list("work", recursive=True)] == []
 
 
 def test_items_run_and_come_to_one_end_each(store):
@@ -44,6 +48,7 @@ def test_items_run_and_come_to_one_end_each(store):
         assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(30)] == [n * n for n in range(30)]
         eventually(lambda: node.feeder.running() == [])
         assert node.feeder.stats() == {"taken": 30, "done": 30}
+        eventually(lambda: is_tidy(store))
     assert is_empty(store)
 
 
@@ -328,6 +333,7 @@ def test_an_end_whose_own_checks_fail_is_decided_anew(store):
 
     with Node(store, Again()) as node:
         eventually(lambda: node.feeder.stats().get("done") == 1)
+        eventually(lambda: is_tidy(store))
     assert store.get("results/x").value == b"theirs"
     assert is_empty(store)
 
@@ -357,6 +363,7 @@ def test_trouble_with_the_store_changes_no_end(connect, fault):
             eventually(lambda: node.feeder.running() == [])
             assert node.feeder.stats()["done"] == 10
             assert any(call.fault is not None for call in store.calls)
+            eventually(lambda: is_tidy(seen))
     assert is_empty(seen)
 
 
@@ -373,14 +380,12 @@ def test_two_nodes_share_the_work_and_no_item_ends_twice(store, connect):
 def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, connect, how):
     if backend_url.startswith("memory"):
         pytest.skip("needs a second process")
-    folder = Path(__file__).parent.parent
     put(store, examples.waits, id="long")
-    run = "runpy.run_module('tasks.feeding', run_name='__main__')"
-    code = f"import sys, runpy; sys.path[:0] = [{str(folder)!r}]; {run}"
-    node = subprocess.Popen([sys.executable, "-c", code, backend_url, "2", "n1"], stdout=subprocess.PIPE, text=True)
+    node = node_process(backend_url, 2)
     try:
-        assert node.stdout.readline() == "ready\n"
         eventually(lambda: Backlog(store, "work").claims())
+        time.sleep(0.3)  # it runs there
+        assert [claim.label for claim in Backlog(store, "work").claims().values()] == ["n1"]
         node.send_signal(how)
         with Node(connect(), name="n2") as other:
             runs(other, "any/s1/long")
@@ -390,10 +395,9 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
                 assert store.get("results/long") is None, "the one that was frozen ends nothing"
             other.feeder.stop_task("any/s1/long")
             assert result_of(store, "long").result(PAYLOADS) is True
+            assert Backlog(store, "work").claims() == {}
     finally:
-        node.kill()
-        node.wait()
-        node.stdout.close()
+        end_process(node)
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"look_s": 0}, {"margin_s": -1}])

@@ -127,7 +127,15 @@ def test_an_async_task_that_is_told_to_stop_is_cancelled(run_in):
         eventually(lambda: slots.free == 0)
         time.sleep(0.3 if run_in == "thread" else 5)
         context.stop()
-        assert future.result(PATIENCE_S).failure is not None
+        assert future.result(PATIENCE_S).failure.loaded_class is TaskStopped
+
+
+@BOTH
+def test_an_async_task_whose_time_is_over_is_cancelled_and_says_so(run_in):
+    with make(run_in=run_in, stop_grace_s=20) as slots:
+        result(slots, examples.awaits, 1)  # a process is there
+        future, _ = start(slots, examples.awaits_for_ever, timeout_s=0.3)
+        assert future.result(PATIENCE_S).failure.loaded_class is TaskTimeout
 
 
 def test_a_task_that_was_stopped_before_it_began_never_runs():

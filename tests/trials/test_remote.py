@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from latchwork.errors import Conflict
+from patience import eventually
 from trials.remote import Remote, RemoteFailed
 
 THIS = "trials.test_remote"
@@ -110,8 +111,5 @@ def test_processes_die_with_the_one_that_started_them_frozen_ones_too():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         os.kill(parent.pid, signal.SIGKILL)
-    until = time.monotonic() + PATIENCE_S
     assert len(pids) == 2
-    while not all(map(gone, pids)):
-        assert time.monotonic() < until, "a process was left behind"
-        time.sleep(0.02)
+    eventually(lambda: all(map(gone, pids)), PATIENCE_S, "the end of all processes")

@@ -12,9 +12,17 @@ from latchwork.aio.pipelines import Pipeline
 from latchwork.aio.stores import connect_later as connect
 from latchwork.aio.table import FUNCTIONS, ROWS
 from latchwork.aio.twinning import function_twin, twin
+from latchwork.doors import late
 
 _made: dict[str, Any] = {row.kind.__name__: twin(row.kind, row.by_hand, row.hidden) for row in ROWS}
 _made |= {function.__name__: function_twin(function) for function in FUNCTIONS}
 globals().update(_made)
 
-__all__ = ["Pipeline", "connect", *_made]  # noqa: PLE0604 - names of the table
+#: Twins of what systems have: who uses none of them does not import them.
+LATE = {
+    "latchwork.aio.contexts": ("JobContext",),
+    "latchwork.aio.executors": ("Executor", "TaskFuture", "TaskRef"),
+}
+__getattr__ = late(__name__, LATE)
+
+__all__ = ["Pipeline", "connect", *_made, *(name for names in LATE.values() for name in names)]  # noqa: PLE0604 - names of the tables

@@ -38,8 +38,7 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
         arrivals = Arrivals.here()
-        # more at once would wait for each other on their way, and the last of them for too long
-        async with arrivals.room(store._core, DEFAULT_MAX_IN_FLIGHT):  # noqa: SLF001 - that of all its namespaces
+        async with arrivals.room(store.connection):
             return await _answered(arrivals, store, name, args, options)
 
     asked.__name__ = name
@@ -85,6 +84,10 @@ class StoreTwin(Twin):
     async def open_session(self, ttl_s: float) -> Any:
         """A session of its own; see ``Store.open_session``."""
         return await in_thread(lambda: self._of.open_session(ttl_s), Session.close)
+
+    async def reopen(self) -> Any:
+        """Connect again as this store was: for a child of a fork; see ``Store.reopen``."""
+        return await in_thread(self._of.reopen, Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
         """A local read-only mapping of all keys at and below a prefix; see ``Store.mirror``."""

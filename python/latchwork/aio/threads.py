@@ -30,8 +30,13 @@ class InThread(Step[T]):
     def begin(self) -> Future[T]:
         """Make the call in the thread."""
         future: Future[T] = Outcome()
-        threading.Thread(target=self._make, args=(future,), name="latchwork-call", daemon=True).start()
+        _start(self._make, future)
         return future
+
+    def dropped(self, future: Future[T]) -> None:
+        """Undo what was done."""
+        if self._undo is not None and not future.cancelled() and future.exception() is None:
+            _start(self._undo, future.result())
 
     def _make(self, future: Future[T]) -> None:
         try:
@@ -41,6 +46,10 @@ class InThread(Step[T]):
         else:
             if not resolve(future, result) and self._undo is not None:
                 self._undo(result)
+
+
+def _start(call: Callable[[T], object], given: T) -> None:
+    threading.Thread(target=call, args=(given,), name="latchwork-call", daemon=True).start()
 
 
 async def one(step: Step[T]) -> T:

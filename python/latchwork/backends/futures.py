@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from _thread import allocate_lock
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -107,7 +106,7 @@ class Outcome(Future[T]):
         Not as the base class does, with its condition held: whoever ends the future needs that too, and would wait
         for a thread that an interrupt has cut short, or that is in a signal handler.
         """
-        gate = allocate_lock()
+        gate = threading.Lock()
         gate.acquire()
         self.call_at_once(lambda _: gate.release())
         limit_s = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from latchwork.executor.errors import SomeFailed
 from latchwork.executor.keys import task_id_of
 from latchwork.interrupts import mutex
+from latchwork.store.steps import driven, steps_of
 
 if TYPE_CHECKING:
     from latchwork.executor.items import TaskItem
@@ -33,7 +34,7 @@ class Stage(Enum):
 
 
 class Tasks(Protocol):
-    """The tasks of one submitter, as its futures need them."""
+    """The tasks of one submitter, as its futures need them; both are driven."""
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """Take a task back; False when it runs or is over."""
@@ -94,7 +95,8 @@ class TaskFuture(Future[T], Generic[T]):
         """The id of the task, by which people and other processes know it; empty until it is first sent."""
         return self._ticket.id
 
-    def cancel(self, *, interrupt: bool = False) -> bool:
+    @driven
+    async def cancel(self, *, interrupt: bool = False) -> bool:
         """Take the task back, everywhere.
 
         Args:
@@ -107,17 +109,18 @@ class TaskFuture(Future[T], Generic[T]):
         """
         if self.done():
             return self.cancelled()
-        if not self._tasks.cancel(self._ticket, interrupt=interrupt):
+        if not await steps_of(self._tasks.cancel)(self._ticket, interrupt=interrupt):
             return self.cancelled()
         return self.end_cancelled()
 
-    def state(self) -> TaskState:
+    @driven
+    async def state(self) -> TaskState:
         """What the store says of the task now: queued, running and where, or how it ended.
 
         Raises:
             Unavailable: the store could not be reached.
         """
-        return self._tasks.state(self._ticket)
+        return await steps_of(self._tasks.state)(self._ticket)
 
     # What the submitter says
 

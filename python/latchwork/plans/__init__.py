@@ -5,14 +5,25 @@ stored once. It keeps to itself how plans are stored.
 """
 
 from latchwork.plans.builder import PlanBuilder, Ref
-from latchwork.plans.errors import DuplicateTask, ForeignRef, NoResult, NoSuchPlan, NoSuchTask, WrongState
+from latchwork.plans.errors import (
+    ChildPlanFailed,
+    DuplicateTask,
+    ForeignRef,
+    NoResult,
+    NoSuchPlan,
+    NoSuchTask,
+    WrongState,
+)
 from latchwork.plans.handle import PlanHandle, PlanStatus
 from latchwork.plans.looking import inspect
 from latchwork.plans.plans import Plans
 from latchwork.plans.records import PlanState, TaskState
+from latchwork.plans.running.child_plan import ChildPlan, child_plan
 from latchwork.plans.worker import PlanWorker
 
 __all__ = [
+    "ChildPlan",
+    "ChildPlanFailed",
     "DuplicateTask",
     "ForeignRef",
     "NoResult",
@@ -27,5 +38,6 @@ __all__ = [
     "Ref",
     "TaskState",
     "WrongState",
+    "child_plan",
     "inspect",
 ]

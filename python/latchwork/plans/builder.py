@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 H = TypeVar("H")
+#: A limit beyond this is none.
+MOST_PARALLEL = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Options:
     on_failure: str = "stop"
     priority: int = 5
     keep_results_s: float | None = None
+    max_parallel: int | None = None
 
     def __post_init__(self) -> None:
         given: object = self.priority
@@ -81,6 +85,9 @@ class Options:
             raise ValueError(f"priority must be a whole number from 0 to 9, not {given!r}")
         if self.keep_results_s is not None and not is_number(self.keep_results_s, 0.0):
             raise ValueError(f"keep_results_s must be None or a number of seconds, not {self.keep_results_s!r}")
+        most: object = self.max_parallel
+        if most is not None and (type(most) is not int or not 1 <= most <= MOST_PARALLEL):
+            raise ValueError(f"max_parallel must be None or a whole number from 1 to {MOST_PARALLEL:,}, not {most!r}")
         title: object = self.title
         if not isinstance(title, str) or len(title) > 200 or not title.isprintable():
             raise ValueError(f"the name of a plan must be up to 200 printable characters, not {str(title)[:80]!r}")
@@ -149,15 +156,16 @@ class Draft:
     id: str
     options: Options
     calls: dict[str, Call] = field(default_factory=dict)
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def records(self) -> dict[str, TaskRecord]:
-        """The tasks as they are stored at first, but for their arguments."""
+        """The tasks as they are stored at first, with their arguments in them, whatever their size."""
         after: dict[str, list[str]] = {name: [] for name in self.calls}
         for name, call in self.calls.items():
             for dep in call.deps:
                 after[dep].append(name)
         return {
-            name: replace(call.record(number), succ=tuple(after[name]))
+            name: replace(call.record(number), succ=tuple(after[name]), args=call.template)
             for number, (name, call) in enumerate(self.calls.items())
         }
 

@@ -6,16 +6,19 @@ because its worker died, begins again: each step looks at what is there.
 
 from __future__ import annotations
 
-from latchwork.errors import BadRecord
+from latchwork.errors import BadRecord, LatchworkError
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, item_id
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
-from latchwork.primitives import BacklogClaim
-from latchwork.store import Backoff
-from latchwork.store.steps import Pause, Signal, ask
-from latchwork.types import Absent, Entry
+from latchwork.plans.running.children import Children
+from latchwork.plans.running.removing import delete_plan
+from latchwork.plans.running.waking import wake
+from latchwork.plans.states import Edit
+from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.store.steps import ask
+from latchwork.types import Absent, Create, Entry
 
 #: So many tasks are looked at in one round of a cancel.
 _ROUND = 200
@@ -24,16 +27,17 @@ _ROUND = 200
 class Control:
     """Handles items of control. Safe to share between threads."""
 
-    def __init__(self, place: Place, progress: Progress, stop: Signal) -> None:
+    def __init__(self, place: Place, progress: Progress, children: Children) -> None:
         self._place = place
+        self._children = children
         self._progress = progress
-        self._stop = stop
 
     async def handle(self, claim: BacklogClaim, plan_id: str, what: str) -> None:
         """Do what ``@start.0`` says, to its end.
 
         Raises:
             OwnershipLost: the claim is over; another goes on with it.
+            NotYet: it has to wait for what runs: give the item back for a moment, and begin again.
         """
         name, _, turn = what.removeprefix("@").partition(".")
         try:
@@ -63,7 +67,7 @@ class Control:
 
     async def _cancel(self, claim: BacklogClaim, plan_id: str, turn: int) -> None:
         """End all that has not ended, until nothing is left; what runs is told to by its own worker."""
-        place, backoff = self._place, Backoff()
+        place = self._place
         while True:
             held(claim)
             entry, plan = await place.plan(plan_id)
@@ -71,31 +75,47 @@ class Control:
                 return
             names = await place.left(plan_id, _ROUND)
             if not names:
-                if await place.commit(place.edges.all_cancelled(entry, plan, now_ms()), claim.fence):
+                woken = await wake(place, plan_id, plan)
+                if await place.commit(place.edges.all_cancelled(entry, plan, now_ms()).and_also(woken), claim.fence):
                     return
                 continue
             ended = 0
             for task in await place.tasks(plan_id, names):
                 ended += await self._cancel_task(claim, plan_id, entry, plan, task)
-            if ended:
-                backoff = Backoff()
-            else:
-                await Pause(place.store.clock, self._stop, backoff.next_s())
+            if not ended:
+                raise NotYet(f"plan {plan_id!r} is being cancelled, and tasks of it run")
 
     async def _cancel_task(self, claim: BacklogClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
         """Whether it ended; one that runs does not."""
         edit = self._place.edges.cancelled(plan_id, entry, task)
-        if task.record.state is TaskState.READY:
+        if task.record.state is TaskState.CHILD:
+            ended = await self._children.cancelled(plan_id, (entry, plan), task, claim)
+            if ended is None:
+                return False
+            edit = ended
+        if task.record.state in (TaskState.READY, TaskState.CHILD):
             shelf = self._place.edges.shelf(plan, task.record)
             item = await ask(self._place.backlog.find, LANE, shelf, item_id(plan_id, task.name))
-            if item is None:
-                return False
-            checks, ops = self._place.backlog.removal(item)
-            edit.checks.extend(checks)
-            edit.ops.extend(ops)
+            self._take_along(edit, item, shelf, item_id(plan_id, task.name))
         elif task.record.state is not TaskState.WAITING:
             return False
         return await self._place.commit(edit, claim.fence)
+
+    def _take_along(self, edit: Edit, item: BacklogItem | None, shelf: str, name: str) -> None:
+        """Remove an item that nobody has in the same transaction; one that is not there must not be there then."""
+        if item is None:
+            edit.checks.append(Absent(self._place.backlog.key(LANE, shelf, name)))
+            return
+        checks, ops = self._place.backlog.removal(item)
+        edit.checks.extend(checks)
+        edit.ops.extend(ops)
+
+    def _as_it_is(self, edit: Edit, item: BacklogItem | None, shelf: str, name: str) -> None:
+        """An item that nobody has stays; one that is not there is not there then, or is made."""
+        if item is not None:
+            edit.checks.extend(self._place.backlog.removal(item)[0])
+        elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
+            edit.checks.append(Absent(self._place.backlog.key(LANE, shelf, name)))
 
     # Recover
 
@@ -129,43 +149,32 @@ class Control:
     ) -> None:
         """Make a task wait again, once its last holder has left it. Nothing runs meanwhile: what is done stands."""
         entry, plan = seen
-        place, backoff = self._place, Backoff()
-        while True:
-            held(claim)
-            shelf = place.edges.shelf(plan, task.record)
-            key = place.backlog.key(LANE, shelf, item_id(plan_id, task.name))
-            item = await ask(place.backlog.find, LANE, shelf, item_id(plan_id, task.name))
+        place = self._place
+        shelf, name = place.edges.shelf(plan, task.record), item_id(plan_id, task.name)
+        held(claim)
+        item = await ask(place.backlog.find, LANE, shelf, name)
+        again = await self._children.recovered(plan_id, seen, task, item) if task.record.child else None
+        if again is not None:
+            edits = [again]
+            self._as_it_is(again, item, shelf, name)
+        else:
             edits = place.edges.reset(plan_id, entry, task, [dep for dep in task.record.deps if dep in not_done])
-            last = edits[-1]
-            if item is None:
-                last.checks.append(Absent(key))
-            else:
-                checks, ops = place.backlog.removal(item)
-                last.checks.extend(checks)
-                last.ops.extend(ops)
-            if all([await place.commit(each, claim.fence) for each in edits]):
-                return
-            found = await place.tasks(plan_id, [task.name])
-            now = await ask(place.store.get, entry.key)
-            if not found or not found[0].record.state.is_lost or now is None or now.version != entry.version:
-                return
-            task = found[0]
-            await Pause(place.store.clock, self._stop, backoff.next_s())
+            self._take_along(edits[-1], item, shelf, name)
+        for each in edits:
+            if not await place.commit(each, claim.fence):  # not the next one: edges come before what waits for them
+                break
+        found = await place.tasks(plan_id, [task.name])
+        now = await ask(place.store.get, entry.key)
+        if found and found[0].record.state.is_lost and now is not None and now.version == entry.version:
+            raise NotYet(f"plan {plan_id!r} is being recovered, and somebody has task {task.name!r}")
 
     # Remove
 
     async def _remove(self, claim: BacklogClaim, plan_id: str) -> None:
         """Delete all of it, its record at last. A run that goes on finds its task gone, and is quiet."""
-        place = self._place
-        entry, plan = await place.plan(plan_id)
-        for task in await place.all_tasks(plan_id):
-            held(claim)
-            shelf = place.edges.shelf(plan, task.record)
-            item = await ask(place.backlog.find, LANE, shelf, item_id(plan_id, task.name))
-            if item is not None:
-                checks, ops = place.backlog.removal(item, if_taken=True)
-                await ask(place.store.commit, [*checks, claim.fence], ops)
-        for prefix in place.keys.everything(plan_id):
-            held(claim)
-            await ask(place.store.delete_tree, prefix)
-        await ask(place.store.delete, entry.key, version=entry.version)
+        held(claim)
+        await delete_plan(self._place, plan_id, lambda: held(claim))
+
+
+class NotYet(LatchworkError):
+    """What is to be done with a plan has to wait for others."""

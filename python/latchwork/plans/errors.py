@@ -13,6 +13,10 @@ class DuplicateTask(LatchworkError, ValueError):
     """Two tasks of a plan have one name."""
 
 
+class ChildPlanFailed(LatchworkError):
+    """The plan that a task has started, and waited for, failed, or was cancelled or removed."""
+
+
 class NoSuchPlan(LatchworkError, LookupError):
     """There is no plan of this id: it was never started, or was removed."""
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from latchwork.errors import BadRecord, LatchworkError
-from latchwork.plans.control import Control
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.plans.control import Control, NotYet
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong, read_with
+from latchwork.plans.running.children import Children
 from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.limits import Limits
 from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.records import Record
-from latchwork.store import Mirror
-from latchwork.store.steps import driven, steps_of
+from latchwork.store import Backoff, Mirror
+from latchwork.store.steps import Pause, Signal, called, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
     Call,
@@ -48,28 +51,6 @@ _MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
 
 
-class NothingToRun(LatchworkError):
-    """The item needs no call: it is one of control, or of a task that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """How the call of a claim was made.
-
-    Attributes:
-        is_call: whether it was one.
-        trouble: what trouble of the store there was.
-        is_together: whether its end is decided with those of others: it has few successors.
-        plan, task: as they were read; None once its first end was tried.
-    """
-
-    is_call: bool = False
-    trouble: str = ""
-    is_together: bool = False
-    plan: PlanRecord | None = None
-    task: Task | None = None
-
-
 class PlanHooks(FeederHooks):
     """Tells a feeder what items of plans are. Safe to share between threads.
 
@@ -79,6 +60,9 @@ class PlanHooks(FeederHooks):
         payloads: reads arguments and results.
         progress, control: what follows.
         failed: told of each try that raised: plan, task, and what.
+        children: plans that tasks have started.
+        limits: the places of limited plans.
+        stop: set when the worker closes.
     """
 
     def __init__(
@@ -90,7 +74,9 @@ class PlanHooks(FeederHooks):
         progress: Progress,
         control: Control,
         failed: Callable[[str, str, Failure], object],
-        label: str = "",
+        children: Children,
+        limits: Limits,
+        stop: Signal,
     ) -> None:
         self._place = place
         self._plans = plans
@@ -98,19 +84,26 @@ class PlanHooks(FeederHooks):
         self._progress = progress
         self._control = control
         self._failed = failed
-        self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
+        self._children = children
+        self._limits = limits
+        self._stop = stop
+        self._pauses: dict[str, Backoff] = {}
+        self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
-        self._ends = Ends(place, progress, self._end_task, place.store.clock, label)
+        self._ends = Ends(place, progress, self._end_task, stop)
 
     def close(self) -> None:
         """Decide on no further ends. Twice is fine."""
         self._ends.close()
 
+    takes_instead = True
+
     # Taking
 
     def lanes(self) -> Sequence[str]:
         """All items are in one lane."""
+        self._limits.next_look()
         return (LANE,)
 
     def accept(self, item: BacklogItem) -> bool:
@@ -119,7 +112,10 @@ class PlanHooks(FeederHooks):
         known = self._known(plan_id)
         if not task or task.startswith(_CONTROL):
             return bool(task)
-        return known is not None and (known[1].state is PlanState.READY or known[1].state.has_ended)
+        if known is None or not (known[1].state is PlanState.READY or known[1].state.has_ended):
+            return False
+        most = known[1].max_parallel
+        return most is None or self._limits.has_room(plan_id, most)
 
     def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """A task is claimed while its plan is as we know it: not after a cancel that we have not heard of."""
@@ -127,7 +123,12 @@ class PlanHooks(FeederHooks):
         known = self._known(plan_id)
         if task.startswith(_CONTROL) or known is None:
             return (), ()
-        return (At(known[0]),), ()
+        most = known[1].max_parallel
+        return (At(known[0]),), () if most is None else self._limits.choose(plan_id, most, item.path)
+
+    def refused(self, item: BacklogItem) -> None:
+        """Its plan has changed, or has no place."""
+        self._limits.refused(item.path)
 
     def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:
@@ -148,12 +149,13 @@ class PlanHooks(FeederHooks):
         """Read all their tasks, and the results that these need, together."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
-            wanted = [(*split_id(each.item.id), _from(each)) for each in tasks]
+            wanted = [(*split_id(each.item.id), read_with(each)) for each in tasks]
             for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
                 self._read[claim] = read
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
+        self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
         timeout_s = Record.or_empty(claim.value).duration_s("timeout_s", -1.0, least=-1.0) if claim.value else -1.0
         return Run(
@@ -172,16 +174,16 @@ class PlanHooks(FeederHooks):
         except (NothingToRun, BadPayload, BadRecord):
             raise
         except TaskProcessDied:
-            self._begun[claim] = _Begun(is_call=True)
+            self._begun[claim] = Begun(is_call=True)
             raise
         except LatchworkError as error:
-            self._begun[claim] = _Begun(trouble=str(error))
+            self._begun[claim] = Begun(trouble=str(error))
             raise
         return call
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        names, read = _from(claim), self._read.pop(claim, None)
+        names, read = read_with(claim), self._read.pop(claim, None)
         if read is None:
             found, stored = await self._place.task_and_outcomes(plan_id, name, names)
         else:
@@ -197,65 +199,130 @@ class PlanHooks(FeederHooks):
         stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
         results = {each: Outcome.of(data).payload for each, data in stored.items()}
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
-        self._begun[claim] = _Begun(True, "", len(task.succ) <= MOST_TOGETHER, known[1], found)
+        self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known[1], found)
         return call
 
     # Ending
 
+    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:
+        """A task of a limited plan gives its place back."""
+        return self._limits.end(claim)
+
     @driven
     async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """What follows from a run, all of it written before the item goes, or together with it."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._ending(claim, outcome)
+            except NotYet as error:
+                pauses = self._pauses.setdefault(claim.item.path, Backoff(0.1, 2.0))
+                return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
+            except (Unavailable, OutcomeUnknown) as error:  # what ran has run: it is ended when the store is back
+                held(claim)
+                if await Pause(self._place.store.clock, self._stop, backoff.next_s()):
+                    return Release(str(error)[:200], count=False)
+
+    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.handle(claim, plan_id, name)
+            self._pauses.pop(claim.item.path, None)
             return Done()
-        begun = self._begun.get(claim, _Begun())
+        begun = self._begun.get(claim, Begun())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
-        if outcome.is_success and begun.is_call and begun.is_together:
-            result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
-            end = End(claim, plan_id, name, outcome, result, begun.plan, begun.task)
-            self._begun[claim] = replace(begun, plan=None, task=None)  # if it is refused, it is ended the other way
-            return self._ends.add(end)
-        return await self._end_task(claim, plan_id, name, outcome)
-
-    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         try:
-            return await self._end_found(claim, plan_id, name, outcome)
+            if outcome.instead:
+                return await self._hand_over(claim, plan_id, name, outcome)
+            if outcome.is_success and begun.is_call and begun.is_together:
+                result = await self._stored(claim, plan_id, outcome)
+                end = End(claim, plan_id, name, outcome, result, begun.plan, begun.task)
+                self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
+                return self._ends.add(end)
+            return await self._end_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
 
-    async def _end_found(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _hand_over(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+        """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
+        _, plan = await self._place.plan(plan_id)
+        found = await self._place.tasks(plan_id, [name])
+        begun = self._begun.get(claim, Begun())
+        if not found or found[0].record.state is not TaskState.READY:
+            if begun.child is not None:
+                await called(self._children.drop, *begun.child)
+            return await self._end_task(claim, plan_id, name, outcome)
+        try:
+            child = begun.child or await self._children.written(plan_id, plan, found[0], outcome.instead)
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except Conflict as error:  # the task is gone, or our draft is
+            return Release(str(error)[:200], after_s=0.2, count=False)
+        except (LatchworkError, ValueError) as error:
+            return await self._end_task(claim, plan_id, name, Outcome.failed(error, is_final=True))
+        self._begun[claim] = replace(begun, child=child)
+        held(claim)
+        edit = self._children.begun(found[0], *child)
+        return Done(tuple(edit.checks), tuple(edit.ops))
+
+    async def _end_child(
+        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task
+    ) -> Ending | None:
+        """The plan that a task waits for has ended, or goes on after all. None: look again."""
+        outcome, check = await self._children.outcome(plan_id, task)
+        if outcome is None:
+            return Done((At(task.entry), *check.checks))
+        if not outcome.is_success:
+            return await self._fail(claim, plan_id, seen, task, outcome)
+        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        edit = self._place.edges.finished(plan_id, seen[1], task, result, ()).and_also(check)
+        await self._commit(edit.checks, edit.ops, claim)
+        return None
+
+    async def _stored(self, claim: BacklogClaim, plan_id: str, outcome: Outcome) -> bytes:
+        """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
+        begun = self._begun.get(claim, Begun())
+        if not begun.result:
+            stored = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+            begun = self._begun[claim] = replace(begun, result=stored)
+        return begun.result
+
+    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
             entry, plan = await self._place.plan(plan_id)
             found = await self._place.tasks(plan_id, [name])
             if not found or plan.state in _GONE:
                 return Done()
             task = found[0]
-            if task.record.state is TaskState.DONE:
-                await self._progress.propagate(plan_id, plan, task)
-                await self._progress.complete(plan_id)
-                return Done()
-            if task.record.state is TaskState.FAILED:
-                await self._progress.skip_behind(claim, plan_id, task, plan.turn)
-                await self._progress.complete(plan_id)
-                return Done()
-            if task.record.state is not TaskState.READY or plan.state.has_ended:
-                return Done()
-            if not self._begun.get(claim, _Begun()).is_call and not _is_wrong(outcome):
+            if task.record.state is TaskState.CHILD:
+                ending = await self._end_child(claim, plan_id, (entry, plan), task)
+            elif task.record.state is not TaskState.READY or plan.state.has_ended:
+                return await self._pass_on(claim, plan_id, plan, task)
+            elif outcome.instead or not (self._begun.get(claim, Begun()).is_call or is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
-            if outcome.is_success:
+            elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, plan, task, outcome)
             else:
                 ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
             if ending is not None:
                 return ending
 
+    async def _pass_on(self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task) -> Ending:
+        """A task that has ended: what follows from it, which whoever ended it may not have come to."""
+        if task.record.state is TaskState.DONE:
+            await self._progress.propagate(plan_id, plan, task)
+            await self._progress.complete(plan_id)
+        elif task.record.state is TaskState.FAILED:
+            await self._progress.skip_behind(claim, plan_id, task, plan.turn)
+            await self._progress.complete(plan_id)
+        return Done()
+
     async def _succeed(
         self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.finished(plan_id, plan, task, result, ())
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
@@ -274,12 +341,13 @@ class PlanHooks(FeederHooks):
             edit = self._place.edges.cancelled(plan_id, entry, task)
             return Done(tuple(edit.checks), tuple(edit.ops))
         attempt = task.record.attempts + 1
-        if attempt < task.record.retry.attempts and not failure.is_final and _is_retried(task, failure):
+        if attempt < task.record.retry.attempts and not failure.is_final and is_retried(task, failure):
             edit = self._place.edges.tried(task, failure.summary)
-            if await self._commit(edit.checks, edit.ops, claim):
+            if await self._commit(edit.checks, [*edit.ops, *self._limits.end(claim)], claim):
+                self._limits.given_back(claim)  # a task that pauses has no place
                 return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
             return None
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._stored(claim, plan_id, outcome)
         edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None
@@ -292,21 +360,3 @@ class PlanHooks(FeederHooks):
         """
         held(claim)
         return await self._place.commit(Edit(list(checks), list(ops)), claim.fence)
-
-
-def _from(claim: BacklogClaim) -> Sequence[str]:
-    """The tasks whose results are arguments, as far as the item says."""
-    return Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
-
-
-def _is_wrong(outcome: Outcome) -> bool:
-    """Whether the call could not be made from what is stored: no worker can."""
-    failure = outcome.failure
-    return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
-
-
-def _is_retried(task: Task, failure: Failure) -> bool:
-    """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
-    kind = failure.loaded_class
-    names = task.record.retry_on
-    return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.states import MOST_TOGETHER, Edit
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store import Backoff
+from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.tasks import Functions, Outcome, Payloads, Retry
 from latchwork.types import Entry
 
@@ -250,14 +252,22 @@ class PlanHandle:
         self, wanted: PlanState, of: tuple[PlanState, ...], edge: Callable[[Entry, PlanRecord], Edit]
     ) -> None:
         """Decided once: a second call while the first is on its way does nothing."""
+        backoff, never, sent = Backoff(), Signal(), -1
         while True:
             entry, plan = await self._place.plan(self.id)
-            if plan.state is wanted:
+            if plan.state is wanted or plan.turn == sent:  # the answer was lost, and it has come to its end since then
                 return
             if plan.state not in of:
                 states = " or ".join(each.value for each in of)
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; this needs one that is {states}")
-            if await self._place.commit(edge(entry, plan)):
+            edit = edge(entry, plan)
+            try:
+                await ask(self._place.store.commit, edit.checks, edit.ops)
+            except OutcomeUnknown:
+                sent = plan.turn + 1
+            except Conflict:
+                await Pause(self._place.store.clock, never, backoff.next_s())
+            else:
                 return
 
     @driven
@@ -294,26 +304,37 @@ class PlanHandle:
         given = None if name is None else check_task(name)
         template = call.template
         at = await steps_of(self._place.blobs.write)(self.id, template) if len(template) > INLINE_ARGS else None
+        nonce, sent, skipped = uuid.uuid4().hex, "", 0
         while True:
             entry, plan = await self._place.plan(self.id)
+            if sent and await self._is_ours(sent, nonce):
+                return Ref(sent, self.id)
             if plan.state is not PlanState.READY:
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks are added to one that is ready")
             deps = await self._deps(call.deps)
             adds = await ask(self._place.store.get, self._place.keys.adds(self.id))
             count = _count(adds) + 1
-            number = plan.tasks + count - 1
-            chosen = given if given is not None else free_name(number, lambda _: False)
-            record = replace(call.record(number), args=b"" if at is not None else template, args_at=at)
+            number = plan.tasks + count - 1 + skipped
+            chosen = given or sent or free_name(number, lambda _: False)
+            record = replace(call.record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
             edit = self._place.edges.added(self.id, entry, plan, name=chosen, task=record, deps=deps, adds=count)
             try:
                 await ask(self._place.store.commit, edit.checks, edit.ops)
             except Conflict:
+                if await self._is_ours(chosen, nonce):
+                    return Ref(chosen, self.id)
                 if given is not None and await self._place.tasks(self.id, [given]):
                     raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already") from None
-                continue
+                skipped += given is None and bool(await self._place.tasks(self.id, [chosen]))
+                sent = ""
             except OutcomeUnknown:
-                raise
-            return Ref(chosen, self.id)
+                sent = chosen  # under the same name once more: one of the two lands
+            else:
+                return Ref(chosen, self.id)
+
+    async def _is_ours(self, name: str, nonce: str) -> bool:
+        """Whether this task was added by the call of this number."""
+        return any(each.record.nonce == nonce for each in await self._place.tasks(self.id, [name]))
 
     async def _deps(self, names: tuple[str, ...]) -> list[Task]:
         found = await self._place.tasks(self.id, names)

@@ -7,6 +7,7 @@ Keys:  <name>/plans/<plan>                 a plan: state, options, failures; wha
        <name>/results/<plan>/<task>        how a task ended
        <name>/drafts/<plan>                its builder lives (session-bound)
        <name>/adds/<plan>                  rewritten by each task that is added to a started plan
+       <name>/running/<plan>/<number>      a place of a plan of which only so many tasks run at a time (session-bound)
        <name>/data/<plan>/...              what is too large for a record
        <name>/backlog/...                  what can be taken
 
@@ -53,7 +54,10 @@ class Keys:
         self.all_tasks = f"{name}/tasks"
         self.drafts = f"{name}/drafts"
         self.data = f"{name}/data"
+        self.places = f"{name}/running"
         self.backlog = f"{name}/backlog"
+        #: Below these each plan has a key of its id.
+        self.roots = [f"{name}/{each}" for each in ("tasks", "in", "todo", "results", "data", "adds")]
 
     def plan(self, plan: str) -> str:
         """The record of a plan."""
@@ -96,6 +100,10 @@ class Keys:
         """How a task ended."""
         return f"{self.name}/results/{plan}/{task}"
 
+    def running(self, plan: str, number: int) -> str:
+        """One of the places of a limited plan."""
+        return f"{self.places}/{plan}/{number}"
+
     def blobs(self, plan: str) -> str:
         """The prefix of its large values."""
         return f"{self.data}/{plan}"
@@ -108,6 +116,7 @@ class Keys:
             self.todo(plan),
             self.results(plan),
             self.blobs(plan),
+            f"{self.places}/{plan}",
             self.adds(plan),
             self.draft(plan),
         ]

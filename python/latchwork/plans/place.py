@@ -50,6 +50,19 @@ class Place:
             raise NoSuchPlan(f"there is no plan {plan_id!r} below {self.keys.name!r}; list them with plans.list()")
         return entry, PlanRecord.of(entry.value)
 
+    def items_of(self, shelf: str) -> str:
+        """The prefix of the items of a shelf."""
+        return self.backlog.key(LANE, shelf, "x")[:-2]
+
+    def claim_key(self, lane: str, rest: str) -> str:
+        """The key of the claim of an item: ``<shelf>/<id>`` in a lane."""
+        return f"{self.keys.backlog}/lanes/{lane}/claims/{rest}"
+
+    async def added(self, plan_id: str) -> int:
+        """How many tasks were added since the start, at least."""
+        entry = await ask(self.store.get, self.keys.adds(plan_id))
+        return int(entry.value) if entry is not None and entry.value.isdigit() else 0
+
     async def tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
         """Tasks of a plan, in this order; without those that are gone, or are none."""
         wanted = [self.keys.task(plan_id, name) for name in names]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Literal
 
-from latchwork.errors import BadRecord, Conflict
+from latchwork.errors import BadRecord
 from latchwork.plans.builder import Draft, Options, PlanBuilder
 from latchwork.plans.handle import PlanHandle
 from latchwork.plans.keys import MOST_PLAN, check_id
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.retention import Retention
+from latchwork.plans.running.removing import remove_now
 from latchwork.plans.writing import start_draft
 from latchwork.store import Store
 from latchwork.store.steps import ask, driven
@@ -50,6 +51,7 @@ class Plans:
         on_failure: Literal["stop", "continue"] = "stop",
         priority: int = 5,
         keep_results_s: float | None = None,
+        max_parallel: int | None = None,
     ) -> PlanBuilder[PlanHandle]:
         """Begin to build a plan. Does no I/O.
 
@@ -62,11 +64,13 @@ class Plans:
             keep_results_s: seconds for which results of tasks without a name that others depend on are kept after the
                 plan has completed; a worker or a sweep deletes them then. Those of a plan that failed or was cancelled
                 are kept: ``recover`` goes on from them. None keeps all until ``remove``.
+            max_parallel: so many of its tasks run at a time, whichever workers have them: 1 to 1,000; None for as many
+                as there are slots. A task that pauses before its next try does not count.
         Raises:
             InvalidKey, ValueError: of an option.
         """
         plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MOST_PLAN)
-        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s))
+        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s, max_parallel))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
     def _start(self, draft: Draft) -> PlanHandle:
@@ -98,7 +102,7 @@ class Plans:
         By anybody. How many plans that concerned.
         """
         place = self._place
-        seen = await ask(place.store.children, place.keys.all_tasks)
+        seen = {each for prefix in place.keys.roots for each in await ask(place.store.children, prefix)}
         plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(place.store.list, place.keys.plans)}
         count = 0
         for plan_id, entry in plans.items():
@@ -107,23 +111,8 @@ class Plans:
             except BadRecord:
                 continue
             if record.state is PlanState.DRAFT and await ask(place.store.get, place.keys.draft(plan_id)) is None:
-                edit = place.edges.removing(plan_id, entry, record)
-                count += await place.commit(edit)
+                count += await remove_now(place, plan_id, entry, record)
         count += await Retention(place).trim_all(plans.values(), now_ms())
-        for plan_id in [each for each in seen if each not in plans]:
-            count += await self._sweep_orphan(plan_id)
+        for plan_id in sorted(seen - plans.keys()):  # of builders and workers that went on after it was removed
+            count += await remove_now(place, plan_id, None, PlanRecord(PlanState.REMOVING))
         return count
-
-    async def _sweep_orphan(self, plan_id: str) -> int:
-        """Tasks without a plan: of a builder or a worker that went on after it was removed."""
-        place = self._place
-        record = PlanRecord(PlanState.REMOVING)
-        key = place.keys.plan(plan_id)
-        try:
-            await ask(place.store.create, key, record.to_bytes())
-        except Conflict:
-            return 0
-        for prefix in place.keys.everything(plan_id):
-            await ask(place.store.delete_tree, prefix)
-        await ask(place.store.delete, key)
-        return 1

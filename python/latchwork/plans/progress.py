@@ -13,6 +13,7 @@ from latchwork.errors import OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.waking import wake
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
 from latchwork.primitives import BacklogClaim
 from latchwork.store.steps import ask
@@ -82,7 +83,8 @@ class Progress:
             adds = await ask(place.store.get, adds_key)  # before what is left: an added task is noticed
             if await place.is_anything_left(plan_id):
                 return
-            if await place.commit(place.edges.completed(entry, plan, adds, adds_key, now_ms())):
+            woken = await wake(place, plan_id, plan)
+            if await place.commit(place.edges.completed(entry, plan, adds, adds_key, now_ms()).and_also(woken)):
                 return
 
     # Failed

@@ -39,10 +39,11 @@ class PlanState(str, Enum):
 
 
 class TaskState(str, Enum):
-    """What a task is doing. That it runs is a claim, and no state."""
+    """What a task is doing. That it runs is a claim, and no state; ``child`` waits for the end of its child plan."""
 
     WAITING = "waiting"
     READY = "ready"
+    CHILD = "child"
     DONE = "done"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -51,7 +52,7 @@ class TaskState(str, Enum):
     @property
     def is_live(self) -> bool:
         """Whether it has not ended."""
-        return self in (TaskState.WAITING, TaskState.READY)
+        return self in (TaskState.WAITING, TaskState.READY, TaskState.CHILD)
 
     @property
     def is_lost(self) -> bool:
@@ -78,6 +79,11 @@ class PlanRecord:
         keep_results_s: how long results of tasks without a name, in the middle, are kept after it completed; None for
             ever.
         are_results_gone: whether they were deleted.
+        max_parallel: so many of its tasks run at a time; None for as many as there are slots.
+        parent: the plan and the task that wait for its end; None of a plan of its own.
+        depth: how many plans it is below: 0 for one of its own.
+        gives: of a child plan, the task whose result its parent's task has; empty for none.
+        nonce: of whoever built it: a start whose answer was lost is known by it.
     """
 
     state: PlanState
@@ -92,6 +98,11 @@ class PlanRecord:
     outcome: PlanState = PlanState.CANCELLED
     keep_results_s: float | None = None
     are_results_gone: bool = False
+    max_parallel: int | None = None
+    parent: tuple[str, str] | None = None
+    depth: int = 0
+    gives: str = ""
+    nonce: str = ""
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
@@ -108,6 +119,11 @@ class PlanRecord:
             "outcome": self.outcome.value,
             "keep_results_s": self.keep_results_s,
             "results_gone": int(self.are_results_gone),
+            "max_parallel": self.max_parallel,
+            "parent": self.parent,
+            "depth": self.depth,
+            "gives": self.gives,
+            "nonce": self.nonce,
         }
         return json.dumps(body).encode()
 
@@ -132,6 +148,11 @@ class PlanRecord:
             outcome=_state(PlanState, found.text("outcome", PlanState.CANCELLED.value)),
             keep_results_s=found.duration_s("keep_results_s") if found.has("keep_results_s") else None,
             are_results_gone=found.whole("results_gone", 0) == 1,
+            max_parallel=found.whole("max_parallel", least=1) if found.has("max_parallel") else None,
+            parent=_parent(found.texts("parent", ())),
+            depth=found.whole("depth", 0, least=0),
+            gives=found.text("gives", ""),
+            nonce=found.text("nonce", ""),
         )
 
     def with_failure(self, task: str, why: str) -> PlanRecord:
@@ -157,6 +178,8 @@ class TaskRecord:
         why: what the last one raised.
         args: its template of arguments, if it is small.
         args_at: where a large one is.
+        child: the plan that it has started, and waits for, or has waited for; empty for none.
+        nonce: of whoever added it to a plan that runs; empty of the others.
     """
 
     state: TaskState
@@ -172,6 +195,8 @@ class TaskRecord:
     why: str = ""
     args: bytes = b""
     args_at: BlobRef | None = None
+    child: str = ""
+    nonce: str = ""
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
@@ -188,6 +213,7 @@ class TaskRecord:
             "retry": retry_body(self.retry),
             "retry_on": self.retry_on,
         }
+        body |= {name: value for name, value in (("child", self.child), ("nonce", self.nonce)) if value}
         if self.args_at is not None:
             body["args_at"] = self.args_at.to_record()
         return json.dumps(body).encode() + b"\n" + self.args
@@ -214,6 +240,8 @@ class TaskRecord:
             attempts=found.whole("attempts", 0, least=0),
             why=found.text("why", ""),
             args=args,
+            child=found.text("child", ""),
+            nonce=found.text("nonce", ""),
             args_at=BlobRef.of(Record(found.mapping("args_at"))) if found.has("args_at") else None,
         )
 
@@ -285,6 +313,10 @@ def read_result(value: bytes) -> bytes | BlobRef:
         if isinstance(body, dict):
             return BlobRef.of(Record(body))
     raise BadRecord(f"value {short(value)} is no result of a task")
+
+
+def _parent(names: tuple[str, ...]) -> tuple[str, str] | None:
+    return (names[0], names[1]) if len(names) == 2 else None
 
 
 def _state(kind: type[Any], text: str) -> Any:

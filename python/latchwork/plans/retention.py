@@ -67,7 +67,9 @@ class Retention:
         """Whether all of them went, and this is noted; another did it, or the plan is being removed, if not."""
         place, plan_id, check = self._place, entry.key.rpartition("/")[2], At(entry)
         middle = [
-            each.name for each in await place.all_tasks(plan_id) if each.record.succ and _MADE.fullmatch(each.name)
+            each.name
+            for each in await place.all_tasks(plan_id)
+            if each.record.succ and each.name != plan.gives and _MADE.fullmatch(each.name)
         ]
         for at in range(0, len(middle), _TOGETHER):
             if not await self._delete(plan_id, middle[at : at + _TOGETHER], check):

@@ -31,9 +31,9 @@ class Edit(NamedTuple):
     checks: list[Check]
     ops: list[Op]
 
-    def fenced(self, *fences: Check) -> Edit:
-        """With further checks."""
-        return Edit([*fences, *self.checks], self.ops)
+    def and_also(self, other: Edit) -> Edit:
+        """Both in one."""
+        return Edit([*self.checks, *other.checks], [*self.ops, *other.ops])
 
 
 class Edges:
@@ -246,17 +246,23 @@ class Edges:
     def reset(self, plan_id: str, entry: Entry, task: Task, not_done: Iterable[str]) -> list[Edit]:
         """A task that was lost waits again: first for what, then that it does; the last edit is the one that counts."""
         edges: list[Op] = [Put(self.keys.edge(plan_id, task.name, dep), b"") for dep in not_done]
-        waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="")
-        own: list[Op] = [
-            Put(task.entry.key, waits.to_bytes()),
-            Put(self.keys.todo(plan_id, task.name), b""),
-            Delete(self.keys.result(plan_id, task.name)),
-        ]
-        checks: list[Check] = [At(entry), At(task.entry)]
+        waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
+        checks, own = self.waits_again(plan_id, entry, task, waits)
         room = MOST_WRITES - len(own)
         first, rest = edges[: max(0, len(edges) - room)], edges[max(0, len(edges) - room) :]
         before = [Edit([At(entry)], first[at : at + MOST_WRITES]) for at in range(0, len(first), MOST_WRITES)]
         return [*before, Edit(checks, [*rest, *own])]
+
+    def waits_again(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> Edit:
+        """A task that was lost is live again, and has no result."""
+        return Edit(
+            [At(entry), At(task.entry)],
+            [
+                Put(task.entry.key, record.to_bytes()),
+                Put(self.keys.todo(plan_id, task.name), b""),
+                Delete(self.keys.result(plan_id, task.name)),
+            ],
+        )
 
     def recovered(self, entry: Entry, plan: PlanRecord) -> Edit:
         """All that was lost waits: tasks may be claimed again."""
@@ -303,3 +309,9 @@ class Edges:
         """The plan is to go, whatever it does; a worker deletes it."""
         told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
         return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "remove", told.turn)])
+
+    def blocked(self, plan_id: str, plan: PlanRecord) -> Edit:
+        """Keys without a plan are to go: until then nobody builds under that id."""
+        told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
+        made = Create(self.keys.plan(plan_id), told.to_bytes())
+        return Edit([], [made, *self.control(plan_id, "remove", told.turn)])

@@ -1,46 +1,48 @@
-"""Runs tasks of plans: as many at a time as it has slots, whoever's plans they are."""
+"""Runs tasks of plans: as many at a time as it has slots, whoever's plans they are. After a lost session it goes on."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.errors import BadRecord, Closed, LatchworkError
-from latchwork.interrupts import mutex
-from latchwork.plans.control import Control
-from latchwork.plans.finishing import PlanHooks
-from latchwork.plans.keys import split_id
+from latchwork.checks import is_number
+from latchwork.errors import Closed, LatchworkError
+from latchwork.interrupts import Finally, mutex
 from latchwork.plans.place import Place, now_ms
-from latchwork.plans.progress import Progress
-from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.retention import Retention, next_due_ms
-from latchwork.primitives import Backlog
-from latchwork.store import Backoff, Mirror, Session, Store
+from latchwork.plans.running.limits import is_limited
+from latchwork.plans.running.shift import Shift, Way
+from latchwork.primitives.waiting import Starts
+from latchwork.store import Backoff, Mirror, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
-from latchwork.store.steps import Pause, Signal
-from latchwork.tasks import DEFAULT, Failure, Feeder, Functions, GroupCommit, Payloads, Slots
+from latchwork.store.steps import Pause, Signal, ask, called
+from latchwork.tasks import DEFAULT, Failure, Functions, Payloads, Slots
+from latchwork.words import counted
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from latchwork.tasks import RunIn
+    from latchwork.types import Entry
 
 _log = logging.getLogger(__name__)
 
-#: No item becomes a dead letter: a task has its own number of attempts.
-_NO_LIMIT = 2**31
+#: Tasks of a session that was lost have so many seconds to listen, before the next shift begins.
+_END_S = 10.0
+#: Places of limited plans are looked after so often, where there are any.
+_TIDY_S = 5.0
 #: The machine's clock may be set: look again after so many seconds.
 _MOST_WAIT_S = 600.0
 
 
-class PlanWorker:
+class PlanWorker(Starts):
     """Takes tasks of plans whose dependencies are done, and runs them. Safe to share between threads.
 
-    ``with PlanWorker(store, slots=4): ...`` works until the end of the block. Give it a store of its own where its
-    session is to have a TTL of its own.
+    ``with PlanWorker(store, slots=4): ...`` works until the end of the block. After its session is lost, its tasks are
+    told to stop, others run them, and it begins anew.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -71,31 +73,26 @@ class PlanWorker:
     ) -> None:
         self._store = store
         self._place = Place(store, name)
-        self._payloads = Payloads(allow_pickle=allow_pickle)
-        self._slots = Slots(slots, functions, self._payloads, run_in=run_in, label=label, clock=store.clock)
+        payloads = Payloads(allow_pickle=allow_pickle)
+        Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
+        if not is_number(session_ttl_s, 0.0) or session_ttl_s <= 0.0:
+            raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
+        named = label or threading.current_thread().name
+        self._way = Way(slots, functions, run_in, payloads, named, context, self._failed)
         self._ttl_s = session_ttl_s
-        self._label = label or threading.current_thread().name
-        self._context = context
         self._on_failure = on_failure
         self._mutex = mutex()
         self._stop = Signal()
-        self._session: Session | None = None
         self._plans: Mirror | None = None
-        self._commits: GroupCommit | None = None
-        self._hooks: PlanHooks | None = None
-        self._feeder: Feeder | None = None
+        self._taken: Mirror | None = None
+        self._shift: Shift | None = None
+        self._counts: Counter[str] = Counter()
         self._news = Bell()
-        self._keeper: Background | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._threads: list[Background] = []
+        self._is_started = False
 
     def __repr__(self) -> str:
-        return f"<PlanWorker {self._place.keys.name!r}, {self._slots.count} slots>"
+        return f"<PlanWorker {self._place.keys.name!r}, {counted(self._way.slots, 'slot')}>"
 
     def start(self) -> None:
         """Begin to take tasks, in the background. Twice is fine.
@@ -104,43 +101,40 @@ class PlanWorker:
             Closed: it was closed.
             Unavailable: the plans could not be read.
         """
-        with self._mutex:
-            if self._stop.is_set():
-                raise Closed("this worker was closed; make another one")
-            if self._feeder is not None:
+        if self._stop.is_set():
+            raise Closed("this worker was closed; make another one")
+        with Finally(self._unless_started):
+            if self._is_started:
                 return
-            plans = self._plans = self._store.mirror(self._place.keys.plans)
-            session = self._session = self._store.open_session(self._ttl_s)
-            backlog = Backlog(
-                self._store, self._place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=self._label
-            )
-            progress = Progress(self._place)
-            hooks = self._hooks = PlanHooks(
-                self._place,
-                plans,
-                payloads=self._payloads,
-                progress=progress,
-                control=Control(self._place, progress, self._stop),
-                failed=self._failed,
-                label=self._label,
-            )
-            self._commits = GroupCommit(self._store, label=self._label)
-            self._feeder = Feeder(
-                backlog,
-                self._slots,
-                self._commits,
-                hooks,
-                store=self._store,
-                node_id=self._label,
-                context=self._context,
-            )
-            self._feeder.start()
-            self._keeper = Background(self._keep, f"latchwork-plans-results-{self._label}")
-        plans.on_change(self._plans_changed)
+            plans = self._store.mirror(self._place.keys.plans)
+            with self._mutex:
+                if self._plans is None:
+                    self._plans = plans
+            if self._plans is not plans:  # another thread starts it
+                plans.close()
+                return
+            self._taken = self._store.mirror(self._place.keys.places)
+            self._threads.append(Background(self._live, f"latchwork-plans-{self._way.label}"))
+            self._threads.append(Background(self._keep, f"latchwork-plans-results-{self._way.label}"))
+            plans.on_change(self._plans_changed)
+            self._taken.on_change(self._place_given_back)
+            self._is_started = True
+
+    def _unless_started(self) -> None:
+        if not self._is_started and self._plans is not None:
+            self.end_soon()
+
+    def end_soon(self) -> None:
+        """After an interrupt: close, in the background."""
+        Background(partial(called, self.close), f"latchwork-plans-close-{self._way.label}")
 
     def stats(self) -> Mapping[str, int]:
         """How many items were ``taken``, ``done``, ``released`` and ``lost`` since the start."""
-        return {} if self._feeder is None else self._feeder.stats()
+        with self._mutex:
+            counts, shift = Counter(self._counts), self._shift
+        if shift is not None:
+            counts.update(shift.feeder.stats())
+        return dict(counts)
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """Take nothing more, tell tasks to stop, give back what did not end. Twice is fine.
@@ -154,18 +148,57 @@ class PlanWorker:
         with self._news.mutex:
             self._news.ring()
         with self._mutex:
-            keeper = self._keeper
-            hooks, feeder, commits = self._hooks, self._feeder, self._commits
-            plans, session = self._plans, self._session
-        left = feeder.close(timeout_s) if feeder is not None else []
-        self._slots.close(timeout_s)
-        if keeper is not None:
-            keeper.block()
-        for each in (hooks, commits, plans, session):
-            if each is not None:
-                each.close()
+            threads, shift, mirrors = list(self._threads), self._shift, (self._plans, self._taken)
+        left = shift.end(timeout_s) if shift is not None else []
+        for each in threads:
+            each.block()
+        for mirror in mirrors:
+            if mirror is not None:
+                mirror.close()
         self._place.backlog.close()
         return left
+
+    # The thread
+
+    async def _live(self) -> None:
+        backoff = Backoff()
+        while not self._stop.is_set():
+            try:
+                await self._work(backoff)
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.warning("worker %s of plans begins anew: %s", self._way.label, error)
+            except Exception:  # nobody must vanish silently, whatever went wrong once
+                _log.exception("worker %s of plans failed unexpectedly, and begins anew", self._way.label)
+            await Pause(self._store.clock, self._stop, backoff.next_s())
+
+    async def _work(self, backoff: Backoff) -> None:
+        """One shift: what it had is run by others, or by the next one."""
+        session = await ask(self._store.open_session, self._ttl_s)
+        assert self._plans is not None
+        assert self._taken is not None
+        shift = Shift(self._store, self._place, self._plans, self._taken, self._way, session=session, stop=self._stop)
+        ended = Signal()
+        cancel = session.on_end(ended.set)
+        with self._mutex:
+            self._shift = shift
+        try:
+            if self._stop.is_set():
+                return
+            shift.begin()
+            backoff.reset()
+            take_back = self._stop.call_when_set(ended.set)
+            await Pause(self._store.clock, ended, None)
+            take_back()
+            if not self._stop.is_set():
+                _log.warning("worker %s of plans has lost its session; others run what it had", self._way.label)
+        finally:
+            cancel()
+            shift.end(_END_S)
+            with self._mutex:
+                self._counts.update(shift.feeder.stats())
+                self._shift = None
 
     def _failed(self, plan: str, task: str, failure: Failure) -> None:
         _log.info("task %s of plan %s raised %s", task, plan, failure.summary)
@@ -176,17 +209,29 @@ class PlanWorker:
                 _log.exception("on_failure of a worker of plans raised")
 
     def _plans_changed(self, *_: object) -> None:
-        """Plans became ready, or end: look for items, and tell what runs of those that end to stop."""
-        feeder, plans = self._feeder, self._plans
-        if feeder is None or plans is None or self._stop.is_set():
+        if self._stop.is_set():
             return
         with self._news.mutex:
             self._news.ring()
-        feeder.poke()
-        for path in feeder.running():
-            plan_id, task = split_id(path.rpartition("/")[2])
-            if not task.startswith("@") and self._ends(plans, plan_id):
-                feeder.stop_task(path)
+        with self._mutex:
+            shift = self._shift
+        if shift is not None:
+            shift.plans_changed()
+
+    def _place_given_back(self, *_: object) -> None:
+        with self._mutex:
+            shift = self._shift
+        if shift is not None:
+            shift.place_given_back()
+
+    async def _tidy(self, plans: Iterable[Entry]) -> float | None:
+        """Look after the places of limited plans; in how many seconds again, None for never."""
+        with self._mutex:
+            shift = self._shift
+        if shift is None or not any(is_limited(each.value) for each in plans):
+            return None
+        await shift.tidy()
+        return _TIDY_S
 
     async def _keep(self) -> None:
         """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
@@ -204,6 +249,7 @@ class PlanWorker:
                     await retention.trim_all(entries, now_ms())
                     await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
                     continue
+                tidy_s = await self._tidy(entries)
             except Closed:
                 return
             except LatchworkError as error:
@@ -211,14 +257,7 @@ class PlanWorker:
                 await Pause(clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            left_s = None if due_ms is None else min(_MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
+            left_s = tidy_s
+            if due_ms is not None:
+                left_s = min(tidy_s or _MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
             await self._news.rung(rings, clock, left_s)
-
-    def _ends(self, plans: Mirror, plan_id: str) -> bool:
-        try:
-            state = PlanRecord.of(plans[self._place.keys.plan(plan_id)].value).state
-        except KeyError:
-            return True
-        except (BadRecord, LatchworkError):
-            return False
-        return state in (PlanState.CANCELLING, PlanState.REMOVING)

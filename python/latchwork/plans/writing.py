@@ -1,73 +1,151 @@
 """A draft becomes a plan in the store: its record, its tasks in as many transactions as they take, then its start.
 
 Until the start nobody takes anything of it. When its builder dies before, a sweep removes it: what a builder writes
-checks that its own key, which dies with its session, is still there.
+checks that its own key, which dies with its session, is still there. A draft has a number of its builder's, so that who
+has lost an answer finds what is its own, and goes on with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
+from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.plans.builder import Draft
 from latchwork.plans.errors import WrongState
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskRecord
+from latchwork.plans.running.removing import remove_now
 from latchwork.plans.states import Edit
-from latchwork.types import Committed, Create, Op, Put
+from latchwork.store import Session
+from latchwork.store.steps import run
+from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: So many of its transactions are on their way at a time.
 _IN_FLIGHT = 16
+#: So often a draft is begun, when answers are lost.
+_TRIES = 5
 
 
 def start_draft(place: Place, draft: Draft) -> None:
-    """Store a draft and start it.
+    """Store a draft and start it. Again after an error: it goes on with what is there.
 
     Raises:
         WrongState: there is a plan of its id.
         Unavailable, OutcomeUnknown: it is not known to run; nothing of it runs unless all of it is stored.
         Conflict: it was swept meanwhile, because our session had ended; start it again.
     """
-    record = PlanRecord(
+    options = draft.options
+    plan = PlanRecord(
         PlanState.DRAFT,
-        title=draft.options.title,
-        on_failure=draft.options.on_failure,
-        priority=draft.options.priority,
-        keep_results_s=draft.options.keep_results_s,
+        title=options.title,
+        on_failure=options.on_failure,
+        priority=options.priority,
+        keep_results_s=options.keep_results_s,
+        max_parallel=options.max_parallel,
         tasks=len(draft.calls),
+        nonce=draft.nonce,
     )
-    store, session = place.store, place.store.session
-    first = place.edges.drafted(draft.id, record, session)
+    if write_draft(place, draft.id, plan, draft.records(), session=place.store.session) is None:
+        return
     try:
-        store.commit(first.checks, first.ops)
-    except (Conflict, KeyExists):
-        raise WrongState(f"there is a plan {draft.id!r} already; get it with plans.get({draft.id!r})") from None
-    try:
-        _write(place, place.edges.built(draft.id, _tasks(place, draft).items()))
-        _start(place, draft.id)
+        _start(place, draft.id, draft.nonce)
     except LatchworkError:
-        _drop(place, draft.id)
+        drop_draft(place, draft.id, draft.nonce)
         raise
 
 
-def _tasks(place: Place, draft: Draft) -> dict[str, TaskRecord]:
-    records = draft.records()
-    for name, call in draft.calls.items():
-        if len(call.template) <= INLINE_ARGS:
-            records[name] = replace(records[name], args=call.template)
+def write_draft(
+    place: Place,
+    plan_id: str,
+    plan: PlanRecord,
+    tasks: Mapping[str, TaskRecord],
+    *,
+    session: Session,
+    checks: tuple[Check, ...] = (),
+) -> Entry | None:
+    """Store a whole draft; its record's entry. None if it is more than a draft already, by an answer that was lost.
+
+    Args:
+        place: where to.
+        plan_id: its id.
+        plan: its record, with a nonce of its builder's.
+        tasks: by name, with their arguments in them, whatever their size.
+        session: what the draft lives by.
+        checks: must hold when it is begun.
+    """
+    begun = _begin(place, plan_id, plan, session, checks)
+    if begun is None:
+        return None
+    entry, is_new = begun
+    try:
+        _write(place, place.edges.built(plan_id, _stored(place, plan_id, tasks).items()), is_new=is_new)
+    except LatchworkError:
+        drop_draft(place, plan_id, plan.nonce)
+        raise
+    return entry
+
+
+def _begin(
+    place: Place, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
+) -> tuple[Entry, bool] | None:
+    """Its record as it is stored, and whether nothing else of it can be; None if it is no draft any more."""
+    store, edit = place.store, place.edges.drafted(plan_id, plan, session)
+    trouble: LatchworkError = OutcomeUnknown(f"whether plan {plan_id!r} was begun is not known; start it again")
+    for _ in range(_TRIES):
+        try:
+            return store.commit([*edit.checks, *checks], edit.ops).entries[0], True
+        except Conflict as error:
+            if any(each in error.failed for each in checks):
+                raise
+        except OutcomeUnknown as error:
+            trouble = error
+        entry = store.get(place.keys.plan(plan_id))
+        if entry is None:
+            continue
+        found = _own(plan_id, entry, plan.nonce)
+        if found.state is not PlanState.DRAFT:
+            return None
+        try:  # of a try before this one: our key may be of a session that has ended
+            store.commit([At(entry)], [Put(place.keys.draft(plan_id), b"", session)])
+        except (Conflict, OutcomeUnknown) as error:
+            trouble = error
         else:
-            records[name] = replace(records[name], args_at=place.blobs.write(draft.id, call.template))
-    return records
+            return entry, False
+    raise trouble
 
 
-def _write(place: Place, edits: list[Edit]) -> None:
+def _own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
+    try:
+        found = PlanRecord.of(entry.value)
+    except BadRecord:
+        found = PlanRecord(PlanState.DRAFT)
+    if not nonce or found.nonce != nonce:
+        raise WrongState(f"there is a plan {plan_id!r} already; get it with plans.get({plan_id!r})")
+    if found.state is PlanState.REMOVING:
+        raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
+    return found
+
+
+def _stored(place: Place, plan_id: str, tasks: Mapping[str, TaskRecord]) -> dict[str, TaskRecord]:
+    """With large arguments elsewhere."""
+    return {
+        name: task
+        if len(task.args) <= INLINE_ARGS
+        else replace(task, args=b"", args_at=place.blobs.write(plan_id, task.args))
+        for name, task in tasks.items()
+    }
+
+
+def _write(place: Place, edits: list[Edit], *, is_new: bool) -> None:
     flying: list[tuple[Edit, Future[Committed]]] = []
     with place.store.pipeline() as pipeline:
         for edit in edits:
             if len(flying) >= _IN_FLIGHT:
                 _settle(place, *flying.pop(0))
-            flying.append((edit, pipeline.commit(edit.checks, edit.ops)))
+            ops = edit.ops if is_new else [_overwriting(op) for op in edit.ops]
+            flying.append((edit, pipeline.commit(edit.checks, ops)))
         while flying:
             _settle(place, *flying.pop(0))
 
@@ -83,12 +161,12 @@ def _overwriting(op: Op) -> Op:
     return Put(op.key, op.value) if isinstance(op, Create) else op
 
 
-def _start(place: Place, plan_id: str) -> None:
+def _start(place: Place, plan_id: str, nonce: str) -> None:
     while True:
         entry = place.store.get(place.keys.plan(plan_id))
         if entry is None:
             raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
-        plan = PlanRecord.of(entry.value)
+        plan = _own(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
         edit = place.edges.started(plan_id, entry, plan, now_ms())
@@ -99,14 +177,15 @@ def _start(place: Place, plan_id: str) -> None:
         return
 
 
-def _drop(place: Place, plan_id: str) -> None:
-    """Delete what was written of a draft, if that is possible now; else it is swept."""
+def drop_draft(place: Place, plan_id: str, nonce: str) -> None:
+    """Delete what was written of a draft, if that is possible now; else it is swept.
+
+    Its record says so first: a start that is on its way yet is refused by that.
+    """
     try:
         entry = place.store.get(place.keys.plan(plan_id))
-        if entry is None or PlanRecord.of(entry.value).state is not PlanState.DRAFT:
-            return
-        for prefix in place.keys.everything(plan_id):
-            place.store.delete_tree(prefix)
-        place.store.delete(entry.key, version=entry.version)
+        plan = None if entry is None else PlanRecord.of(entry.value)
+        if entry is not None and plan is not None and plan.state is PlanState.DRAFT and plan.nonce == nonce:
+            run(remove_now(place, plan_id, entry, plan))
     except LatchworkError:
         return

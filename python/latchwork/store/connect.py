@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -44,14 +45,17 @@ def connect(
         msg = f"no URL was given and {URL_VARIABLE} is not set; pass one, for example sqlite:///latchwork.db"
         raise InvalidURL(msg)
     told = Observers(observers, kind=StoreObserver)
+    return Store(_open(url, overrides, clock if clock is not None else SYSTEM_CLOCK, told))
+
+
+def _open(url: str, overrides: Mapping[str, object], clock: Clock, told: Observers[StoreObserver]) -> Core:
     parsed = parse_url(url, overrides)
-    used = clock if clock is not None else SYSTEM_CLOCK
-    core = Core(
-        open_backend(parsed, used),
-        used,
+    return Core(
+        open_backend(parsed, clock),
+        clock,
         parsed.redacted(),
         session_ttl_s=parsed.session_ttl_s,
         call_timeout_s=parsed.call_timeout_s,
         observers=told,
+        again=partial(_open, url, overrides, clock, told),
     )
-    return Store(core)

@@ -12,8 +12,8 @@ from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
-from latchwork.errors import Closed
-from latchwork.interrupts import Finally, mutex, once_left
+from latchwork.errors import Closed, LatchworkError
+from latchwork.interrupts import Finally, mutex, once_left, refuse_inside
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.forks import Home
@@ -44,6 +44,7 @@ class Core:
         session_ttl_s: float,
         call_timeout_s: float,
         observers: Observers[StoreObserver] = NOBODY,
+        again: Callable[[], Core] | None = None,
     ) -> None:
         self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
         self._observers = observers
@@ -54,7 +55,8 @@ class Core:
         self.session_ttl_s = session_ttl_s
         self.call_timeout_s = call_timeout_s
         self.answers = Answers(url, clock, call_timeout_s)
-        self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child")
+        self._again = again
+        self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child: store.reopen()")
         self._is_ending = False
         self._closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
@@ -76,6 +78,21 @@ class Core:
         if self._closed:
             raise Closed(f"the store {self.url} was closed; connect again")
         self._home.check()
+
+    def check_call(self) -> None:
+        """As ``check``, for a call that waits for an answer.
+
+        Raises:
+            ReentrantCall: made by a signal handler or a finalizer, while its thread holds what the answer may need.
+        """
+        refuse_inside()
+        self.check()
+
+    def reopened(self) -> Core:
+        """Another one, connected as this one was."""
+        if self._again is None:
+            raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
+        return self._again()
 
     def primary(self) -> Session:
         """The primary session; a new one when the last was lost or closed."""

@@ -77,6 +77,9 @@ class Step(ABC, Generic[T]):
         future.cancel()
         return True
 
+    def dropped(self, future: Future[T]) -> None:
+        """The wait has ended, but a cancellation came before anybody was told: give back what its result is."""
+
     def unknown(self) -> str | None:
         """What nobody knows if the wait is cancelled, and how to find out; None if that is nothing."""
         return None
@@ -245,6 +248,10 @@ class Settled(Step[None]):
 class Asked(Protocol):
     """What can be asked: a store."""
 
+    @property
+    def connection(self) -> object:
+        """What it shares with its namespaces: an event loop has only so many calls in flight on one."""
+
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Make a call without waiting for its answer."""
 
@@ -258,7 +265,7 @@ class Asked(Protocol):
 class Ask(Step[T]):
     """A call that is answered by the server: ``await ask(store.get, key)``. The store keeps its time."""
 
-    __slots__ = ("_args", "_asked", "_at", "_call", "_options")
+    __slots__ = ("_args", "_at", "_call", "_options")
 
     def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
         super().__init__()
@@ -270,22 +277,21 @@ class Ask(Step[T]):
         """Make the call in this thread."""
         return self._call(*self._args, **self._options)
 
+    @property
+    def asked(self) -> Asked:
+        """The store."""
+        return cast("Asked", self._call.__self__)  # type: ignore[attr-defined]
+
     def begin(self) -> Future[T]:
         """Make the call as one of many in flight."""
-        self._asked: Asked = self._call.__self__  # type: ignore[attr-defined]
-        self.timeout_s = self._asked.answer_s()
+        self.timeout_s = self.asked.answer_s()
         self._at = SYSTEM_CLOCK.now()
-        future: Future[T] = self._asked.begin(self._call.__name__, *self._args, **self._options)
+        future: Future[T] = self.asked.begin(self._call.__name__, *self._args, **self._options)
         return future
 
     def more_s(self) -> float:
         """Of a call under an ownership that was renewed meanwhile."""
-        return self._asked.answer_s(self._at)
-
-    def interrupt(self, future: Future[T]) -> bool:
-        """End the wait that was begun with this future; False if its end has to be awaited."""
-        future.cancel()
-        return True
+        return self.asked.answer_s(self._at)
 
     def unknown(self) -> str | None:
         """Of a call that writes."""
@@ -293,7 +299,7 @@ class Ask(Step[T]):
 
     def late(self) -> T:
         """No answer in time."""
-        raise self._asked.late(self._call.__name__, self._args)
+        raise self.asked.late(self._call.__name__, self._args)
 
 
 def unknown(name: str, args: tuple[Any, ...]) -> str | None:

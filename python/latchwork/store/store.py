@@ -44,8 +44,8 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
-        self._calls_apart = Calls(core.apart, scope, core.check, limit)
+        self._calls = Calls(core.waiting, scope, core.check_call) if limit is None else self._calls_in_flight()
+        self._calls_apart = Calls(core.apart, scope, core.check_call, limit)
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -266,7 +266,12 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Calls for a caller that does not wait for each answer in its own thread."""
-        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
+        return Calls(self._core.backend, self._scope, self._core.check_call, self._limit)
+
+    @property
+    def connection(self) -> object:
+        """What it shares with its namespaces, for event loops; see ``Ask``."""
+        return self._core
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""
@@ -358,6 +363,18 @@ class Store:
             error: what calls raise once it is over.
         """
         return _Namespace(self._core, self._scope, Limit(remaining_s, error))
+
+    def reopen(self) -> Store:
+        """Connect again with the same URL, options, clock and observers: another store, with this one's namespace.
+
+        For a child of a fork, where this store and what was made with it is the parent's: ``store = store.reopen()``,
+        once in each child. This store stays as it is, and its sessions, locks and watches are its own.
+
+        Raises:
+            ConnectFailed, AuthenticationFailed: as for ``connect``.
+            LatchworkError: it is no store that ``connect`` made, but one for tests that was built on another.
+        """
+        return Store(self._core.reopened(), self._scope)
 
     def close(self) -> None:
         """End its sessions at once, then its watches and the connection. Twice is fine."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, task
     from latchwork.tasks.group_commit import GroupCommit
     from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
-    from latchwork.tasks.payloads.outcome import Failure, Outcome
+    from latchwork.tasks.payloads.outcome import Failure, Instead, Outcome
     from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
     from latchwork.tasks.retry import ONCE, Retry, backoff_s
     from latchwork.tasks.running.context import TaskContext, current_task
@@ -73,6 +73,7 @@ else:
             ),
             "latchwork.tasks.payloads.outcome": (
                 "Failure",
+                "Instead",
                 "Outcome",
             ),
             "latchwork.tasks.payloads.template": (
@@ -130,6 +131,7 @@ __all__ = [
     "FeederHooks",
     "Functions",
     "GroupCommit",
+    "Instead",
     "Later",
     "NotSerializable",
     "Outcome",

@@ -20,18 +20,19 @@ from latchwork.errors import (
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Waits
 from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask, called, steps_of
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, called, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers import plans
 from latchwork.workers.errors import JobFaulty, JobTerminated, Removed, RestartsExceeded
 from latchwork.workers.events import Events
 from latchwork.workers.keys import FINAL, INIT, JobKeys
-from latchwork.workers.meeting import Attempt
+from latchwork.workers.meeting import Attempt, who_broke
 from latchwork.workers.membership import Joining, Seat
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, read_key, shown
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch
 from latchwork.workers.watching import Watching, faulty, why_out, why_refused
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Core:
         self._attempt: Attempt | None = None
         self._watching: Watching | None = None
         self._events: Events | None = None
+        self._closing = Signal()
+        self._undoing: Background | None = None
         self._out: LatchworkError | None = None
         self._failed: LatchworkError | None = None
 
@@ -108,6 +111,7 @@ class Core:
         """Join, once."""
         if self._seat is not None:
             return self._seat
+        await OnInterrupt(self._undo_join)
         async with self.waits.begin(timeout_s) as (waiter, patience):
             seat = await self._joining.join(waiter, patience)
             entry = await waiter.keep_trying(lambda: self._read_epoch(seat), patience)
@@ -125,6 +129,22 @@ class Core:
             on_events=self._events.grown,
         )
         return seat
+
+    def _undo_join(self) -> None:
+        """An interrupt has ended ``join``: we are not in the job, or will not be soon. It may be joined again."""
+        watching, attempt, events = self._watching, self._attempt, self._events
+        self._seat = self._watching = self._attempt = self._events = None
+
+        async def undo() -> None:
+            if attempt is not None:
+                attempt.end()
+            if watching is not None:
+                await watching.close()
+            if events is not None:
+                await events.close()
+            await self._joining.abandon(self._closing)
+
+        self._undoing = Background(undo, f"latchwork-not-joined-{self.keys.job}")
 
     async def _read_epoch(self, seat: Seat) -> Entry:
         entry = await ask(self.store.get, seat.keys.epoch)
@@ -188,6 +208,7 @@ class Core:
 
     async def close(self) -> None:
         """Leave if we are in, and stop. Twice is fine."""
+        self._closing.set()
         try:
             await self.leave()
         except LatchworkError as error:
@@ -199,20 +220,14 @@ class Core:
             await self._events.close()
         if self._attempt is not None:
             self._attempt.end()
+        if self._undoing is not None:
+            await self._undoing
 
     # The others
 
     async def members(self) -> list[WorkerInfo]:
         """Every worker that has an id, by id."""
         return read_members(await ask(self.store.list, self.joined().keys.members))
-
-    async def peer(self, number: int) -> WorkerInfo | None:
-        """Another worker, if it lives."""
-        keys = self.joined().keys
-        live = await ask(self.store.get, keys.live_of(number))
-        key = "" if live is None else read_key(live)
-        member = await ask(self.store.get, keys.member(key)) if key else None
-        return None if member is None else WorkerInfo.or_none(member)
 
     async def tell(self, info: WorkerInfo) -> None:
         """Say something else of ourselves."""
@@ -244,7 +259,7 @@ class Core:
                 barrier = attempt.barrier(name)
                 return await steps_of(barrier.wait)(timeout_s, checks=[attempt.fence])
             except BarrierBroken as error:
-                raise await self._broken(seat, name, error) from error
+                raise await who_broke(self.store, seat, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
                 if not isinstance(error, Conflict):
                     raise await self._why(attempt, error) from error
@@ -259,23 +274,6 @@ class Core:
             return self._failed
         return await why_refused(self.store, self.joined(), attempt.epoch) or error
 
-    async def _broken(self, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:
-        try:
-            infos = await self.members()
-        except (Unavailable, OutcomeUnknown):
-            return error
-        head = head_or_none(await ask(self.store.get, seat.keys.head), seat.keys.run)
-        done = {info.id for info in infos if info.status == COMPLETED}
-        came = {int(each) for each in error.arrived if each.isdecimal()}
-        missing = sorted(set(range(head.n if head is not None else 0)) - done - came)
-        known = {info.id: f"{info.id} ({info.key}, {info.status})" for info in infos}
-        who = shown([known.get(number, f"{number} (never joined)") for number in missing])
-        why = str(error).partition("; ")[0]
-        told = f"{why}; missing: {who}" if missing else str(error)
-        return BarrierBroken(
-            f"job {self.keys.job!r}, barrier {name!r}: {told}", tuple(map(str, missing)), tuple(map(str, sorted(came)))
-        )
-
     async def _enter(self, seat: Seat) -> Attempt:
         if self._out is not None:
             raise self._out
@@ -288,10 +286,10 @@ class Core:
         await self._refuse(seat, attempt.epoch)
         return attempt
 
-    async def _tell_healthy(self, seat: Seat, attempt: Attempt) -> None:
-        """Write the event, if we are the first of those that are here."""
+    async def _tell_healthy(self, attempt: Attempt) -> None:
+        """Write the event, if we are the first of those that are here. If we die before, a fault is told with it."""
         assert self._watching is not None
-        if self._watching.picture.live[:1] != [seat.live.key]:
+        if not self._watching.is_lowest:
             return
         for _ in range(5):
             scene = await self.scene()
@@ -313,7 +311,7 @@ class Core:
                     await called(prepare)
                 if not await self.has_passed(attempt, INIT):
                     await self.meet(attempt, INIT, timeout_s)
-                    await self._tell_healthy(self.joined(), attempt)
+                    await self._tell_healthy(attempt)
                 return attempt
             # a fault while we waited: on to the start line of the next epoch
 

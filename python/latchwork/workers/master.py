@@ -23,9 +23,9 @@ from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.workers import plans
 from latchwork.workers.keys import JobKeys
+from latchwork.workers.observing import Losses, Picture, tell_loss
 from latchwork.workers.plans import Scene, head_or_none
 from latchwork.workers.submitting import NAMESPACE, check_job
-from latchwork.workers.watching import Losses, Picture, tell_loss
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class JobMaster(Closes):
         if head is None:
             return
         keys, losses = self._keys.of_run(head.run), Losses()
-        picture = Picture(self._store, keys, self._wake)
+        picture = Picture(self._store, keys, self._bell)
         try:
             await picture.ready()
             backoff.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latchwork.errors import Closed
+from latchwork.errors import BarrierBroken, Closed, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
 from latchwork.primitives.meeting import Expected
@@ -13,8 +13,8 @@ from latchwork.types import At, Entry, Fence
 from latchwork.workers.errors import JobFaulty
 from latchwork.workers.keys import arrival_id
 from latchwork.workers.membership import Seat
-from latchwork.workers.plans import head_or_none
-from latchwork.workers.records import read_epoch
+from latchwork.workers.plans import head_or_none, read_members
+from latchwork.workers.records import COMPLETED, read_epoch, shown
 
 
 class Attempt:
@@ -81,3 +81,23 @@ class Attempt:
         if entry is None or head is None:
             raise Closed(f"job {self._keys.job.job!r} is no more; stop the work")
         return Expected(max(1, head.n - head.completed), [At(entry)])
+
+
+async def who_broke(store: Store, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:
+    """The error of a barrier that was broken, with the workers that had not come, and how they are."""
+    keys = seat.keys
+    try:
+        infos = read_members(await ask(store.list, keys.members))
+        head = head_or_none(await ask(store.get, keys.head), keys.run)
+    except (Unavailable, OutcomeUnknown):
+        return error
+    done = {info.id for info in infos if info.status == COMPLETED}
+    came = {int(each) for each in error.arrived if each.isdecimal()}
+    missing = sorted(set(range(head.n if head is not None else 0)) - done - came)
+    known = {info.id: f"{info.id} ({info.key}, {info.status})" for info in infos}
+    who = shown([known.get(number, f"{number} (never joined)") for number in missing])
+    why = str(error).partition("; ")[0]
+    told = f"{why}; missing: {who}" if missing else str(error)
+    return BarrierBroken(
+        f"job {keys.job.job!r}, barrier {name!r}: {told}", tuple(map(str, missing)), tuple(map(str, sorted(came)))
+    )

@@ -59,12 +59,14 @@ class Standing:
         checks: that neither barrier has changed.
         is_initialised: whether the init barrier has passed.
         is_over: whether the final barrier has.
+        is_told: whether it was told that everybody was at the start line.
     """
 
     entry: Entry
     checks: tuple[Check, ...]
     is_initialised: bool
     is_over: bool
+    is_told: bool = True
 
     @property
     def number(self) -> int:
@@ -155,8 +157,9 @@ def rejoined(scene: Scene, member: Entry, info: WorkerInfo, session: Session, st
     if old.status == COMPLETED:
         new = replace(old, incarnation=info.incarnation)
     else:
+        ops = _told_late(log, standing)
         log.add("restarted", old.id)
-        ops = _fault(log, standing)
+        ops += _fault(log, standing)
     return log.plan(
         [At(at), At(member), *standing.all_checks()],
         Put(keys.member(old.key), new.to_bytes()),
@@ -178,8 +181,9 @@ def lost(scene: Scene, member: Entry, standing: Standing) -> Plan:
     keys, at = scene.keys, scene.at
     old = WorkerInfo.of(member)
     log = _Log(keys, scene.head, scene.now, standing.number)
+    ops = _told_late(log, standing)
     log.add("lost", old.id)
-    ops = _fault(log, standing)
+    ops += _fault(log, standing)
     return log.plan(
         [At(at), Absent(keys.live_of(old.id)), At(member), *standing.all_checks()],
         Put(keys.member(old.key), replace(old, status=LOST).to_bytes()),
@@ -193,6 +197,14 @@ def _fault(log: _Log, standing: Standing) -> list[Op]:
     log.epoch += 1
     log.add("faulty")
     return [Put(log.keys.epoch, epoch_body(log.epoch))]
+
+
+def _told_late(log: _Log, standing: Standing) -> list[Op]:
+    """That all had begun is told before the fault, if whose turn it was is lost before it did."""
+    if standing.is_told or not standing.is_healthy:
+        return []
+    log.add("healthy")
+    return [Create(log.keys.healthy(log.epoch), b"")]
 
 
 def completed(scene: Scene, member: Entry, fence: Fence, epoch: int) -> Plan:
@@ -308,17 +320,6 @@ def master_restarted(scene: Scene, term: Fence) -> Plan:
     log = _Log(keys, scene.head, scene.now)
     log.add("master_restarted")
     return log.plan([term, At(at)])
-
-
-def lost_members(members: Iterable[Entry], live: Iterable[str], keys: RunKeys) -> list[Entry]:
-    """The members that are at work and have no lease, by id; records that are none are left out."""
-    there = set(live)
-    found = []
-    for entry in members:
-        info = WorkerInfo.or_none(entry)
-        if info is not None and info.is_at_work and keys.live_of(info.id) not in there:
-            found.append((info.id, entry))
-    return [entry for _, entry in sorted(found, key=lambda each: each[0])]
 
 
 def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:

@@ -18,7 +18,7 @@ from latchwork.workers.errors import JobFaulty, JobTerminated
 from latchwork.workers.keys import FINAL, INIT
 from latchwork.workers.membership import Joining, check_key
 from latchwork.workers.plans import head_or_none
-from latchwork.workers.records import Event, Head, WorkerInfo, shown
+from latchwork.workers.records import Event, Head, WorkerInfo, read_key, shown
 from latchwork.workers.running import run_through
 from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
@@ -241,7 +241,11 @@ class Worker(Closes):
     @driven
     async def peer(self, number: int) -> WorkerInfo | None:
         """One other worker as it is now, if it lives: two reads, whatever the number of workers."""
-        return await self._core.peer(number)
+        store, keys = self._core.store, self._core.joined().keys
+        live = await ask(store.get, keys.live_of(number))
+        key = "" if live is None else read_key(live)
+        member = await ask(store.get, keys.member(key)) if key else None
+        return None if member is None else WorkerInfo.or_none(member)
 
     @driven
     async def count(self) -> int:

@@ -1,5 +1,6 @@
 //! What has to hold when an interrupt comes at any bytecode: entered and left here, where no bytecode is between.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex as Inner, MutexGuard, PoisonError};
@@ -13,6 +14,30 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 /// How long a thread waits before it looks whether a signal came.
 const LOOK: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// How many mutexes this thread holds, and sections it is inside of. Nothing of ours calls a store in there, so who
+    /// does is a signal handler or a finalizer.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+fn enters() {
+    INSIDE.set(INSIDE.get() + 1);
+}
+
+fn leaves() {
+    INSIDE.set(INSIDE.get().saturating_sub(1));
+}
+
+/// Refuse a call that a signal handler makes while its thread holds what the answer may need: see `_core.pyi`.
+#[pyfunction]
+pub fn refuse_inside(py: Python<'_>) -> PyResult<()> {
+    if INSIDE.get() == 0 {
+        Ok(())
+    } else {
+        Err(reentrant(py))
+    }
+}
 
 /// A mutex that knows its thread.
 #[pyclass(frozen, module = "latchwork._core")]
@@ -32,6 +57,7 @@ impl Mutex {
         match *owner {
             None => {
                 *owner = Some(me);
+                enters();
                 Ok(true)
             }
             Some(thread) if thread == me => Err(Reentrant),
@@ -48,6 +74,7 @@ impl Mutex {
             .unwrap_or_else(PoisonError::into_inner);
         if owner.is_none() {
             *owner = Some(me);
+            enters();
             return true;
         }
         false
@@ -78,6 +105,7 @@ impl Mutex {
         if is_mine {
             *owner = None;
             drop(owner);
+            leaves();
             self.freed.notify_one();
         }
         is_mine
@@ -204,6 +232,7 @@ impl OncePerThread {
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         let is_first = self.inside().insert(thread::current().id());
         if is_first {
+            enters();
             Ok(())
         } else {
             Err(reentrant(py))
@@ -212,7 +241,9 @@ impl OncePerThread {
 
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, _raised: &Bound<'_, PyTuple>) {
-        self.inside().remove(&thread::current().id());
+        if self.inside().remove(&thread::current().id()) {
+            leaves();
+        }
     }
 }
 

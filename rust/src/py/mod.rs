@@ -84,6 +84,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<etcd::EtcdPage>()?;
     module.add_class::<etcd::EtcdRequest>()?;
     module.add_class::<zookeeper::ZooKeeperCodec>()?;
+    module.add_function(wrap_pyfunction!(interrupts::refuse_inside, module)?)?;
     module.add_function(wrap_pyfunction!(hash128, module)?)?;
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;
     module.add_function(wrap_pyfunction!(compat_score, module)?)?;

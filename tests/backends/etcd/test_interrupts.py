@@ -19,6 +19,7 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError, ReentrantCall, Unavailable
 from levels import LONG
+from patience import eventually
 from trials.interrupts.harness import Interrupt, Interrupter
 
 PLAY = Path(__file__).parent / "signals_play.py"
@@ -88,10 +89,8 @@ def test_store_whose_close_was_interrupted_at_any_line_is_closed_by_another(url)
         hit = interrupter.call(store.close, line)
         store.close()
         line += 2 * STEP
-    deadline = time.monotonic() + 5.0
-    while mine := [each.name for each in threading.enumerate() if each.name.startswith("latchwork-etcd")]:
-        assert time.monotonic() < deadline, mine
-        time.sleep(0.01)
+    threads = [each for each in threading.enumerate() if each.name.startswith("latchwork-etcd")]
+    eventually(lambda: not any(each.is_alive() for each in threads), 5.0, f"the end of {threads}")
 
 
 @pytest.mark.parametrize("outer", ["put", "get", "pipeline"])

@@ -9,6 +9,7 @@ from etcd3 import etcdrpc as pb
 
 from latchwork.errors import Closed, OutcomeUnknown, Unavailable
 from latchwork.types import Create, Delete, Put
+from patience import came_true
 
 
 @pytest.fixture
@@ -34,10 +35,8 @@ def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, 
     assert late.exception(5) is not None
     raw.put(b"/control", b"newer")
     proxy.release()
-    deadline = time.monotonic() + 5
-    while raw.values(b"/control")[b"/control"] != b"late":
-        assert time.monotonic() < deadline, "the proxy delays nothing: the tests below prove nothing"
-        time.sleep(0.02)
+    landed = came_true(lambda: raw.values(b"/control")[b"/control"] == b"late", 5)
+    assert landed, "the proxy delays nothing: the tests below prove nothing"
 
 
 def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(proxy, cut_off, backend):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from latchwork import connect
+from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork_testbed.binaries import ServerMissing, find_zookeeper_classpath
 from latchwork_testbed.servers import ZooKeeperEnsemble, ZooKeeperServer
@@ -95,19 +97,25 @@ def test_a_server_that_may_not_tell_its_version_is_connected_to_all_the_same(cap
     assert warnings_of(caplog) == []
 
 
-def test_a_server_that_does_not_answer_the_question_delays_a_connect_by_a_second_at_most(zookeeper):
+def test_nobody_waits_for_a_server_that_does_not_answer_the_question(zookeeper, monkeypatch):
+    asked, asks_no_more = threading.Event(), threading.Event()
+
+    def silent(link, _word, _within_s):
+        asked.set()
+        asks_no_more.wait(10)
+        return ""
+
+    monkeypatch.setattr(Link, "ask_server", silent)
+    with connect(zookeeper.url("versions")) as store:
+        store.put("k", b"v")
+        assert asked.wait(5)
+        assert not asks_no_more.is_set()
+        asks_no_more.set()
+
+
+def test_a_question_that_is_not_answered_is_over_in_time(zookeeper):
     with connect(zookeeper.url("versions")) as store, socket.create_server(("127.0.0.1", 0)) as mute:
         link = store._core.backend._main._link
-        link.loop, before = type("Loop", (), {"_socket": _connected(mute)})(), link.loop
-        clock = threading.Event()
-        answers = []
-        asking = threading.Thread(target=lambda: (answers.append(link.ask_server(b"srvr", 0.2)), clock.set()))
-        asking.start()
-        assert clock.wait(5.0)
-        asking.join()
-        link.loop = before
-    assert answers == [""]
-
-
-def _connected(server):
-    return socket.create_connection(server.getsockname())
+        link.loop.server = mute.getsockname()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(link.ask_server, b"srvr", 0.2).result(5) == ""

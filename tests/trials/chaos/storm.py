@@ -118,8 +118,11 @@ class Storm:
     """A stage with a cluster on it, under a seeded series of faults. One thread only.
 
     Attributes:
+        nodes: the names of its processes, each with a way of its own to the server.
         events: what nodes have reported; for people they are in the folder, too.
     """
+
+    nodes = NODES
 
     def __init__(self, backend: str, seed: int, folder: str | Path) -> None:
         self.random = random.Random(seed)
@@ -136,11 +139,11 @@ class Storm:
         with contextlib.ExitStack() as opened:
             self._log = opened.enter_context((self.folder / "events.jsonl").open("a"))
             opened.enter_context(self.stage)
-            self.stage.lay_ways(len(NODES))
+            self.stage.lay_ways(len(self.nodes))
             opened.callback(lambda: [process.kill() for process in self.processes.values()])
-            for node in NODES:
+            for node in self.nodes:
                 self.start_node(node)
-            self.wait_for_runs(NODES, 30.0)
+            self.wait_for_runs(self.nodes, 30.0)
             self._open = opened.pop_all()
         return self
 
@@ -150,10 +153,10 @@ class Storm:
     # The cluster
 
     def url(self, node=None):
-        return self.stage.url(ROOT, None if node is None else NODES.index(node))
+        return self.stage.url(ROOT, None if node is None else self.nodes.index(node))
 
     def links(self, node):
-        return self.stage.ways.links(NODES.index(node))
+        return self.stage.ways.links(self.nodes.index(node))
 
     def start_node(self, node):
         self.processes[node] = Remote(
@@ -166,7 +169,7 @@ class Storm:
 
     def look_after(self):
         """Start again what was killed, or ended because it found no server."""
-        for node in NODES:
+        for node in self.nodes:
             due = self.restart_at.get(node)
             if not self.processes[node].is_alive and (due is None or time.monotonic() >= due):
                 self.restart_at.pop(node, None)
@@ -194,12 +197,16 @@ class Storm:
     def kinds(self):
         return kinds_of(self.stage.backend)
 
+    def victim(self, whom):
+        """A process of this kind; None when there is none."""
+        return self.manager() if whom == "manager" else self.random.choice(self.nodes)
+
     def strike(self, kind):
         """One fault, from beginning to end; the cluster goes on meanwhile. False when there was nobody to hurt."""
         what, whom = kind.split()
         node, pid, blow = "", 0, _ON_SERVERS.get(what)
         if whom != "server":
-            node, blow = self.manager() if whom == "manager" else self.random.choice(NODES), _ON_NODES[what]
+            node, blow = self.victim(whom), _ON_NODES[what]
             if node is None or not self.processes[node].is_alive:
                 return False
             pid = self.processes[node].pid
@@ -221,6 +228,13 @@ class Storm:
     def blow(self, seconds, progress=lambda _text: None):
         """Strike for so long, let it recover, close everything, judge."""
         began = time.monotonic()
+        self.strike_for(seconds, progress)
+        self.judge_all(began)
+        return self.report
+
+    def strike_for(self, seconds, progress):
+        """One fault after the other, each kind as often as the others."""
+        began = time.monotonic()
         kinds = []
         while time.monotonic() < began + seconds:
             if not kinds:
@@ -231,6 +245,9 @@ class Storm:
                 kinds.insert(0, kind)  # again at the end of this round: each has a fault of each kind
             progress(f"{time.monotonic() - began:6.1f} s  {kind}: {sum(self.report.landed.values())} faults landed")
             self.sleep(self.random.uniform(0.2, 2.5))
+
+    def judge_all(self, began):
+        """Let it recover, close everything, judge."""
         recovery = Deadline(max(SESSION_TTL_S, LOCK_TTL_S) + GRACE_S + 1.0)
         while not recovery.has_passed:
             self.sleep(1.0)
@@ -250,7 +267,6 @@ class Storm:
             one_file=self.stage.server is None,
         )
         self.report.left_over = self.left_over()
-        return self.report
 
     def left_over(self):
         """What is in the store after all have closed, hidden keys included, but for what is kept on purpose."""

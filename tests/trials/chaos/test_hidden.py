@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 
 import latchwork
 from backends_table import SHARED
+from patience import came_true
 from trials.raw import KEPT, RawEtcd, RawSqlite, RawZooKeeper
 
 ROOT = "hidden"
@@ -36,6 +36,4 @@ def test_a_session_shows_until_it_is_closed_and_nothing_but_what_is_kept_stays(p
         session.close()
         assert not any(key.startswith("@s/") for key in hidden())
         store.put("plain", b"")
-    until = time.monotonic() + 5.0
-    while [key for key in hidden() if not key.startswith(KEPT)]:
-        assert time.monotonic() < until, hidden()
+    assert came_true(lambda: all(key.startswith(KEPT) for key in hidden()), 5.0), hidden()

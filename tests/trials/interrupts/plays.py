@@ -85,6 +85,63 @@ def _locks() -> list[Play]:
     return plays
 
 
+def _in_vain() -> list[Play]:
+    """Waits for what another has; it is free at once when that one gives it back."""
+    kinds: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "Lock": (p.Lock, p.Lock),
+        "Semaphore": (lambda store, name: p.Semaphore(store, name, leases=1),) * 2,
+        "read": (lambda store, name: p.ReadWriteLock(store, name).read, lambda s, name: p.ReadWriteLock(s, name).write),
+        "write": (lambda s, name: p.ReadWriteLock(s, name).write, lambda s, name: p.ReadWriteLock(s, name).read),
+        "PersistentLock": (lambda store, name: p.PersistentLock(store, name, ttl_s=30.0),) * 2,
+    }
+
+    def play(kind: str, make: Callable[..., Any], rival: Callable[..., Any]) -> Play:
+        def made(mine: Store, name: str) -> tuple[Any, Any]:
+            first = rival(mine, name)
+            first.acquire(WAIT_S)
+            return first, make(mine, name)
+
+        def use(both: tuple[Any, Any], *_: object) -> None:
+            with suppress(WaitTimeout):
+                both[1].acquire(0.02)
+
+        def after(both: tuple[Any, Any], mine: Store, other: Store, name: str) -> None:
+            both[0].release()
+            _gone(kinds["write"][0] if kind == "read" else make)(both[1], mine, other, name)
+
+        return Play(f"{kind}.acquire in vain", made, use, after)
+
+    def campaign(elections: tuple[p.Election, p.Election], *_: object) -> None:
+        with suppress(WaitTimeout):
+            elections[1].campaign(timeout_s=0.02)
+
+    def elected(mine: Store, name: str) -> tuple[p.Election, p.Election]:
+        first = p.Election(mine, name, node_id="first")
+        first.campaign(timeout_s=WAIT_S)
+        return first, p.Election(mine, name, node_id="second")
+
+    def resigned(elections: tuple[p.Election, p.Election], _mine: Store, other: Store, name: str) -> None:
+        elections[0].close()
+        p.Election(other, name, node_id="third").campaign(timeout_s=WAIT_S).resign()
+
+    def take(queue: p.Queue, *_: object) -> None:
+        with suppress(WaitTimeout):
+            queue.take(0.02)
+
+    def empty(_queue: p.Queue, _mine: Store, other: Store, name: str) -> None:
+        queue = p.Queue(other, name)
+        queue.put(b"item")
+        with queue.take(WAIT_S):
+            pass
+
+    return [
+        *(play(kind, make, rival) for kind, (make, rival) in kinds.items()),
+        Play("Election.campaign in vain", elected, campaign, resigned),
+        Play("Queue.take in vain", p.Queue, take, empty),
+        Play("PriorityQueue.take in vain", p.PriorityQueue, take, empty),
+    ]
+
+
 def _downgrade() -> list[Play]:
     def written(store: Store, name: str) -> p.ReadWriteLock:
         lock = p.ReadWriteLock(store, name)
@@ -269,18 +326,23 @@ def _store() -> list[Play]:
     ]
 
 
-PLAYS = [
-    *_locks(),
-    *_downgrade(),
-    *_election(),
-    *_latch(),
-    *_queue(),
-    *_backlog(),
-    *tasks(),
-    *onces(),
-    *barriers(),
-    *double_barriers(),
-    *groups(),
-    *numbers(),
-    *_store(),
-]
+def of_protocols() -> list[Play]:
+    """Those whose calls are protocols: any driver can have them."""
+    return [
+        *_locks(),
+        *_in_vain(),
+        *_downgrade(),
+        *_election(),
+        *_latch(),
+        *_queue(),
+        *_backlog(),
+        *onces(),
+        *barriers(),
+        *double_barriers(),
+        *groups(),
+        *numbers(),
+        *_store(),
+    ]
+
+
+PLAYS = [*of_protocols(), *tasks()]

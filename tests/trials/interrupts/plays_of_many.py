@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from latchwork import Put
 from latchwork import primitives as p
 from latchwork.errors import BarrierBroken, LatchworkError
+from patience import came_true
 from trials.interrupts.play import WAIT_S, Play
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 def _until(true: Callable[[], object], else_: str) -> None:
     """Wait for what goes on in the background."""
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, else_
-        time.sleep(0.002)
+    assert came_true(true, WAIT_S, every_s=0.002), else_
 
 
 def onces() -> list[Play]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import latchwork
 from latchwork.errors import LatchworkError, OutcomeUnknown, ReentrantCall, Unavailable
 from latchwork.primitives import Lock, Semaphore
 from trials.interrupts.harness import Interrupter
@@ -29,17 +30,20 @@ HANGS_S = 20.0
 def handled_at_every_line(outer: Callable[[], object], inner: Callable[[], object], step: int) -> list[str]:
     """Make the outer call again and again, the inner one at another line of it each time; what was refused, and where.
 
+    Nothing ends at its deadline: that would be a call that waited for its own thread.
+
     What is raised by the outer call is raised here: a handler must not break what it came upon.
     """
     refused: list[str] = []
+    late: list[str] = []
 
     def act() -> None:
         try:
             inner()
         except ReentrantCall as error:
             refused.append(f"{interrupter.where}: {error}")
-        except (OutcomeUnknown, Unavailable):  # at its deadline: its thread held what the answer needs
-            pass
+        except (OutcomeUnknown, Unavailable) as error:
+            late.append(f"{interrupter.where}: {error}")
 
     interrupter = Interrupter(act, also=WAITS)
     raised: list[BaseException] = []
@@ -60,6 +64,7 @@ def handled_at_every_line(outer: Callable[[], object], inner: Callable[[], objec
         assert not thread.is_alive() or interrupter.calls != before, f"a call in a handler hangs at {interrupter.where}"
     if raised:
         raise AssertionError(f"the handler at {interrupter.where} broke the call it came upon") from raised[0]
+    assert not late
     return refused
 
 
@@ -78,6 +83,34 @@ def test_a_call_of_the_store_in_a_handler_of_one_is_served_or_refused(store: Sto
     refused += handled_at_every_line(lambda: store.get("main"), inner, step)
     assert all("signal handler" in each for each in refused)
     assert store.get("main").value == b"1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_call_in_a_handler_of_the_first_write_of_a_store_is_served_or_refused(
+    backend_url: str, step: int, first: int
+) -> None:
+    """What the first write prepares is for all who write meanwhile: a handler must not wait for its own thread."""
+    late: list[str] = []
+    refused = 0
+
+    def inner() -> None:
+        nonlocal refused
+        try:
+            store.put("handler", b"1")
+        except ReentrantCall:
+            refused += 1
+        except LatchworkError as error:
+            late.append(f"{interrupter.where}: {error!r}")
+
+    interrupter = Interrupter(inner, also=WAITS)
+    line = 1 + first * max(1, step // 3)
+    hit = True
+    while hit:
+        with latchwork.connect(backend_url) as store:
+            hit = interrupter.call(lambda: store.put("main", b"1"), line)
+        line += 2 * step
+    assert refused
+    assert not late
 
 
 def test_a_pipeline_in_a_handler_of_one_is_served_or_refused(store: Store, step: int) -> None:

@@ -31,6 +31,8 @@ _MAX_READERS = 8
 _FIRST_PAUSE_S = 0.0003
 _LONGEST_PAUSE_S = 0.004
 _POLLS_PER_CHECK = 32
+#: Seconds that a look for changes waits while this process forks.
+_PROBE_S = 5.0
 
 
 class Database:
@@ -122,8 +124,7 @@ class FileDatabase(Database):
             return _opened(open_file, deadline, where)
 
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
-        self._probes = Pool(opener, 1, where)  # one turn for ever
-        self._probe = self._probes.turn()
+        self._probes = Pool(opener, 1, where)  # the version that its connection tells is compared with its own
         self._version = -1
         self._polls = 0
         self._identity = (0, 0)
@@ -138,8 +139,11 @@ class FileDatabase(Database):
         self._polls += 1
         if self._polls % _POLLS_PER_CHECK == 0:
             self.check()
+        turn = self._probes.turn()
         try:
-            (version,) = self._probe.take(SYSTEM_CLOCK.now()).execute("PRAGMA data_version").fetchone()
+            with Finally(turn.give):
+                conn = turn.take(SYSTEM_CLOCK.now() + _PROBE_S)
+                (version,) = conn.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
             if is_busy(error):
                 return True
@@ -161,7 +165,6 @@ class FileDatabase(Database):
         """Close the connections; those in use are closed when they come back."""
         super().close()
         self._probes.close()
-        self._probe.give()
 
     def _prepare(self, connect_timeout_s: float) -> None:
         deadline = SYSTEM_CLOCK.now() + connect_timeout_s

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, ReentrantCall, Unavailable
@@ -55,6 +56,7 @@ class Pool:
         self._open: list[sqlite3.Connection] = []
         self._queue: dict[Turn, None] = {}
         self._lent: dict[Turn, sqlite3.Connection | None] = {}  # None: to be opened
+        self._rests: threading.Event | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
     def turn(self) -> Turn:
@@ -88,6 +90,8 @@ class Pool:
         with self._lock:
             self._queue.pop(turn, None)
             self._lent.pop(turn, None)
+            if self._rests is not None and not self._lent:
+                self._rests.set()
             self._serve()
 
     def close(self) -> None:
@@ -99,9 +103,24 @@ class Pool:
         for conn in idle:
             self._drop(conn)
 
+    def rest(self, deadline: float) -> None:
+        """Before a fork: give nothing out, and wait until all has come back, or the deadline."""
+        with self._lock:
+            rests = self._rests = threading.Event()
+            if not self._lent:
+                rests.set()
+        SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
+
+    def go_on(self) -> None:
+        """After a fork, in the parent."""
+        with self._lock:
+            self._rests = None
+            self._serve()
+
     def abandon(self) -> list[sqlite3.Connection]:
         """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
         self._lock = Mutex()
+        self._rests = None
         self._closed = True
         mine, self._open = self._open, []
         return mine
@@ -112,7 +131,7 @@ class Pool:
 
     def _serve(self) -> None:
         """Serve the queue while there is something to give; the mutex is held. Goes on where an interrupt ended it."""
-        while self._queue and not self._closed:
+        while self._queue and not self._closed and self._rests is None:
             turn = next(iter(self._queue))
             if turn not in self._lent:
                 idle = self._idle()
@@ -166,12 +185,33 @@ def still_open(conn: sqlite3.Connection) -> bool:
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _of_the_parent: list[sqlite3.Connection] = []
+_forks = threading.Lock()
+#: Seconds that a fork waits at most for calls of other threads, which may wait for another process.
+_REST_S = 0.5
+
+
+def _rest() -> None:
+    """Let no thread be inside of SQLite at a fork: mutexes of its own would be held for ever in the child."""
+    _forks.acquire()
+    deadline = SYSTEM_CLOCK.now() + _REST_S
+    for pool in list(_pools):
+        with suppress(ReentrantCall):  # forked by a signal handler that came in the middle of it
+            pool.rest(deadline)
+
+
+def _go_on() -> None:
+    for pool in list(_pools):
+        with suppress(ReentrantCall):
+            pool.go_on()
+    _forks.release()
 
 
 def _forget_parents_connections() -> None:
+    global _forks  # noqa: PLW0603 - that of the parent is held
+    _forks = threading.Lock()
     for pool in list(_pools):
         _of_the_parent.extend(pool.abandon())
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parents_connections)
+os.register_at_fork(before=_rest, after_in_parent=_go_on, after_in_child=_forget_parents_connections)

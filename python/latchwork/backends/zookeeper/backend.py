@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
-from latchwork.backends.futures import Steps, chain, drive, failed, reject, then
+from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
@@ -31,7 +32,7 @@ from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.interrupts import mutex
+from latchwork.interrupts import OncePerThread, mutex, start_thread
 from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class ZooKeeperBackend(Backend):
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
         self._readying: Future[int] | None = None
+        self._preparing = OncePerThread()  # a signal handler would wait for what its thread has only begun
         self._emptied: set[str] = set()
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -75,7 +77,10 @@ class ZooKeeperBackend(Backend):
         self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
         self._hub = WatchHub(self._main, self._lister, self._timer, clock)
         self._connect(url)
-        self._warn_of_losses(url)
+        self._warning = threading.Thread(
+            target=self._warn_of_losses, args=(url,), name="latchwork-zk-version", daemon=True
+        )
+        start_thread(self._warning)
 
     @property
     def capabilities(self) -> Capability:
@@ -184,6 +189,7 @@ class ZooKeeperBackend(Backend):
         connections = [*(session.connection for session in sessions), self._main]
         for connection in connections:
             connection.abandon()
+        self._warning.join(_SERVER_WORD_S)
         for connection in connections:
             if not connection.join(self._call_timeout_s):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
@@ -229,7 +235,7 @@ class ZooKeeperBackend(Backend):
             ) from error
 
     def _warn_of_losses(self, url: StoreURL) -> None:
-        """Ask the server that was reached which version it is; servers may be told not to say so."""
+        """Ask the server that was reached which version it is; it may say nothing, and nobody waits for it."""
         version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
         if has_leader and may_lose_data(version):
             _log.warning(_MAY_LOSE_DATA, version, join_hosts(url.hosts))
@@ -278,7 +284,11 @@ class ZooKeeperBackend(Backend):
 
     def _ready(self, task: Task) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
-        readying: Future[int] = Future()
+        readying: Future[int] = Outcome()
+        with self._preparing:
+            return self._begin_or_join(readying, task)
+
+    def _begin_or_join(self, readying: Future[int], task: Task) -> Future[int]:
         try:
             with self._lock:
                 if self._readying is not None and not (self._readying.done() and self._main.evidence is None):

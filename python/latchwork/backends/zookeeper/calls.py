@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 
 from kazoo.exceptions import SessionExpiredError
 
+from latchwork.backends.futures import Outcome
 from latchwork.backends.zookeeper.errors import Cut
 from latchwork.backends.zookeeper.wire import Reply
 
 
-class Call(Future[Reply]):
+class Call(Outcome[Reply]):
     """One request and its reply to come."""
 
     def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:

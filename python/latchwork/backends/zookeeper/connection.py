@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from kazoo.exceptions import ConnectionLoss
 
+from latchwork.backends.futures import Outcome
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
@@ -85,8 +86,7 @@ class Connection:
         self._settings = settings
         self._clock = settings.clock
         self._listener = listener
-        self._lock = mutex()
-        self._asking = OncePerThread()  # a signal handler could wait for what its thread has not sent yet
+        self._lock, self._asking = mutex(), OncePerThread()  # a signal handler could wait for what is not sent yet
         self._outbox: deque[Call] = deque()
         self._outstanding: list[Call] = []
         self._unsettled: list[Call] = []
@@ -99,7 +99,7 @@ class Connection:
         self.ttl_s = ttl_s
         self.zk_session = 0
         self.opened_at = 0.0
-        self.first_up: Future[None] = Future()
+        self.first_up: Future[None] = Outcome()
         self._link = Link(settings.hosts, ttl_s, options=settings.options, owner=self, clock=settings.clock, name=name)
         self.ask_server = self._link.ask_server
 

@@ -101,11 +101,10 @@ class Link:
         """The connected server's answer to a four-letter word, on a connection of its own; empty if it gives none."""
         client = self._client
         try:
-            peer = self.loop._socket.getpeername()[:2]  # noqa: SLF001
             with contextlib.closing(
                 client.handler.create_connection(
-                    peer,
-                    hostname=peer[0],
+                    self.loop.server,
+                    hostname=self.loop.server[0],
                     timeout=within_s,
                     use_ssl=client.use_ssl,
                     ca=client.ca,
@@ -117,7 +116,7 @@ class Link:
                 asking.settimeout(within_s)
                 asking.sendall(word)
                 return b"".join(iter(partial(asking.recv, 4096), b"")).decode(errors="replace")
-        except (OSError, AttributeError) as error:  # not there, silent, or the connection broke meanwhile
+        except OSError as error:  # not there any more, or silent
             _log.debug("the ZooKeeper server does not answer %r: %s", word, error)
             return ""
 

@@ -69,7 +69,13 @@ class LinkOwner(Protocol):
 
 
 class Loop(ConnectionHandler):  # type: ignore[misc]
-    """The connection's thread. ``Link`` starts it; ``send_now`` and ``cut`` may be called by any thread."""
+    """The connection's thread. ``Link`` starts it; ``send_now`` and ``cut`` may be called by any thread.
+
+    Attributes:
+        server: address and port of the server that was tried last.
+        trouble: why the last attempt to connect failed; empty if none did.
+        was_refused: that attempt ended at the account.
+    """
 
     def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl)  # noqa: SLF001
@@ -85,6 +91,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._patience_s = _HANDSHAKE_S
         self.trouble = ""
         self.was_refused = False
+        self.server = ("", 0)
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -135,6 +142,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._unread.clear()
+        self.server = (hostip, port)
         sent_at = self._clock.now()
         try:
             read_ms, connect_ms = super()._connect(host, hostip, port)

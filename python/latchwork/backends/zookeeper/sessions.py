@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from latchwork.backends.futures import Steps, completed, drive, reject, resolve
+from latchwork.backends.futures import Outcome, Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
@@ -136,7 +136,7 @@ class ZooKeeperSession:
         with self._lock:
             if self._closing is not None:
                 return self._closing
-            closing: Future[None] = Future()
+            closing: Future[None] = Outcome()
             self._closing = closing
         end = self.connection.finish(
             self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s), discard=True

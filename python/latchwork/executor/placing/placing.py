@@ -66,7 +66,7 @@ class Placing:
         if isinstance(item.target, Key):
             owner = owner_of(item.target.text, able.members)
             picker = _Preferred(owner, picker)
-        loads = self._load(able) if getattr(picker, "needs_load", False) else {}
+        loads = await self._load(able) if getattr(picker, "needs_load", False) else {}
         task = TaskInfo(item.id, item.function, item.number)
         picked = spread_over(picker, task, able, loads, copies)
         for member in loads.keys() & set(picked):
@@ -128,11 +128,11 @@ class Placing:
             gone = frozenset(self._gone)
         return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
 
-    def _load(self, view: View) -> dict[str, Load]:
+    async def _load(self, view: View) -> dict[str, Load]:
         """What members said, and what was put there since."""
         if self._loads is None:
             with suppress(LatchworkError):
-                self._loads = self._store.mirror(self._keys.load)
+                self._loads = await self._store.ready(self._store.mirror(self._keys.load, wait=False))
         found: dict[str, Load] = {}
         for member in view.ids:
             entry = None if self._loads is None else self._loads.get(self._keys.load_of(member))

@@ -19,7 +19,7 @@ from latchwork.executor.items import TaskItem, may_run, task_of, type_name
 from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.interrupts import mutex
-from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.primitives import Backlog, BacklogClaim, BacklogItem, Share
 from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.tasks import (
@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 #: An outcome of more bytes is kept beside the key that says where.
 INLINE_BYTES = 100_000
+#: So many submitters that are gone are remembered; what they have left is removed long before others are.
+_MOST_GONE = 10_000
 #: Seconds for which a mark is kept for a task that has not begun here.
 MARKED_S = 5.0
 _TRIED = re.compile(r"try (\d{1,6}) failed")
@@ -126,6 +128,7 @@ class Lanes(FeederHooks):
         self._running: dict[str, tuple[str, str]] = {}
         self._marked: dict[str, float] = {}
         self._submitters_gone: set[str] = set()
+        self._gone: dict[str, None] = {}
 
     # Where
 
@@ -161,6 +164,15 @@ class Lanes(FeederHooks):
             self._longest = lane
 
     # Which
+
+    def share(self, lane: str) -> Share:
+        """Of the lane of all each member has a share; ours is ours alone."""
+        if lane == self._node.lane:
+            return Share(0, 1)
+        members = sorted(self._members() or ())
+        if lane != ANY or self._node.member_id not in members:
+            return Share()
+        return Share(members.index(self._node.member_id), len(members))
 
     def accept(self, item: BacklogItem) -> bool:
         """Whether it is for us; what is no task is, so that it gets out of the way."""
@@ -203,9 +215,12 @@ class Lanes(FeederHooks):
 
     # What runs
 
-    def running_of(self, sid: str) -> list[str]:
-        """The paths of the tasks of a submitter that run here."""
+    def gone(self, sid: str) -> list[str]:
+        """A submitter is gone: none of its tasks begins here any more; the paths of those that run here."""
         with self._lock:
+            self._gone[sid] = None
+            if len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
             return [path for path, owner in self._running.values() if owner == sid]
 
     def cancelled(self, item_id: str) -> str | None:
@@ -240,6 +255,8 @@ class Lanes(FeederHooks):
         with self._lock:
             if self._marked.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
+            if item.sid in self._gone:  # it was there when we took the task, and we heard of its end before this
+                return Release("its submitter is gone", count=False)
             self._running[claim.item.id] = (claim.item.path, item.sid)
         attempt = tries_of(_why(claim)) + 1
         registered = self._node.functions.get(item.function) if item.function != PICKLED else None

@@ -127,8 +127,6 @@ class Shift:
         self._records = Backlog(store, keys.backlog, session=session, label=node.member_id)
         self._sweeper = Sweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
         self._view: View | None = None
-        self._subs: set[str] = set()
-        self._gone: set[str] = set()
         self._stop = Signal()
         self._wake = Signal()
         self._threads: list[Background] = []
@@ -233,12 +231,9 @@ class Shift:
         for change in batch:
             sid = change.key.rpartition("/")[2]
             if change.entry is not None:
-                self._subs.add(sid)
                 continue
-            self._subs.discard(sid)
-            self._gone.add(sid)
             self._sweep_at = min(self._sweep_at, self._store.clock.now() + 0.5)
-            for path in self.lanes.running_of(sid):
+            for path in self.lanes.gone(sid):
                 self.feeder.stop_task(path)
             self._wake.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,8 @@ class WorkPoolFailed(LatchworkError):
 
 
 WorkPool = Callable[[], Iterable[str]] | Sequence[str]
-Run = Callable[[JobContext], Any]
+#: A plain function gets a ``JobContext``, an ``async def`` the twin of one, ``latchwork.aio.JobContext``.
+Run = Callable[[JobContext], Any] | Callable[[Any], Coroutine[Any, Any, object]]
 
 
 @documented(JobOptions)
@@ -76,7 +77,8 @@ class Job:
 
         ``work_pool`` is the items, or a function that returns them: texts of up to 512 UTF-8 bytes, unique, any order.
         ``run`` is called with a ``JobContext`` for each run; raising counts as a failure, and it runs again next time.
-        So does returning a coroutine, which nobody would run; an ``async def`` is refused here.
+        An ``async def`` runs as a task of the node's own event loop, with a ``latchwork.aio.JobContext``; the task is
+        cancelled when the run is told to stop. All such runs of a node share the loop: one that blocks stops them all.
 
         Raises:
             InvalidJob: one of them cannot be used; the message says which and why.
@@ -102,8 +104,10 @@ class Job:
             raise NotImplementedError
         return self._work_pool() if callable(self._work_pool) else self._work_pool
 
-    def run(self, context: JobContext) -> Any:
+    def run(self, context: Any) -> Any:
         """Work on ``context.work_share`` until done or told to stop. What it returns is ignored.
+
+        A subclass may have an ``async def`` here.
 
         Raises:
             NotImplementedError: neither given to the constructor nor overridden.
@@ -111,6 +115,15 @@ class Job:
         if self._run is None:
             raise NotImplementedError
         return self._run(context)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether ``run`` is an ``async def``. For the job manager."""
+        return late_kind(self._given_run) == "an async function"
+
+    @property
+    def _given_run(self) -> Any:
+        return self._run if type(self).run is Job.run else self.run
 
     def pool_changed(self) -> None:
         """Have the nodes of this process read the work pool again at once. From any thread, also before they start."""
@@ -175,15 +188,14 @@ class Job:
                 setattr(self, option.name, kept)
 
     def _validate_run(self) -> None:
-        run = self._run if type(self).run is Job.run else self.run
+        run = self._given_run
         if not callable(run):
             msg = f"job {self.id}: run is {run!r}; give run= a function of one argument, or override run()"
             raise InvalidJob(msg)
         late = late_kind(run)
-        if late is not None:
+        if late not in {None, "an async function"}:
             raise InvalidJob(
-                f"job {self.id}: run is {late}, whose body would never run; give a plain function, "
-                "which may call asyncio.run() or loop itself"
+                f"job {self.id}: run is {late}, whose body would never run; give a plain function or an async def"
             )
 
     def _validate_pool(self) -> None:

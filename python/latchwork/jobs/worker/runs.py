@@ -11,10 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from latchwork.checks import late_result
 from latchwork.clock import Clock
+from latchwork.doors import late
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.jobs.cron.fire_times import FireTimes
@@ -27,6 +29,7 @@ from latchwork.jobs.worker.asked import AskedOf
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
+from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ _LOCK_WAIT_S = 0.1
 _STORE_RETRY_S = 0.5
 #: The next start is told anew when it has changed by more: the clocks drift.
 _SAME_S = 1.0
+#: An async run gets the twin of its context. Twins stand on the floor above, and are imported when one is needed.
+_twins = late("latchwork.aio", {"latchwork.aio.contexts": ("JobContext",)})
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
 
@@ -57,6 +62,7 @@ class RunSetup:
         remaining_s: seconds the locks of the run surely last.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
         asked: makes what a share owes to requests for runs by hand; without it there are none.
+        loop: runs ``async def`` functions; one for all jobs of the node.
     """
 
     job: Job
@@ -71,6 +77,7 @@ class RunSetup:
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
     asked: Callable[[tuple[str, ...]], AskedOf] | None = None
     observers: Observers[Observer] = NOBODY
+    loop: OwnLoop = field(default_factory=partial(OwnLoop, "latchwork-jobs"))
 
 
 class JobRun:
@@ -171,7 +178,7 @@ class JobRun:
     @property
     def is_current_thread(self) -> bool:
         """True when called from the run itself, or from one of its stop listeners."""
-        return threading.current_thread() in {self._thread, self._notifier}
+        return threading.current_thread() in {self._thread, self._notifier} or self._setup.loop.is_inside(self)
 
     @property
     def ended(self) -> bool:
@@ -307,7 +314,7 @@ class JobRun:
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
             with setup.observers.around("run", info):
-                _refuse_late(setup.job.run(context))
+                self._call(context)
         except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
             error = told(raised)
             log.debug("job %s runs again at its next time", setup.job.id)  # that it failed is told by the event log
@@ -318,11 +325,15 @@ class JobRun:
                 self._context = None
         return ended
 
+    def _call(self, context: JobContext) -> None:
+        job = self._setup.job
+        if job.is_async:
+            given = _twins("JobContext").around(context)
+            self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
+            return
+        returned = late_result(job.run(context))
+        if returned is not None:
+            raise TypeError(f"run returned {returned}, which nobody runs; give an async def itself, or await it in one")
+
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
-
-
-def _refuse_late(returned: object) -> None:
-    late = late_result(returned)
-    if late is not None:
-        raise TypeError(f"run returned {late}, which nobody runs: the work was not done; await or iterate it in run()")

@@ -35,6 +35,7 @@ from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
 from latchwork.primitives import HeldLock
 from latchwork.schedules import Instant
 from latchwork.store import Observers, Session, Store
+from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Worker:
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
         }
         self._asked = Asked(store, node_id)
+        self._loop_of_runs = OwnLoop(f"latchwork-jobs-{node_id}")
         self._numbers = count(1)
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
@@ -179,6 +181,7 @@ class Worker:
                 thread.join(max(0.0, self._close_by + _GRACE_S - self._clock.now()))
         for run in {*runs, *self._ending} - {self._closer}:
             run.join(max(0.0, self._close_by - self._clock.now()))
+        self._loop_of_runs.close(max(_GRACE_S, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
         self._asked.close()
@@ -377,6 +380,7 @@ class Worker:
             remaining_s=locks.remaining_s,
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
+            loop=self._loop_of_runs,
             asked=lambda items: AskedOf(self._asked, state.job.id, locks.holds(items)),
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )

@@ -14,17 +14,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from latchwork.clock import Clock
-from latchwork.errors import Closed, LatchworkError
+from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
 from latchwork.primitives import BacklogClaim
+from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
-from latchwork.tasks import Done, Ending, Outcome
+from latchwork.store.steps import Pause, Signal
+from latchwork.tasks import Done, Ending, Outcome, Release
 from latchwork.types import Check
 
 #: So many plans, and of each so many tasks, are remembered.
@@ -129,8 +130,7 @@ class Ends:
         place: where the plans are.
         progress: what follows.
         alone: ends one task by itself, in whatever state it is found.
-        clock: of its waits.
-        label: of its thread.
+        stop: set when the worker closes.
     """
 
     def __init__(
@@ -138,14 +138,13 @@ class Ends:
         place: Place,
         progress: Progress,
         alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
-        clock: Clock,
-        label: str,
+        stop: Signal,
     ) -> None:
         self._place = place
         self._progress = progress
         self._alone = alone
-        self._clock = clock
-        self._label = label
+        self._clock = place.store.clock
+        self._stop = stop
         self._bell = Bell()
         self._waiting: list[End] = []
         self._thread: Background | None = None
@@ -164,7 +163,7 @@ class Ends:
             self._waiting.append(end)
             self._bell.ring()
             if self._thread is None:
-                self._thread = Background(self._run, f"latchwork-plans-ends-{self._label}")
+                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
         return end.ending
 
     def close(self) -> None:
@@ -193,16 +192,31 @@ class Ends:
                 await self._decide(plan_id, some)
 
     async def _decide(self, plan_id: str, ends: list[End]) -> None:
-        try:
-            again = [end for end in ends if end.task is None]
-            first = [end for end in ends if end.task is not None]
-            if first:
-                again += await self._pass_on(plan_id, first)
-            if again:
-                await self._end_and_look(plan_id, again)
-        except Exception as error:
-            for end in ends:
-                end.fail(error)
+        """All of these, however long the store is away: what ran has run."""
+        backoff = Backoff()
+        while left := [end for end in ends if not end.ending.done()]:
+            try:
+                await self._decide_once(plan_id, left)
+            except (Unavailable, OutcomeUnknown) as error:
+                if await Pause(self._clock, self._stop, backoff.next_s()):
+                    _give_back(left, error)
+                await self._drop_lost(left)
+            except Exception as error:
+                for end in left:
+                    end.fail(error)
+
+    async def _decide_once(self, plan_id: str, ends: Sequence[End]) -> None:
+        again = [end for end in ends if end.task is None]
+        first = [end for end in ends if end.task is not None]
+        if first:
+            again += await self._pass_on(plan_id, first)
+        if again:
+            await self._end_and_look(plan_id, again)
+
+    async def _drop_lost(self, ends: Sequence[End]) -> None:
+        for end in ends:
+            if not end.claim.is_held:
+                await self._end_alone(end)
 
     # The first try
 
@@ -326,8 +340,17 @@ class Ends:
         try:
             held(end.claim)
             end.end(await self._alone(end.claim, end.plan_id, end.name, end.outcome))
+        except NoSuchPlan:  # removed meanwhile
+            end.end(Done())
+        except (Unavailable, OutcomeUnknown):
+            raise
         except LatchworkError as error:
             end.fail(error)
+
+
+def _give_back(ends: Iterable[End], error: LatchworkError) -> None:
+    for end in ends:
+        end.end(Release(str(error)[:200], count=False))
 
 
 def _last_of(ends: Sequence[End]) -> dict[str, str]:

@@ -84,7 +84,7 @@ class Semaphore(SessionLock):
     async def holders(self) -> list[Ticket]:
         """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
         entries = await ask(self._store.list, self._leases)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key)]
+        return [Ticket.of(entry) for entry in entries if _is_lease(entry)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
@@ -143,14 +143,16 @@ class Semaphore(SessionLock):
             self._queue.refuse_lost(place)
             entries = {entry.key: entry for entry in await ask(self._store.list, self._leases)}
             ours = entries.get(self._lease_key(place))
-            if ours is not None:  # an earlier try got through, its answer did not
+            if ours is not None and ours.owner == place.session.id:  # an earlier try got through, its answer did not
                 return self._lease(ours, place.session)
+            if ours is not None:
+                raise BadRecord(f"key {ours.key!r} is no lease of {self.what}: another program wrote it; delete it")
             size = entries.get(self._size_key)
             if size is None:  # somebody deleted it
                 self._agreed = False
                 await self._agree()
                 continue
-            if sum(map(is_ticket, entries)) >= _read_size(size):
+            if sum(map(_is_lease, entries.values())) >= _read_size(size):
                 return None
             try:
                 return self._lease(await self._move(place, size), place.session)
@@ -197,9 +199,14 @@ class _Room:
                 self._size = _read_size(change.entry) if change.entry is not None else 0
             elif change.entry is None:
                 self._live.discard(change.key)
-            elif is_ticket(change.key):
+            elif _is_lease(change.entry):
                 self._live.add(change.key)
         return len(self._live) < self._size
+
+
+def _is_lease(entry: Entry) -> bool:
+    """What no session owns was written by another program, and would take up a lease for ever."""
+    return is_ticket(entry.key) and entry.owner is not None
 
 
 def _check_size(leases: int) -> int:

@@ -22,6 +22,7 @@ from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
+from latchwork.primitives.meeting.company import Attendance, company_of
 from latchwork.primitives.meeting.crowd import AGAIN_S, Arrivals, EndOf, drawn, is_many
 from latchwork.primitives.meeting.phases import (
     Board,
@@ -36,7 +37,7 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_name, 
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called_as_steps
+from latchwork.store.steps import OnInterrupt, ask, called_as_steps
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Op, Put
 
@@ -84,6 +85,7 @@ class Meeting:
         self._arrivals = f"{name}/arrived"
         self._mine = f"{self._arrivals}/{member_id}"
         self._heard = -1
+        self._has_left = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
@@ -109,12 +111,16 @@ class Meeting:
         Raises:
             BarrierBroken: it ended without everybody, for lack of time here or elsewhere.
         """
+        here = Attendance(company_of(self._store, self.name))
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            while True:
-                arrival = await waiter.keep_trying(lambda: self._arrive(choose, checks, waiter, timeout_s), patience)
-                if arrival.phase is not None:
-                    return await self._await_end(arrival.phase, arrival, waiter, patience)
-                await self._await_change(arrival.board.phase, waiter, patience)
+            await OnInterrupt(here.end)
+            with here:
+                while True:
+                    arrive = partial(self._arrive, choose, checks, waiter, timeout_s, here)
+                    arrival = await waiter.keep_trying(arrive, patience)
+                    if arrival.phase is not None:
+                        return await self._await_end(arrival.phase, arrival, waiter, patience, here)
+                    await self._await_change(arrival.board.phase, waiter, patience)
 
     async def _abort(self, why: str, lacking: Collection[str] = ()) -> None:
         """Break the open phase for everybody who waits in it; with ``lacking``, if one of these has not arrived."""
@@ -147,34 +153,47 @@ class Meeting:
         raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
 
     async def _arrive(
-        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None
+        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, here: Attendance
     ) -> _Arrival:
         """Arrive once at the phase that is meant."""
         has_paused = False
         while True:
-            entry, mine = await ask(self._store.get_many, [self._board_key, self._mine])
+            names = [self._board_key] if self._has_left else [self._board_key, self._mine]
+            entry, mine, *_ = *await here.company.get_many(names), None
             if entry is None and not self._fresh.is_per_phase:
                 entry, _ = await self._board()
             board = self._fresh if entry is None else self._read(entry)
             last = read_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._heard else -1)
             if phase is None or phase < board.phase or last == phase:
-                here = mine if last == phase else None
-                return _Arrival(phase, entry, board, here, here is None or follows(here) or not is_many(board.parties))
+                ours = mine if last == phase else None
+                return _Arrival(phase, entry, board, ours, ours is None or follows(ours) or not is_many(board.parties))
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
+            if not board.is_open and not has_paused and not await here.may_open(phase, waiter):
+                continue
             expected = Expected(()) if board.is_open else await self._expected()
             if not has_paused and not board.is_open and is_many(_count(expected.parties)):
                 has_paused = True
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
                     continue  # of many that come at once one has opened it by now
-            arrival = await self._come(entry, board, expected, checks, timeout_s)
+            try:
+                arrival = await self._come(entry, board, expected, checks, timeout_s, here=here)
+            finally:
+                here.has_opened()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
     async def _come(
-        self, entry: Entry | None, board: Board, expected: Expected, checks: Sequence[Check], timeout_s: float | None
+        self,
+        entry: Entry | None,
+        board: Board,
+        expected: Expected,
+        checks: Sequence[Check],
+        timeout_s: float | None,
+        *,
+        here: Attendance,
     ) -> _Arrival | None:
         """Write our arrival at the open phase, and open that if we are the first; None when the board has changed."""
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
@@ -185,17 +204,20 @@ class Meeting:
             board = board.opened(expected.parties, Opening(timeout_s, time.time()))
             ops.append(Put(self._board_key, board.to_bytes()))
         is_follower = is_first or drawn(board.parties)
+        if is_follower and is_many(board.parties):
+            is_follower = here.may_follow(board.phase) or is_first
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
         if is_follower and is_many(board.parties):
             about["follows"] = True
         ops.append(Put(self._mine, write_arrival(board.phase, about)))
+        self._has_left = False
         try:
-            done = await ask(self._store.commit, [*ours, *checks], ops)
+            written = await here.company.commit([*ours, *checks], ops)
         except Conflict as error:
             if any(each in ours for each in error.failed):
                 return None
             raise
-        return _Arrival(board.phase, done.entries[0] if is_first else entry, board, done.entries[-1], is_follower)
+        return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
 
     async def _expected(self) -> Expected:
         """Who has to come to a phase that is opened now."""
@@ -216,7 +238,9 @@ class Meeting:
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
-    async def _await_end(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> int:
+    async def _await_end(
+        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, here: Attendance
+    ) -> int:
         board = arrival.board if arrival.board.phase != phase else None
         if board is None:
             patience = Patience(self._store.clock, patience.left_s(arrival.deadline_s))
@@ -225,14 +249,16 @@ class Meeting:
                 known = [(arrival.entry, arrival.board)]
                 board = await waiter.keep_trying(lambda: self._open(phase, None, known), patience)
         if board is None:
-            board = await self._follow(phase, arrival, waiter, patience)
-        return await self._told(phase, board, arrival.mine)
+            board = await self._follow(phase, arrival, waiter, patience, here)
+        return await self._told(phase, board, arrival.mine, here)
 
-    async def _follow(self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience) -> Board:
+    async def _follow(
+        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, here: Attendance
+    ) -> Board:
         """Wait until the phase has ended, or end it; the board after that."""
         board = None
         if not arrival.follows:
-            board = await self._await_board(phase, arrival.board.parties, waiter, patience)
+            board = await self._await_board(phase, arrival.board.parties, waiter, patience, here)
         while board is None and await waiter.follow(
             self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), patience
         ):
@@ -248,9 +274,16 @@ class Meeting:
         late = f"{self.member_id!r} had no more time"
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
 
-    async def _await_board(self, phase: int, parties: int, waiter: Waiter, patience: Patience) -> Board | None:
+    async def _await_board(
+        self, phase: int, parties: int, waiter: Waiter, patience: Patience, here: Attendance
+    ) -> Board | None:
         """Wait by the board alone for the end of the phase: the board then; None to follow, or when time is over."""
         longest_s = random.uniform(*AGAIN_S)
+        if await here.company.await_board(phase, waiter.off, patience.left_s(longest_s)):
+            (entry,) = await waiter.keep_trying(lambda: here.company.get_many([self._board_key]), patience)
+            board = None if entry is None else self._read(entry)
+            if board is not None and board.phase > phase:
+                return board
         while not await waiter.follow(
             self._board_key, seen := EndOf(phase), Patience(self._store.clock, patience.left_s(longest_s)), leaf=True
         ):
@@ -300,10 +333,10 @@ class Meeting:
 
     # Hearing how it ended
 
-    async def _told(self, phase: int, board: Board, mine: Entry | None) -> int:
+    async def _told(self, phase: int, board: Board, mine: Entry | None, here: Attendance) -> int:
         end = board.how_ended(phase)
         self._heard = max(self._heard, phase)
-        await self._forget(mine)
+        await self._forget(mine, here)
         if end is None:
             raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -317,13 +350,14 @@ class Meeting:
             end.arrived,
         )
 
-    async def _forget(self, mine: Entry | None) -> None:
+    async def _forget(self, mine: Entry | None, here: Attendance) -> None:
         """Delete our arrival. If it stays, our process believes after a restart that it did not hear of the end."""
         if mine is None:
             return
         try:
             with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
-                await ask(self._store.delete, self._mine, version=mine.version)
+                await here.company.delete(mine)
+                self._has_left = True  # for certain: what is not read has not to be
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from latchwork.errors import BadRecord
@@ -112,12 +113,7 @@ class Board:
             BadRecord: it is no barrier.
         """
         try:
-            body = Record.of(entry.value)
-            ended = tuple(map(_ended, body.parts("ended")))
-            is_per_phase = "opening" in body.body
-            parties, phase = body.whole("parties", least=0 if is_per_phase else 1), body.whole("phase", least=0)
-            board = cls(parties, body.texts("names"), phase, body.texts("regulars"), ended, is_per_phase)
-            return board if not is_per_phase else replace(board, **_read_opening(body))
+            return _parsed(entry.value)
         except BadRecord as error:
             told = f"key {entry.key!r} holds something else than a barrier ({error}); use another name"
             raise BadRecord(told) from None
@@ -190,6 +186,17 @@ class Board:
         recent = (*older, end)
         after = replace(self, phase=phase, regulars=regulars, ended=recent)
         return replace(after, parties=0, names=(), opening=None) if self.is_per_phase else after
+
+
+@lru_cache(maxsize=128)
+def _parsed(value: bytes) -> Board:
+    """A board as it is stored. Each of many members of a process reads the same one."""
+    body = Record.of(value)
+    ended = tuple(map(_ended, body.parts("ended")))
+    is_per_phase = "opening" in body.body
+    parties, phase = body.whole("parties", least=0 if is_per_phase else 1), body.whole("phase", least=0)
+    board = Board(parties, body.texts("names"), phase, body.texts("regulars"), ended, is_per_phase)
+    return board if not is_per_phase else replace(board, **_read_opening(body))
 
 
 def _ended(body: Record) -> Ended:

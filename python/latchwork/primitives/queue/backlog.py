@@ -17,7 +17,8 @@ from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
 from latchwork.primitives.queue.backlog_records import Records
-from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, nothing_more
+from latchwork.primitives.queue.backlog_shares import Share
+from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.backlog_waiting import Waiting
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
@@ -191,6 +192,7 @@ class Backlog(Records):
         extra: Extra | None = None,
         extra_dead: Extra | None = None,
         on_refused: Callable[[BacklogItem], object] | None = None,
+        share: Callable[[str], Share] | None = None,
     ) -> list[BacklogClaim]:
         """Take the first items that nobody has taken; wait for none.
 
@@ -205,6 +207,9 @@ class Backlog(Records):
             extra_dead: the same for the transaction that makes a dead letter of an item, whose attempts are used up and
                 whose last taker died.
             on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
+            share: called with a lane: which of its takers we are, of how many. Takers that know each other take items
+                of their own share first, and so do not want the same ones; an item of another's share waits for 0.05 s
+                at most, and one that comes before those that were read already for 0.25 s.
         Returns:
             Claims in the order in which they were made, may be empty. Each is ours until we end it, or our session
             ends. Trouble behind the first one is left to the next call.
@@ -225,6 +230,7 @@ class Backlog(Records):
             extra or nothing_more,
             extra_dead or nothing_more,
             on_refused,
+            share or no_share,
         )
         async with self._waits.begin(0.0) as (waiter, _):
             try:

@@ -87,7 +87,13 @@ class BacklogClaim(Taken):
 
     @driven
     async def release(
-        self, why: str = "", *, count: bool = True, lane: str | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        why: str = "",
+        *,
+        count: bool = True,
+        lane: str | None = None,
+        ops: Sequence[Op] = (),
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Give the item back, to its old place; after the last attempt that counts, to the dead letters.
 
@@ -95,6 +101,7 @@ class BacklogClaim(Taken):
             why: kept in the item.
             count: False: as if it had not been taken this time.
             lane: to this lane instead, to the same shelf there.
+            ops: written in the same transaction.
             timeout_s: as for ``ack``.
         Raises:
             Conflict: that lane has an item of this name; it is still ours.
@@ -102,9 +109,9 @@ class BacklogClaim(Taken):
         """
         check_text(why, "the reason")
         if count and self.attempts >= self._held.most:
-            await steps_of(self.bury)(why or f"given back {self.attempts} times", timeout_s=timeout_s)
+            await steps_of(self.bury)(why or f"given back {self.attempts} times", ops, timeout_s=timeout_s)
             return
-        await self._end(self._give(why, count=count, lane=lane), (), timeout_s)
+        await self._end([*self._give(why, count=count, lane=lane), *ops], (), timeout_s)
 
     @driven
     async def bury(self, why: str = "", ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:

@@ -108,6 +108,7 @@ class Pages:
     def __init__(
         self, held: Holding, lane: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
     ) -> None:
+        self.lane = lane
         self._store = held.store
         self._index = held.names.shelves(lane)
         self._items = held.names.items(lane)
@@ -148,6 +149,11 @@ class Pages:
     def hint(self, until: float) -> Hint | None:
         """Where the first free item was, if many before it were taken; valid until then."""
         return Hint(self._first, until) if self._first is not None and self._skipped >= MANY else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the lane had no shelf."""
+        return self._behind is None
 
     @property
     def first(self) -> Stretch | None:

@@ -26,6 +26,7 @@ from latchwork.primitives.queue.backlog_items import (
     shown,
 )
 from latchwork.primitives.queue.backlog_pages import Hint, Pages
+from latchwork.primitives.queue.backlog_shares import EMPTY_S, FEW, NO_SHARE, Kept, Share
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
@@ -57,6 +58,11 @@ def everything(_item: BacklogItem) -> bool:
     return True
 
 
+def no_share(_lane: str) -> Share:
+    """Takers do not know each other."""
+    return NO_SHARE
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What a caller of ``try_take`` wants.
@@ -68,6 +74,7 @@ class Wish:
         extra: checks and writes in the transaction that takes it.
         extra_dead: checks and writes in the transaction that makes a dead letter of it.
         on_refused: called for an item whose extra checks did not hold.
+        share: which of the takers of a lane we are.
     """
 
     lanes: Sequence[str]
@@ -76,6 +83,7 @@ class Wish:
     extra: Extra = nothing_more
     extra_dead: Extra = nothing_more
     on_refused: Callable[[BacklogItem], object] | None = None
+    share: Callable[[str], Share] = no_share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,13 +151,14 @@ class Taking:
         self._about = about
         self._doubts = Doubts(held.store, what, held.thread)
         self._hints: dict[str, Hint] = {}
+        self._kept: dict[str, Kept] = {}
 
     async def try_take(self, wish: Wish, session: Session) -> list[BacklogClaim]:
         """Take the first items that are free; what is taken already is not lost by trouble with the others."""
         claims: list[BacklogClaim] = []
         try:
             await self._settle_doubts(wish, session, claims)
-            for lane in wish.lanes:
+            for lane in self._worth_a_look(wish):
                 await self._take_from_lane(lane, wish, session, claims)
         except LatchworkError as error:
             if not claims:
@@ -160,24 +169,55 @@ class Taking:
             raise
         return claims
 
+    def _worth_a_look(self, wish: Wish) -> list[str]:
+        """The lanes to look into: without those that had nothing a moment ago, if others have what is known."""
+        now = self._store.clock.now()
+        kept = {lane: self._kept[lane] for lane in wish.lanes if lane in self._kept}
+        if not any(each.fresh(now) for each in kept.values()):
+            return list(wish.lanes)
+        return [lane for lane in wish.lanes if lane not in kept or now >= kept[lane].is_empty_until]
+
     async def _take_from_lane(self, lane: str, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
-        """Take from where the first free item was a moment ago; then, or if that is not enough, from the head."""
-        hint, now = self._hints.pop(lane, None), self._store.clock.now()
+        """Take what was read before; else from where the first free item was a moment ago; else from the head."""
+        if len(claims) >= wish.limit:
+            return
+        had, now, share = len(claims), self._store.clock.now(), wish.share(lane)
+        if share.is_known:
+            kept = self._kept.setdefault(lane, Kept())
+            kept.entries = await self._take_of(kept.fresh(now), wish, session, claims)
+            if len(claims) > had:
+                return
+        hint = self._hints.pop(lane, None)
+        wanted = (wish.limit - len(claims)) * share.count
         if hint is not None and now < hint.until:
-            pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True, start=hint.start)
-            await self._take_from(pages, wish, session, claims)
-            if len(claims) >= wish.limit:
+            pages = Pages(self._held, lane, wanted, tidies=True, start=hint.start)
+            await self._take_from(pages, wish, session, claims, share)
+            if len(claims) >= wish.limit or (share.is_known and len(claims) > had):
                 self._hints[lane] = Hint(pages.first or hint.start, hint.until)
                 return
-        pages = Pages(self._held, lane, wish.limit - len(claims), tidies=True)
-        await self._take_from(pages, wish, session, claims)
+        pages = Pages(self._held, lane, wanted, tidies=True)
+        await self._take_from(pages, wish, session, claims, share)
         found = pages.hint(now + HINT_S)
         if found is not None:
             self._hints[lane] = found
+        if share.is_known and pages.is_empty:
+            self._kept[lane].is_empty_until = now + EMPTY_S
 
-    async def _take_from(self, pages: Pages, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+    async def _take_from(
+        self, pages: Pages, wish: Wish, session: Session, claims: list[BacklogClaim], share: Share
+    ) -> None:
+        had = len(claims)
         while len(claims) < wish.limit and (free := await pages.next()) is not None:
-            await self._take_of(free, wish, session, claims)
+            if not share.is_known:
+                await self._take_of(free, wish, session, claims)
+                continue
+            kept, now = self._kept[pages.lane], self._store.clock.now()
+            mine, others = kept.split(free, share, now)
+            kept.keep(await self._take_of(mine, wish, session, claims), now)
+            if len(claims) == had and not share.is_patient:
+                await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
+            if len(claims) > had:
+                return
 
     def _give_up(self, claims: Iterable[BacklogClaim], session: Session) -> None:
         self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001
@@ -185,8 +225,13 @@ class Taking:
     def _doubt(self, claim: Entry, item_key: str, session: Session) -> Doubt:
         return Doubt(claim.key, item_key, str(read_body(claim.value).get("nonce")), session, None)
 
-    async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
-        """Take from a page. After others were faster, from anywhere in the page, so that takers spread out."""
+    async def _take_of(
+        self, free: list[Entry], wish: Wish, session: Session, claims: list[BacklogClaim]
+    ) -> list[Entry]:
+        """Take from a page; what is left of it.
+
+        After others were faster, from anywhere in the page, so that takers spread out.
+        """
         tries: list[Try] = []
         while len(claims) < wish.limit:
             left = wish.limit - len(claims)
@@ -194,7 +239,7 @@ class Taking:
                 more = await self._try_of(free.pop(0), wish)
                 tries += [] if more is None else [more]
             if not tries:
-                return
+                return []
             batch = batch_of(tries, left)
             try:
                 claims += await self._claim(batch, session)
@@ -207,6 +252,7 @@ class Taking:
                 tries = [each for each in tries if each not in lost and each not in refused]
                 if lost:
                     free, tries = _from_anywhere([*(each.entry for each in tries), *free]), []
+        return [*(each.entry for each in tries), *free]
 
     async def _tell_refused(self, refused: Iterable[Try], wish: Wish) -> None:
         for each in refused:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from latchwork.clock import Clock
-from latchwork.interrupts import condition, mutex
+from latchwork.interrupts import Mutex, condition, mutex
 from latchwork.store.steps import Step, Until
 
 
@@ -15,10 +15,13 @@ class Bell:
 
     ``with bell.mutex:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings``
     and look at the condition inside, then await ``bell.rung(rings, ...)`` outside, and look again.
+
+    Args:
+        of: a mutex that there is: several bells of one mutex wake each those whom it concerns.
     """
 
-    def __init__(self) -> None:
-        self.mutex = mutex()
+    def __init__(self, of: Mutex | None = None) -> None:
+        self.mutex = mutex() if of is None else of
         self._condition = condition(self.mutex)
         self._calls: dict[object, Callable[[], object]] = {}
         self.rings = 0

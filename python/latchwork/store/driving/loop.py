@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from latchwork.backends.futures import call_at_once
 from latchwork.callers import Caller, acting
 from latchwork.interrupts import Attempt
-from latchwork.store.steps import Step, Steps
+from latchwork.store.steps import Ask, Step, Steps
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ CLEAN_UP_S = 1.0
 _BATCH = 200
 #: Seconds after which a protocol whose steps all end at once lets others have the loop.
 _TURN_S = 0.002
+
+#: Calls of one loop that are in flight on one connection.
+MAX_IN_FLIGHT = 1000
 
 #: Seconds between two looks for calls whose time is over.
 _LOOK_S = 1.0
@@ -54,11 +57,14 @@ class Arrivals:
         self._looks = False
         self._room: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
 
-    def room(self, of: object, most: int) -> asyncio.Semaphore:
-        """Lets so many tasks of this loop use something at a time, in the order in which they came."""
-        room = self._room.get(of)
+    def room(self, connection: object) -> asyncio.Semaphore:
+        """Lets so many calls of this loop be in flight on a connection, in the order in which they came.
+
+        More at once would wait for each other on their way, and the last of them for longer than a call may take.
+        """
+        room = self._room.get(connection)
         if room is None:
-            room = self._room[of] = asyncio.Semaphore(most)
+            room = self._room[connection] = asyncio.Semaphore(MAX_IN_FLIGHT)
         return room
 
     @classmethod
@@ -168,22 +174,34 @@ class Drive(Generic[T]):
         turn_ends = time.perf_counter() + _TURN_S
         try:
             while True:
-                if self._future is None:
+                if self._step is None:
                     ended, value = self._send()
                     if ended:
                         return cast("T", value)
-                future, step = self._future, self._step
-                assert future is not None
+                step = self._step
                 assert step is not None
-                if not future.done():
-                    await self._until(arrivals, future, step)
-                    turn_ends = time.perf_counter() + _TURN_S
-                elif time.perf_counter() > turn_ends:
-                    await self._interruptible(asyncio.sleep(0))
-                    turn_ends = time.perf_counter() + _TURN_S
+                room = arrivals.room(step.asked.connection) if isinstance(step, Ask) and self._future is None else None
+                if room is not None and not await self._admitted(room):
+                    self._step = None  # it is not begun: the protocol is told
+                    continue
+                try:
+                    future = self._future or self._begin(step)
+                    if not future.done():
+                        await self._until(arrivals, future, step)
+                        turn_ends = time.perf_counter() + _TURN_S
+                    elif time.perf_counter() > turn_ends:
+                        await self._interruptible(asyncio.sleep(0))
+                        turn_ends = time.perf_counter() + _TURN_S
+                finally:
+                    if room is not None:
+                        room.release()
                 self._take(future, step)
         finally:
             self._error = None  # its traceback holds this frame
+
+    async def _admitted(self, room: asyncio.Semaphore) -> bool:
+        """Wait for room; False if a cancellation came."""
+        return (await self._interruptible(room.acquire())) if room.locked() else await room.acquire()
 
     async def go_on(self) -> None:
         """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""
@@ -199,8 +217,8 @@ class Drive(Generic[T]):
 
     def abandon(self, error: BaseException) -> None:
         """Have the protocol ended by this error as soon as somebody drives it on."""
-        if self._future is not None:
-            self._future.cancel()
+        if self._future is not None and self._step is not None and not self._future.cancel():
+            self._step.dropped(self._future)
         self._future = self._step = None
         self._error = error
 
@@ -219,22 +237,25 @@ class Drive(Generic[T]):
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
     def _send(self) -> tuple[bool, Any]:
-        """Go on to the next step, and begin it; or the end of it, and what it returned."""
+        """Go on to the next step; or the end of it, and what it returned."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
         with acting(self._caller):
             try:
-                step = self._steps.send(answer) if error is None else self._steps.throw(error)
+                self._step = self._steps.send(answer) if error is None else self._steps.throw(error)
             except StopIteration as stop:
                 return True, stop.value
-            self._step = step
+        return False, None
+
+    def _begin(self, step: Step[Any]) -> Future[Any]:
+        with acting(self._caller):
             try:
                 self._future = step.begin_in(self._attempt)
             except BaseException as raised:
                 failed: Future[Any] = Future()
                 failed.set_exception(raised)
                 self._future = failed
-        return False, None
+        return self._future
 
     def _take(self, future: Future[Any], step: Step[Any]) -> None:
         self._future = self._step = None
@@ -281,10 +302,13 @@ class Drive(Generic[T]):
             if until is not None:
                 raise Leave from error
             future, step = self._future, self._step
-            if future is not None and step is not None and not future.done():
-                self._note = step.unknown()
-                if not step.interrupt(future):
-                    await _end(future, step)
+            if future is not None and step is not None:
+                if future.done():
+                    step.dropped(future)
+                else:
+                    self._note = step.unknown()
+                    if not step.interrupt(future):
+                        await _end(future, step)
             self._cleaning_until = time.monotonic() + CLEAN_UP_S
             self._error = self._cancelled = error
             return False

@@ -7,6 +7,7 @@ It is made again as ``raised`` says; otherwise it is a ``RemoteError``. Nothing 
 from __future__ import annotations
 
 import traceback
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from latchwork.words import printable
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
 MOST_TEXT = 8_000
 MOST_TRACEBACK = 32_000
-_VALUE, _RAISED = "value", "raised"
+_VALUE, _RAISED, _INSTEAD = "value", "raised", "instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,14 @@ class Failure:
         return RaisedParts("", "", (), {})
 
 
+class Instead(ABC):
+    """What a task returns when its value comes later: something that its system is to do before."""
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """As its system reads it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended.
@@ -104,10 +113,12 @@ class Outcome:
     Attributes:
         payload: the value, as a payload; empty when it failed.
         failure: the exception; None when it returned.
+        instead: what was returned instead of a value; only systems that say so get one.
     """
 
     payload: bytes = b""
     failure: Failure | None = None
+    instead: bytes = b""
 
     @classmethod
     def failed(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Outcome:
@@ -121,6 +132,8 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
+        if self.instead:
+            return pack([_INSTEAD, self.instead], "an outcome")
         if self.failure is None:
             return pack([_VALUE, self.payload], "an outcome")
         f = self.failure
@@ -136,6 +149,8 @@ class Outcome:
         match unpack(data, "an outcome"):
             case ["value", bytes(payload)]:
                 return cls(payload)
+            case ["instead", bytes(instead)]:
+                return cls(instead=instead)
             case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final), bool(refused)]:
                 return cls(failure=Failure(module, name, text, where, stored, final, refused))
         raise BadPayload(f"{short(data)} is no outcome of a task")
@@ -150,6 +165,8 @@ class Outcome:
         """
         if self.failure is not None:
             raise self.failure.exception()
+        if self.instead:
+            raise BadPayload(f"{what} comes later")
         return payloads.decode(self.payload, type_, what)
 
 

@@ -85,6 +85,11 @@ class TaskContext(StopSignal):
         left_s = float("inf") if self.deadline is None else max(0.0, self.deadline - self._clock.now())
         return left_s if self._left is None else min(left_s, self._left())
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time of the run, its ``timeout_s``, is over. Does no I/O."""
+        return self.deadline is not None and self._clock.now() >= self.deadline
+
     def refuse(self, why: str) -> NoReturn:
         """End this run as "not here": it counts as no try, and another node may take the task.
 

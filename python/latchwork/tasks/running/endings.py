@@ -17,7 +17,7 @@ from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, O
 from latchwork.primitives import BacklogClaim, BacklogEnding
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
-from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release
+from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run
 from latchwork.tasks.running.pauses import Pauses
 from latchwork.types import Committed
 
@@ -46,6 +46,10 @@ class Taken:
         margin_s: seconds before the end of the session at which it is told to stop.
         tries: how often its end was tried.
         forget: takes back what listens for its loss.
+        run: what is to be run.
+        queued_at: since when it has waited for a slot, by the node's clock.
+        is_hurried: it is wanted no more: it makes no pause before it is given back.
+        hurry: ends that pause, if there is one.
     """
 
     claim: BacklogClaim
@@ -56,6 +60,10 @@ class Taken:
     margin_s: float = 0.0
     tries: int = 0
     forget: Callable[[], None] = field(default=lambda: None)
+    run: Run | None = None
+    queued_at: float = 0.0
+    is_hurried: bool = False
+    hurry: Callable[[], None] = field(default=lambda: None)
 
     @property
     def runs(self) -> bool:
@@ -67,6 +75,11 @@ class Taken:
         if self.runs and self.context is not None:
             self.why_cut = why
             self.context.stop()
+
+    def end_pause(self) -> None:
+        """Make no pause before it is given back; end the one that it makes."""
+        self.is_hurried = True
+        self.hurry()
 
     def lose(self) -> None:
         """The claim was lost: its outcome counts no more."""
@@ -141,15 +154,24 @@ class Endings:
             self._commit(task, ending)
         elif isinstance(ending, Release):
             after_s = 0.0 if self._hurries else ending.after_s
-            self._pauses.later(after_s, partial(self._try, task, partial(_release, task.claim, ending), "released"))
+            release = partial(self._release, task.claim, ending)
+            task.hurry = self._pauses.later(after_s, partial(self._try, task, release, "released"))
+            if task.is_hurried:  # told before the pause was there
+                task.hurry()
         else:
-            self._pauses.later(0.0, partial(self._try, task, partial(_bury, task.claim, ending), "buried"))
+            self._pauses.later(0.0, partial(self._try, task, partial(self._bury, task.claim, ending), "buried"))
+
+    def _release(self, claim: BacklogClaim, ending: Release) -> None:
+        claim.release(ending.why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim))
+
+    def _bury(self, claim: BacklogClaim, ending: Bury) -> None:
+        claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)])
 
     # Done
 
     def _commit(self, task: Taken, done: Done) -> None:
         try:
-            part = task.claim.ack_part(done.ops)
+            part = task.claim.ack_part([*done.ops, *self._hooks.at_end(task.claim)])
         except OwnershipLost:
             self._lose(task)
             return
@@ -191,7 +213,8 @@ class Endings:
             self._lose(task)
         except Conflict as error:
             _log.info("item %s was not %s as wished: %s", task.claim.item.path, how, error)
-            self._again(task, partial(self._try, task, partial(task.claim.release, count=False), "released"))
+            again = partial(self._release, task.claim, Release(count=False))
+            self._again(task, partial(self._try, task, again, "released"))
         except LatchworkError as error:
             _log.warning("item %s is not %s yet: %s", task.claim.item.path, how, error)
             self._again(task, partial(self._try, task, step, how))
@@ -210,11 +233,3 @@ class Endings:
             self._hooks.lost(task.claim)
         except (Exception, SystemExit):
             _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
-
-
-def _release(claim: BacklogClaim, ending: Release) -> None:
-    claim.release(ending.why, count=ending.count, lane=ending.lane)
-
-
-def _bury(claim: BacklogClaim, ending: Bury) -> None:
-    claim.bury(ending.why, ending.ops)

@@ -9,16 +9,18 @@ docs/design/0020 has the races.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.primitives import Backlog, BacklogClaim, Share
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -27,11 +29,12 @@ from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, decided, tell_taken
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_taken
 from latchwork.tasks.running.slots import Slots
-from latchwork.types import Absent, Check, Op
+from latchwork.tasks.running.starting import GIVEN_BACK_S, StartingLine
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -39,12 +42,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: So many items are claimed in one transaction at most.
-BATCH = 16
+BATCH = 40
 #: Seconds after which a node that found nothing looks all the same: reads only.
 LOOK_S = 10.0
-#: Seconds for which an item that was refused here is left to others.
-REFUSED_S = 10.0
-_MOST_REFUSED = 10_000
+#: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
+TIDY_S = 0.2
+#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
+#: in line: that costs two writes and a watch.
+MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class Feeder(Starts):
@@ -88,8 +93,13 @@ class Feeder(Starts):
         self._clock = store.clock
         self._home = Home("this feeder")
         self._bell = Bell()
+        self._news, self._guarded, self._ends = (Bell(self._bell.mutex) for _ in range(3))
+        self._guards_at = math.inf
+        self._asks_until = 0
+        self._leaves_traces = False
+        self._vain, self._many = 0, 0.0
+        self._wants_room = False
         self._tasks: dict[str, Taken] = {}
-        self._refused: dict[str, float] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
         self._takes, self._is_over, self._is_started = True, False, False
@@ -97,6 +107,8 @@ class Feeder(Starts):
         self._looks = self._last_found = 0
         self._counts: Counter[str] = Counter()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
+        self._choosing = Choosing(hooks, self._clock, node_id)
+        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._have_guarded)
 
     def start(self) -> None:
         """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
@@ -131,12 +143,13 @@ class Feeder(Starts):
             self._bell.ring()
 
     def stop_task(self, path: str) -> bool:
-        """Tell the run of the item of this path to stop; False if it does not run here."""
+        """Tell the run of the item of this path to stop, and end its pause if it has one; False if it is not here."""
         with self._bell.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
             return False
         task.context.stop()
+        task.end_pause()
         return True
 
     def running(self) -> list[str]:
@@ -154,15 +167,19 @@ class Feeder(Starts):
         until = None if timeout_s is None else self._clock.now() + timeout_s
         with self._bell.mutex:
             self._takes = False
-            self._bell.ring()
+            self._ring_all()
         while True:
             with self._bell.mutex:
                 if not self._tasks:
                     return True
-                rings = self._bell.rings
+                rings = self._ends.rings
             left_s = None if until is None else until - self._clock.now()
-            if (left_s is not None and left_s <= 0.0) or not self._bell.rung(rings, self._clock, left_s).block():
+            if (left_s is not None and left_s <= 0.0) or not self._ends.rung(rings, self._clock, left_s).block():
                 return False
+
+    def _ring_all(self) -> None:
+        for bell in (self._bell, self._news, self._guarded, self._ends):
+            bell.ring()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """Tell all tasks to stop, give back what did not end by itself, and wait so long; the paths that are left.
@@ -175,15 +192,16 @@ class Feeder(Starts):
             self._takes = False
             self._stop.set()
             tasks = list(self._tasks.values())
-            self._bell.ring()
+            self._ring_all()
         self._backlog.close()
         for task in tasks:
             task.cut_short("its node closed")
         self._endings.hurry()
+        self._line.give_back(math.inf, "its node closed")
         self.drain(timeout_s)
         with self._bell.mutex:
             self._is_over = True
-            self._bell.ring()
+            self._ring_all()
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
@@ -212,54 +230,85 @@ class Feeder(Starts):
         """Take what there is room for: how many; None if there is no room."""
         with self._bell.mutex:
             self._is_poked = False
-        room = min(self._slots.free, self._batch) if self._takes else 0
+            room, had = self._room(), bool(self._tasks)
+        self._choosing.begin()
         if room <= 0:
             return None
         claims = await ask(
             self._backlog.try_take,
             self._hooks.lanes(),
             limit=room,
-            accept=self._accept,
-            extra=self._extra,
-            on_refused=self._told_refused,
+            accept=self._choosing.accept,
+            extra=self._choosing.extra,
+            on_refused=self._choosing.told_refused,
+            share=self._share,
         )
+        with self._bell.mutex:
+            self._leaves_traces = had or bool(claims)
         tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
         return len(claims)
+
+    def _room(self) -> int:
+        """How many to take now."""
+        return min(self._batch, self._line.room()) if self._takes else 0
 
     async def _rest(self, found: int | None) -> None:
         """After a look: wait for room, for news, or for the time to look all the same."""
         with self._bell.mutex:
             self._looks += 1
             self._last_found = found or 0
-            self._is_hungry = found == 0
-            self._bell.ring()
+            self._note(found)
+            self._is_hungry = found == 0 and not self._comes_again()
+            if self._is_hungry or self._looks <= self._asks_until:
+                self._news.ring()
+        if found == 0 and self._comes_again():
+            await Pause(self._clock, self._stop, AGAIN_S)
+            return
         until = self._clock.now() + self._look_s
         while not found:
             with self._bell.mutex:
                 rings = self._bell.rings
-                if self._stop.is_set() or self._is_poked or (found is None and self._takes and self._slots.free > 0):
+                if self._stop.is_set() or self._is_poked or (found is None and self._room() > 0):
                     break
+                self._wants_room = found is None
+                if self._leaves_traces and not self._tasks:
+                    until = min(until, self._clock.now() + TIDY_S)
             left_s = until - self._clock.now() if found == 0 else None
             if (left_s is not None and left_s <= 0.0) or not await self._bell.rung(rings, self._clock, left_s):
                 break
         with self._bell.mutex:
-            self._is_hungry = False
+            self._is_hungry = self._wants_room = False
+
+    def _share(self, lane: str) -> Share:
+        return replace(self._hooks.share(lane), is_patient=self._comes_again())
+
+    def _note(self, found: int | None) -> None:
+        """How many there are at a time, and how often there was nothing since."""
+        if found:
+            self._vain, self._many = 0, self._many + (found - self._many) / 4
+        elif found == 0:
+            self._vain += 1
+            self._many = self._many if self._vain <= MOST_VAIN else 0.0
+
+    def _comes_again(self) -> bool:
+        """Whether more is to be expected in a moment: so many came at a time that a place in the line costs more."""
+        return self._many >= MANY and self._vain <= MOST_VAIN and self._takes
 
     async def _wait(self, lane: str) -> None:
         """Wait for items of one lane while the feeder has nothing else."""
         backoff = Backoff()
         while True:
             with self._bell.mutex:
-                rings, is_hungry, looks = self._bell.rings, self._is_hungry, self._looks
+                rings, is_hungry, looks = self._news.rings, self._is_hungry, self._looks
                 if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
                     return
             if not is_hungry:
-                await self._bell.rung(rings, self._clock, None)
+                await self._news.rung(rings, self._clock, None)
                 continue
             try:
-                await ask(self._backlog.wait_free, lane, accept=self._accept)
+                await ask(self._backlog.wait_free, lane, accept=self._choosing.accept)
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
@@ -278,50 +327,23 @@ class Feeder(Starts):
             with self._bell.mutex:
                 if self._looks > looks or not self._takes or self._stop.is_set():
                     return self._last_found > 0
-                rings = self._bell.rings
-            await self._bell.rung(rings, self._clock, None)
-
-    def _accept(self, item: BacklogItem) -> bool:
-        until = self._refused.get(item.path)
-        if until is not None:
-            if until > self._clock.now():
-                return False
-            self._refused.pop(item.path, None)
-        try:
-            return self._hooks.accept(item)
-        except (Exception, SystemExit):
-            self._leave_broken(item)
-            return False
-
-    def _extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        try:
-            return self._hooks.extra(item)  # noqa: S610 - of a backlog, not of Django
-        except (Exception, SystemExit):
-            self._leave_broken(item)
-            return [Absent(item.key)], []  # it is there: so it is left out
-
-    def _told_refused(self, item: BacklogItem) -> None:
-        try:
-            self._hooks.refused(item)
-        except (Exception, SystemExit):
-            self._leave_broken(item)
-
-    def _leave_broken(self, item: BacklogItem) -> None:
-        """A hook raised: one item must not keep a node from all others."""
-        _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
-        self._leave_to_others(item)
+                self._asks_until = max(self._asks_until, looks + 1)
+                rings = self._news.rings
+            await self._news.rung(rings, self._clock, None)
 
     # Running
 
     def _begin(self, claim: BacklogClaim) -> None:
         task = Taken(claim)
+        self._choosing.taken(claim.item)
         with self._bell.mutex:
             self._tasks[claim.item.path] = task
             self._counts["taken"] += 1
         try:
             what = self._hooks.begin(claim)
             if isinstance(what, Run):
-                self._start(task, what)
+                self._prepare(task, what)
+                self._line.add(task)
                 return
         except (OwnershipLost, Closed):
             self._endings.finish(task)
@@ -331,18 +353,17 @@ class Feeder(Starts):
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
         self._endings.end(task, what)
 
-    def _start(self, task: Taken, run: Run) -> None:
+    def _prepare(self, task: Taken, run: Run) -> None:
         claim = task.claim
         left_s = claim.remaining_s()
         margin_s = left_s / 10 if self._margin_s is None else self._margin_s
-        task.margin_s = margin_s
+        task.run, task.margin_s = run, margin_s
         task.context = TaskContext(
             run.task_id,
             attempt=claim.attempts if run.attempt is None else run.attempt,
             fence=claim.fence,
             store=self._store,
             node_id=self._node_id,
-            deadline=None if run.timeout_s is None else self._clock.now() + run.timeout_s,
             context=self._context,
             remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
             clock=self._clock,
@@ -350,30 +371,43 @@ class Feeder(Starts):
         task.forget = claim.on_lost(task.lose)
         if self._stop.is_set():
             task.cut_short("its node closed")
-        future = self._slots.start(run.call, task.context)
+        self._have_guarded(self._clock.now() + left_s - margin_s)
+
+    def _have_guarded(self, moment: float) -> None:
+        """The guard looks at this moment, or before."""
         with self._bell.mutex:
-            self._bell.ring()  # the guard has one more to watch
-        future.add_done_callback(partial(self._ended, task))
+            if moment < self._guards_at:
+                self._guards_at = moment
+                self._guarded.ring()
+
+    def _drop(self, task: Taken, why: str) -> None:
+        """Give back what has not begun."""
+        task.forget()
+        self._tell_lost(task)
+        self._endings.end(task, Release(why=why, count=False))
+
+    def _tell_lost(self, task: Taken) -> None:
+        try:
+            self._hooks.lost(task.claim)
+        except (Exception, SystemExit):
+            _log.exception("node %s: what was to be done about item %s failed", self._node_id, task.claim.item.path)
 
     def _ended(self, task: Taken, future: Future[Outcome]) -> None:
         """In the slot's thread, which is free again."""
-        with self._bell.mutex:
-            self._bell.ring()
-        outcome = task.outcome = future.result()
+        outcome = task.outcome = allowed(future.result(), instead=self._hooks.takes_instead)
         task.forget()
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
-            self._leave_to_others(task.claim.item)
+            self._choosing.leave_to_others(task.claim.item)
         if ours is not None:
+            self._tell_lost(task)
             self._endings.end(task, ours)
         else:
             self._endings.finish(task)
-
-    def _leave_to_others(self, item: BacklogItem) -> None:
-        now = self._clock.now()
-        if len(self._refused) >= _MOST_REFUSED:
-            self._refused = {path: until for path, until in self._refused.items() if until > now}
-        self._refused[item.path] = now + REFUSED_S
+        self._line.launch()
+        with self._bell.mutex:
+            if self._wants_room and self._room() > 0:
+                self._bell.ring()
 
     def _forget(self, task: Taken, how: str) -> None:
         """A claim is over, one way or the other."""
@@ -381,19 +415,31 @@ class Feeder(Starts):
             if self._tasks.get(task.claim.item.path) is task:
                 del self._tasks[task.claim.item.path]
             self._counts[how] += 1
-            self._bell.ring()
+            if self._choosing.over(task.claim.item):
+                self._is_poked = True
+                self._bell.ring()
+            if not self._takes:
+                self._ends.ring()
+            elif not self._tasks and self._is_hungry:
+                self._bell.ring()
 
     async def _guard(self) -> None:
         """Tell tasks to stop before the session of their claims can end, renewals or not."""
         while True:
             with self._bell.mutex:
                 running = [task for task in self._tasks.values() if task.runs]
-                rings, ends = self._bell.rings, self._is_over
+                rings, ends = self._guarded.rings, self._is_over
+                self._guards_at = math.inf  # until we wait, each moment rings
             if ends:
                 return
-            lefts = [(task.claim.remaining_s() - task.margin_s, task) for task in running]
-            for left_s, task in lefts:
-                if left_s <= 0.0:
+            now = self._clock.now()
+            moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in running]
+            for moment, task in moments:
+                if moment <= now:
                     await called(task.cut_short, "the session of its node was about to end")
-            soonest = min((left_s for left_s, _ in lefts if left_s > 0.0), default=None)
-            await self._bell.rung(rings, self._clock, soonest)
+            soonest = min((moment for moment, _ in moments if moment > now), default=math.inf)
+            await called(self._line.give_back, now - GIVEN_BACK_S, "it would have waited for a slot")
+            soonest = min(soonest, self._line.oldest + GIVEN_BACK_S)
+            with self._bell.mutex:
+                self._guards_at = soonest
+            await self._guarded.rung(rings, self._clock, None if soonest == math.inf else soonest - now)

@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import ClassVar
 
 from latchwork.errors import LatchworkError
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import BacklogClaim, BacklogItem, Share
+from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
@@ -80,6 +82,9 @@ class FeederHooks(ABC):
     One that raises is logged; the claim is given back after a pause, as a try.
     """
 
+    #: Whether a task may return something that is to be done before its value comes.
+    takes_instead: ClassVar[bool] = False
+
     @abstractmethod
     def lanes(self) -> Sequence[str]:
         """Where to look now, one after the other. Called before each look; asks no store."""
@@ -87,6 +92,10 @@ class FeederHooks(ABC):
     def waits(self) -> Sequence[str]:
         """The lanes whose news wake the feeder: what ``lanes`` has at the start, unless this says otherwise."""
         return self.lanes()
+
+    def share(self, lane: str) -> Share:  # noqa: ARG002 - likewise
+        """Which of the takers of a lane this node is, see ``Backlog.try_take``. Default: none knows the others."""
+        return Share()
 
     def accept(self, item: BacklogItem) -> bool:  # noqa: ARG002 - of those that say so
         """Whether an item is one for this node. Asks no store. Default: each is."""
@@ -116,6 +125,10 @@ class FeederHooks(ABC):
         A future says it later, in a thread of the system's that decides on many at once: the slot goes on meanwhile.
         Called again, a moment later, when the transaction was refused because of its own checks.
         """
+
+    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
+        """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
+        return ()
 
     def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
@@ -164,3 +177,11 @@ def decided(outcome: Outcome, cut_short: str) -> Release | None:
     if failure.is_refusal:
         return Release(why=failure.summary[:_MOST_WHY], count=False)
     return Release(why=cut_short, count=False) if cut_short else None
+
+
+def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
+    """An outcome, where a system takes such; else what is wrong with it. Pure."""
+    if not outcome.instead or instead:
+        return outcome
+    why = "the task returned what is to be done before its value comes, and only tasks of plans may"
+    return Outcome.failed(NotSerializable(why), is_final=True)

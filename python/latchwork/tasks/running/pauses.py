@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from latchwork.clock import Clock
@@ -31,21 +32,31 @@ class Pauses:
         self._thread: Background | None = None
         self._ends = False
 
-    def later(self, after_s: float, call: Callable[[], object]) -> None:
-        """Have this called after so many seconds; it may ask the store. Dropped once this was closed."""
+    def later(self, after_s: float, call: Callable[[], object]) -> Callable[[], None]:
+        """Have this called after so many seconds; it may ask the store. Dropped once this was closed.
+
+        Returns:
+            What ends this pause now; nothing once it is over.
+        """
         with self._bell.mutex:
-            if self._ends:
-                return
-            heapq.heappush(self._heap, (self._clock.now() + after_s, next(self._numbers), call))
-            self._bell.ring()
-            if self._thread is None:
-                self._thread = Background(self._run, f"latchwork-pauses-{self._label}")
+            number = next(self._numbers)
+            if not self._ends:
+                heapq.heappush(self._heap, (self._clock.now() + after_s, number, call))
+                self._bell.ring()
+                if self._thread is None:
+                    self._thread = Background(self._run, f"latchwork-pauses-{self._label}")
+        return partial(self._hurry, lambda each: each == number)
 
     def hurry(self) -> None:
         """End all pauses that there are: the node closes."""
+        self._hurry(lambda _: True)
+
+    def _hurry(self, is_meant: Callable[[int], bool]) -> None:
         with self._bell.mutex:
             now = self._clock.now()
-            self._heap = [(min(due, now), number, call) for due, number, call in self._heap]
+            self._heap = [
+                (min(due, now) if is_meant(number) else due, number, call) for due, number, call in self._heap
+            ]
             heapq.heapify(self._heap)
             self._bell.ring()
 

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latchwork.checks import late_result
-from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, TaskRefused, UnknownFunction
+from latchwork.tasks.errors import (
+    BadPayload,
+    NotSerializable,
+    PayloadTooLarge,
+    TaskRefused,
+    TaskStopped,
+    TaskTimeout,
+    UnknownFunction,
+)
 from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Arguments, Payloads
-from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.payloads.outcome import Instead, Outcome
 from latchwork.tasks.running.context import TaskContext, running
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
     async def main() -> Any:
         inner = asyncio.ensure_future(body)
         loop = asyncio.get_running_loop()
-        remove = context.on_stop(lambda: _cancel_soon(loop, inner))
+        remove = context.on_stop(lambda: cancel_soon(loop, inner))
         try:
             return await inner
         finally:
@@ -43,7 +51,10 @@ def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
     return asyncio.run(main())
 
 
-def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
+def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | None) -> None:
+    """Cancel a task of a loop from another thread."""
+    if task is None:
+        return
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(task.cancel)
 
@@ -104,11 +115,23 @@ def _called(registered: Registered, arguments: Arguments, context: TaskContext, 
     args, kwargs = _with_context(registered, arguments, context)
     value = registered.fn(*args, **kwargs)
     if registered.is_async:
-        return run_loop(value, context)
+        return _awaited(value, context, run_loop)
     late = late_result(value)
     if late is not None:
         raise NotSerializable(f"the result of {registered.name!r} is {late}, whose body would never run")
     return value
+
+
+def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
+    """What a coroutine returns; that it was cancelled because it was told to stop is said as of any other task."""
+    try:
+        return run_loop(body, context)
+    except BaseException as error:
+        if not isinstance(error, _cancelled()) or not context.should_stop:
+            raise
+        if context.is_overdue:
+            raise TaskTimeout(f"task {context.task_id} was cancelled: its time was over") from error
+        raise TaskStopped(f"task {context.task_id} was told to stop, and cancelled") from error
 
 
 def _with_context(
@@ -132,6 +155,8 @@ def _cancelled() -> tuple[type[BaseException], ...]:
 
 def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
+    if isinstance(value, Instead):
+        return Outcome(instead=value.to_bytes())
     try:
         hint = registered.hints.get("return", Any)
         return Outcome(payloads.encode(value, what, hint, like=call.payload))

@@ -7,13 +7,14 @@ A call in a process is ended by force. Nothing here touches the network.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -25,16 +26,19 @@ from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.performing import Call, RunAsync, perform, run_async
+from latchwork.tasks.running.performing import Call, RunAsync, perform
 from latchwork.tasks.running.process import TaskProcess
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import Leash
+    from latchwork.tasks.running.looping import TaskLoop
 
 _log = logging.getLogger(__name__)
 
 #: Seconds from being told to stop to an end by force, or to an outcome without an end.
 STOP_GRACE_S = 5.0
+#: By which part of the difference a call changes what is thought to be typical.
+_RISES, _FALLS = 0.5, 0.1
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +78,8 @@ class Slots:
         run_in: ``thread`` or ``process``, for functions that do not say themselves.
         leash: what processes may not outlive: a session of the node. None: nothing but the node.
         stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
-        run_loop: runs coroutines of ``async def`` functions in threads; default on a loop for each.
+        run_loop: runs coroutines of ``async def`` functions in threads; default on one loop for all of them, in a
+            thread of its own. In a process each has a loop for itself.
         label: the node, for names of threads and processes.
         clock: the machine's, but in a simulation.
     """
@@ -88,7 +93,7 @@ class Slots:
         run_in: RunIn = "thread",
         leash: Leash | None = None,
         stop_grace_s: float = STOP_GRACE_S,
-        run_loop: RunAsync = run_async,
+        run_loop: RunAsync | None = None,
         label: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -100,10 +105,18 @@ class Slots:
             raise ValueError(f"stop_grace_s must be a number of seconds from 0, not {stop_grace_s!r}")
         self.count = count
         self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
-        self._grace_s, self._run_loop, self._label, self._clock = stop_grace_s, run_loop, label, clock
+        self._grace_s, self._label, self._clock = stop_grace_s, label, clock
+        self._run_loop = run_loop if run_loop is not None else self._run_on_loop
+        self._loop: TaskLoop | None = None
         self._home = Home("these slots")
         self._mutex = mutex()
-        self._changed = condition(self._mutex)
+        self._changed = condition(self._mutex)  # the watcher has something to look at
+        self._comes = condition(self._mutex)  # a slot without work has some
+        self._idle = 0
+        self._is_waking = False
+        self._watches_at = math.inf
+        self._typical_s = 1.0
+        self._here = threading.local()
         self._waiting: deque[_Run] = deque()
         self._runs: dict[_Run, None] = {}
         self._threads: list[threading.Thread] = []
@@ -121,6 +134,11 @@ class Slots:
         """How many calls could begin now; a function that does not end when it is told to keeps its slot."""
         with self._mutex:
             return 0 if self._closed else self.count - len(self._runs)
+
+    @property
+    def typical_s(self) -> float:
+        """How long calls take: soon more after long ones, slowly less after short ones; 1 at first."""
+        return self._typical_s
 
     @property
     def stuck(self) -> list[str]:
@@ -168,16 +186,31 @@ class Slots:
                 raise LatchworkError(f"all {self.count} slots are taken; look at free before")
             self._runs[run] = None
             self._waiting.append(run)
-            threads = [
-                each for each in self._threads if each.is_alive()
-            ]  # an interrupt may have come before one's start
-            if len(threads) < min(self.count, len(self._runs)):
-                self._threads = [*threads, _thread(self._work, f"latchwork-slot-{self._label}-{len(threads)}")]
-                self._threads[-1].start()
+            if self._idle < len(self._waiting):
+                self._start_another()
             if self._watcher is None or not self._watcher.is_alive():
                 self._watcher = _thread(self._watch, f"latchwork-slots-{self._label}")
                 self._watcher.start()
-            self._changed.notify_all()
+            if getattr(self._here, "returns", False):
+                self._here.returns = False  # this very slot takes it, as soon as the callback that we are in has ended
+            else:
+                self._wake_one()
+            if run.context.deadline is not None and run.context.deadline < self._watches_at:
+                self._changed.notify_all()
+
+    def _start_another(self) -> None:
+        """A thread more, unless all are there. The mutex is held."""
+        if len(self._threads) >= self.count:  # an interrupt may have come before the start of one
+            self._threads = [each for each in self._threads if each.is_alive()]
+        if len(self._threads) < self.count:
+            self._threads.append(_thread(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
+            self._threads[-1].start()
+
+    def _wake_one(self) -> None:
+        """Wake one slot if there is work; it wakes the next. So short calls are run by few threads in turn."""
+        if self._waiting and self._idle and not self._is_waking:
+            self._is_waking = True
+            self._comes.notify()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """Tell all calls to stop, and wait until they have ended; the tasks that have not. Twice is fine."""
@@ -187,14 +220,26 @@ class Slots:
             self._closed = True
             runs = list(self._runs)
             self._changed.notify_all()
+            self._comes.notify_all()
         for run in runs:
             run.context.stop()
         until = self._clock.now() + timeout_s
         for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - self._clock.now()))
+        if self._loop is not None:
+            self._loop.close(max(0.5, until - self._clock.now()))
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs)
+
+    def _run_on_loop(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
+        """Run a coroutine on the loop that all have, which begins with the first."""
+        from latchwork.tasks.running.looping import TaskLoop  # imports asyncio, which few nodes need
+
+        with self._mutex:
+            if self._loop is None:
+                self._loop = TaskLoop(self._label)
+        return self._loop.run(body, context)
 
     def _wake(self) -> None:
         with self._mutex:
@@ -215,12 +260,20 @@ class Slots:
             while not self._waiting:
                 if self._closed:
                     return None
-                self._changed.wait()
-            self._waiting[0].is_begun = True
-            return self._waiting.popleft()
+                self._idle += 1
+                try:
+                    self._comes.wait()
+                finally:
+                    self._idle -= 1
+                    self._is_waking = False
+            run = self._waiting.popleft()
+            run.is_begun = True
+            self._wake_one()
+            return run
 
     def _run_one(self, run: _Run, process: TaskProcess) -> None:
         outcome: Outcome | None = None
+        began = self._clock.now()
         try:
             if run.context.should_stop:
                 outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was told to stop before it began"))
@@ -229,12 +282,17 @@ class Slots:
         except (Exception, SystemExit) as error:
             outcome = Outcome.failed(error)
         finally:
+            took_s = self._clock.now() - began
             with self._mutex:
                 self._runs.pop(run, None)
-                self._changed.notify_all()
+                self._typical_s += (took_s - self._typical_s) * (_RISES if took_s > self._typical_s else _FALLS)
+                if self._closed:
+                    self._changed.notify_all()
             run.forget()
             if outcome is not None:
+                self._here.returns = True
                 run.end(outcome)
+                self._here.returns = False
 
     def _outcome(self, run: _Run, process: TaskProcess) -> Outcome:
         call = run.call if isinstance(run.call, Call) else run.call()
@@ -259,13 +317,16 @@ class Slots:
                 if self._closed and not self._runs:
                     return
                 runs = list(self._runs)
-            now = self._clock.now()
+            seen, now = set(runs), self._clock.now()
             moments = [moment for run in runs if (moment := self._looked_at(run, now)) is not None]
             with self._mutex:
-                if list(self._runs) == runs and all(
-                    r.stopped_at is not None or not r.context.should_stop for r in runs
-                ):
-                    self._clock.wait_condition(self._changed, min(moments) - now if moments else None)
+                deadlines = (r.context.deadline for r in self._runs if r not in seen)
+                moments += [moment for moment in deadlines if moment is not None]
+                is_told = any(run.stopped_at is None and run.context.should_stop for run in self._runs)
+                if not is_told and (self._runs or not self._closed):
+                    self._watches_at = min(moments, default=math.inf)
+                    self._clock.wait_condition(self._changed, self._watches_at - now if moments else None)
+                    self._watches_at = math.inf
 
     def _looked_at(self, run: _Run, now: float) -> float | None:
         """Do what is due for a call; the next moment to look at it, None for never."""

@@ -34,6 +34,7 @@ hide(__file__)
 
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
+_real_start_beside = interrupts._start_beside  # noqa: SLF001 - ours
 _real_import = builtins.__import__
 _real_import_module = importlib.import_module
 _real_is_alive = threading.Thread.is_alive
@@ -116,7 +117,11 @@ def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         alive = sim.is_alive(thread)
         return _real_is_alive(thread) if alive is None else alive
 
+    def start_beside(thread: threading.Thread) -> None:
+        (_real_start_beside if sim.me() is None else start)(thread)
+
     return [
+        (interrupts, "_start_beside", start_beside),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),
         (threading.Thread, "is_alive", is_alive),

@@ -1,7 +1,8 @@
-"""Joining a job: taking the next id, or the one that this worker had before; and what each write of it checks.
+"""How a worker joins.
 
-Many that join at once all write the head. Whoever finds it changed draws a ticket and waits for its turn; the join
-deletes the ticket, so that the next one is told by it.
+Many that join at once all write the head. Those of one process that share a store go one after the other, and each
+tells the next how the head is now. Of several processes, who finds the head changed draws a ticket and waits for its
+turn; the join deletes the ticket, so that the next one is told by it.
 """
 
 from __future__ import annotations
@@ -9,66 +10,30 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
-from latchwork.errors import BadRecord, Conflict, NodeIdInUse, WaitTimeout
-from latchwork.primitives import Barrier
+from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
 from latchwork.primitives.fair import Place, TicketQueue, await_turn
-from latchwork.primitives.waiting import Patience, Waiter, check_member
+from latchwork.primitives.waiting import Patience, Waiter
+from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, steps_of
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ask
 from latchwork.store.store import Store
-from latchwork.types import At, Entry, Fence
+from latchwork.types import Entry
 from latchwork.workers import plans
 from latchwork.workers.errors import JobFull, JobTerminated, RestartsExceeded, WrongRun
-from latchwork.workers.keys import FINAL, INIT, JobKeys, RunKeys
-from latchwork.workers.plans import Plan, Scene, Standing
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, Head, WorkerInfo, joined_as, read_epoch, read_incarnation
+from latchwork.workers.keys import JobKeys, RunKeys
+from latchwork.workers.membership.doorway import Doorway, doorway_of
+from latchwork.workers.membership.seat import Seat, standing_of
+from latchwork.workers.plans import Plan, Scene, head_or_none
+from latchwork.workers.records import COMPLETED, FULLY_FAILED, Head, WorkerInfo, joined_as, read_incarnation
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One incarnation of a worker that has joined.
-
-    Attributes:
-        keys: of the run.
-        info: as it joined.
-        session: the session it lives by.
-        live: its lease.
-        events: how many things had happened before it joined.
-        is_new: whether it has joined for the first time.
-    """
-
-    keys: RunKeys
-    info: WorkerInfo
-    session: Session
-    live: Entry
-    events: int
-    is_new: bool
-
-    def fence(self, store: Store, epoch: Entry | None = None) -> Fence:
-        """That we still are this worker; with an epoch, that it goes on."""
-        more = () if epoch is None else (At(epoch),)
-        token = max(self.live.token, epoch.token if epoch is not None else 0)
-        return store.fence(token, At(self.live), self.session.fence, *more)
-
-
-async def standing_of(store: Store, keys: RunKeys) -> Standing | None:
-    """The epoch, and whether its first and last barriers have passed; None when the run is gone."""
-    entry = await ask(store.get, keys.epoch)
-    if entry is None:
-        return None
-    passed, checks = [], []
-    for name in (INIT, FINAL):
-        barrier = Barrier(
-            store, keys.barrier(read_epoch(entry), name), parties=1, member_id="look", per_generation=True
-        )
-        has_passed, check = await steps_of(barrier.check)()
-        passed.append(has_passed)
-        checks.append(check)
-    return Standing(entry, tuple(checks), *passed)
+#: After an interrupt a join that was on its way may land for so many seconds: looked at then.
+_SETTLES_S = (0.5, 2.0, 10.0)
 
 
 class Joining:
@@ -96,7 +61,9 @@ class Joining:
         self._store = store
         self._job = keys
         self._what = f"job {keys.job!r}"
-        self._info = replace(info, incarnation=uuid.uuid4().hex[:12])
+        self._info = info
+        self._door = Doorway()
+        self._turn = Signal()
         self._run = run
         self._create = create
         self._replace = replace_live
@@ -104,19 +71,78 @@ class Joining:
         self._queue: TicketQueue | None = None
 
     async def join(self, waiter: Waiter, patience: Patience) -> Seat:
-        """Join; see ``Worker.join``."""
+        """Join; see ``Worker.join``. What an interrupt leaves of it is gone soon: see ``abandon``."""
+        self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
+        self._door, backoff = doorway_of(self._store, self._job), Backoff()
+        await OnInterrupt(self._leave_line)
         try:
             while True:
-                entry = await waiter.keep_trying(lambda: self._find(waiter, patience), patience)
+                await self._line_up(waiter, patience)
+                hint = self._hint()
+                entry = hint
+                if entry is None:
+                    entry = await waiter.keep_trying(partial(self._find, waiter, patience), patience)
                 scene = Scene(self._job.of_run(self._read(entry).run), entry, time.time())
-                seat = await waiter.keep_trying(lambda scene=scene: self._try(scene, waiter, patience), patience)  # type: ignore[misc]
+                is_new = hint is not None
+                seat = await waiter.keep_trying(partial(self._try, scene, waiter, patience, is_new=is_new), patience)
                 if seat is not None:
                     return seat
+                self._door.head = None
+                if hint is not None:
+                    continue
                 self._refuse_over(patience, waiter, "the others kept joining")
+                if self._place is not None:  # those without a ticket are not told by ours
+                    await waiter.pause(patience.left_s(backoff.next_s()))
                 await self._take_turn(scene.keys, waiter, patience)
         finally:
+            self._leave_line()
             if self._place is not None and self._queue is not None:
                 await self._queue.leave(self._place)
+
+    async def _line_up(self, waiter: Waiter, patience: Patience) -> None:
+        """Wait for those of our process that came before us; who has no more time does not, and tries once."""
+        if self._turn.is_set() or patience.is_over:
+            return
+        self._door.line_up(self._turn)
+        take_back = waiter.off.call_when_set(self._turn.set)
+        try:
+            await Pause(self._store.clock, self._turn, patience.left_s())
+        finally:
+            take_back()
+        waiter.session.ensure_usable()
+
+    def _hint(self) -> Entry | None:
+        """The head as the last one of our process to join has left it, if that is enough for a worker that is new."""
+        entry = self._door.head
+        head = head_or_none(entry)
+        is_enough = head is not None and not head.is_final and not head.has_all and self._run in {None, head.run}
+        return entry if is_enough else None
+
+    def _leave_line(self) -> None:
+        turn, self._turn = self._turn, Signal()
+        self._door.leave(turn)
+
+    async def abandon(self, hurry: Signal) -> None:
+        """Nobody will be this worker: its lease goes, also one that is about to be written."""
+        for pause_s in (*_SETTLES_S, 0.0):
+            with suppress(LatchworkError):
+                await self._abandon()
+            if not hurry.is_set():
+                await Pause(self._store.clock, hurry, pause_s)
+
+    async def _abandon(self) -> None:
+        entry = await ask(self._store.get, self._job.head)
+        head = head_or_none(entry)
+        if entry is None or head is None:
+            return
+        keys = self._job.of_run(head.run)
+        member = await ask(self._store.get, keys.member(self._info.key))
+        info = None if member is None else WorkerInfo.or_none(member)
+        if info is None or info.incarnation != self._info.incarnation:
+            return
+        live = await ask(self._store.get, keys.live_of(info.id))
+        if live is not None and read_incarnation(live) == info.incarnation:
+            await ask(self._store.delete, live.key, version=live.version)
 
     # The job
 
@@ -126,6 +152,7 @@ class Joining:
             entry = await ask(self._store.get, self._job.head)
             if entry is not None:
                 return entry
+            self._leave_line()
             if self._run is not None:
                 raise WrongRun(f"{self._what} is not there any more, nor its run {self._run}; do not start this worker")
             if self._create is not None:
@@ -143,14 +170,17 @@ class Joining:
     def _refuse_over(self, patience: Patience, waiter: Waiter, why: str) -> None:
         if waiter.is_off:
             waiter.session.ensure_usable()
+            raise Closed(f"{self._what} was not joined: the worker was closed; make another one")
         if patience.is_over:
             raise WaitTimeout(f"{self._what} could not be joined in time: {why}; nothing of us is left behind")
 
     # One try
 
-    async def _try(self, scene: Scene, waiter: Waiter, patience: Patience) -> Seat | None:
-        """Join the job as it was read; None when it has changed."""
+    async def _try(self, scene: Scene, waiter: Waiter, patience: Patience, *, is_new: bool) -> Seat | None:
+        """Join the job as it was read, with ``is_new`` as one that nobody knows; None when that is not so."""
         session = waiter.session
+        if is_new:
+            return await self._take_next(scene, session)
         member = await ask(self._store.get, scene.keys.member(self._info.key))
         if member is None:
             return await self._take_next(scene, session)
@@ -217,6 +247,7 @@ class Joining:
             return None
         if is_new:
             self._place = None  # its ticket is gone
+        self._door.head = done.entries[0] if done.entries[0].key == self._job.head else None
         written = {entry.key: entry for entry in done.entries}
         info = WorkerInfo.of(written[scene.keys.member(info.key)])
         live = written[scene.keys.live_of(info.id)]
@@ -231,6 +262,8 @@ class Joining:
         return Seat(scene.keys, info, session, live, max(0, scene.head.events - 1), not info.restarts)
 
     async def _await_namesake(self, live: Entry, old: WorkerInfo, waiter: Waiter, patience: Patience) -> Seat | None:
+        self._leave_line()
+
         def is_gone(batch: object) -> bool:
             return all(change.entry is None for change in batch)  # type: ignore[attr-defined]
 
@@ -260,15 +293,3 @@ class Joining:
         assert self._queue is not None
         assert self._place is not None
         return await await_turn(self._queue, self._place, waiter, patience)
-
-
-def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
-    """What a worker says of itself, with its key."""
-    if key is None:
-        port = next((info.ports[name] for name in sorted(info.ports)), None)
-        if not info.ip or port is None:
-            raise ValueError(
-                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
-            )
-        key = f"{info.ip}:{port}"
-    return replace(info, key=check_member(key, "worker key"))

@@ -1,0 +1,253 @@
+"""What an executor costs beside Celery, RQ and Dask: tasks a second, round trips, long backlogs, deaths, idleness.
+
+    python benches/bench_executor.py [--what throughput,latency,backlog,detached,kills,idle] [--tasks 6000] [--rounds 3]
+                                     [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000]
+                                     [--json FILE]
+
+Four runners of eight slots, each a process; tasks that do nothing, submitted one by one by one process. Every side
+is started, measured and ended before the next one is, in each round; the processor time of a task is that of all
+processes of a side, its server included. Peers are run by another interpreter, ``.venv/peers/bin/python`` by default;
+without it they are left out. Prints figures, and judges that nothing is lost or ends twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+from executor_sides import CelerySide, DaskSide, Ours, RqSide, ours, processor_s
+
+import latchwork
+from latchwork.executor import inspect
+
+PEERS = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
+WHAT = ("throughput", "latency", "backlog", "detached", "kills", "idle")
+#: Of slow sides fewer tasks are measured.
+SHARE = {"RQ, 4 workers": 0.1}
+
+
+def sides(arguments):
+    """What is compared, each as what makes it."""
+    made = [lambda backend=backend: Ours(backend) for backend in arguments.backends]
+    python = str(arguments.peers)
+    if arguments.peers.exists():
+        made += [
+            lambda: CelerySide(python),
+            lambda: CelerySide(python, threads=True),
+            lambda: CelerySide(python, syncs=True),
+            lambda: CelerySide(python, syncs=True, threads=True),
+            lambda: RqSide(python),
+            lambda: DaskSide(python),
+        ]
+    return made
+
+
+def throughput(arguments):
+    """Tasks a second of all sides, in turns."""
+    found = {}
+    for _ in range(arguments.rounds):
+        for make in sides(arguments):
+            with make() as side:
+                count = max(100, int(arguments.tasks * SHARE.get(side.name, 1)))
+                one = side.measure("throughput", count)
+                found.setdefault(side.name, []).append({**one, "per_s": count / one["seconds"]})
+                if side.has_batch:
+                    all_ = side.measure("batch", count)
+                    found.setdefault(f"{side.name}, map", []).append({**all_, "per_s": count / all_["seconds"]})
+    print(f"\nno-op tasks, submitted one by one; median of {arguments.rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    print(f"{'':34}{'tasks/s':>10}{'lowest':>10}{'highest':>10}{'cpu ms/task':>13}")
+    for name, rounds in found.items():
+        rates = sorted(each["per_s"] for each in rounds)
+        cpu = statistics.median(each["cpu_ms"] for each in rounds)
+        print(f"{name:34}{statistics.median(rates):10,.0f}{rates[0]:10,.0f}{rates[-1]:10,.0f}{cpu:13.2f}")
+    print_ratios({name: [each["per_s"] for each in rounds] for name, rounds in found.items()})
+    return found
+
+
+def print_ratios(rates):
+    """Ours by each peer's, of the same round; medians."""
+    mine = [name for name in rates if name.startswith("ours")]
+    others = [name for name in rates if name not in mine]
+    if not others:
+        return
+    print(f"{'ratio to':34}" + "".join(f"{name.removeprefix('ours, '):>12}" for name in mine))
+    for other in others:
+        ratios = [statistics.median(a / b for a, b in zip(rates[name], rates[other], strict=True)) for name in mine]
+        print(f"{other:34}" + "".join(f"{ratio:12.2f}" for ratio in ratios))
+
+
+def latency(arguments):
+    """Milliseconds from a call to its result, while nothing else happens."""
+    found = {}
+    for make in sides(arguments):
+        with make() as side:
+            time.sleep(2)
+            found[side.name] = side.measure("latency", arguments.calls)
+    print(f"\nsubmit to result, idle, {arguments.calls} calls, load {os.getloadavg()[0]:.1f}")
+    for name, one in found.items():
+        print(f"{name:34} p50 {one['p50_s'] * 1000:7.2f} ms, p99 {one['p99_s'] * 1000:7.2f} ms")
+    return found
+
+
+def backlog(arguments):
+    """Many tasks queued before anybody runs one, then drained."""
+    found = {}
+    for backend in arguments.backends:
+        with Ours(backend, nodes=0) as side:
+            child = ours("backlog", url=side.url, count=arguments.queued)
+            one = child.hear()
+            looked = time.perf_counter()
+            with latchwork.connect(side.url) as store:
+                inspect(store, "bench")
+            one["inspect_s"] = time.perf_counter() - looked
+            side.add(4)
+            child.say()
+            one.update(child.hear())
+            child.end()
+            tenth, marks = arguments.queued // 10, [0.0, *one["marks"]]
+            one["first_per_s"] = tenth * 2 / (marks[5] - marks[1])
+            one["last_per_s"] = tenth * 2 / (marks[19] - marks[15])
+            found[backend] = one
+            print(
+                f"\n{backend}: {arguments.queued:,} tasks queued in {one['stored_s']:.1f} s, "
+                f"{one['bytes']:,.0f} bytes of the submitter for each; inspect {one['inspect_s'] * 1000:.0f} ms; "
+                f"drained in {marks[-1]:.1f} s, {one['first_per_s']:,.0f} a second of the second and third tenth, "
+                f"{one['last_per_s']:,.0f} of the eighth and ninth; load {os.getloadavg()[0]:.1f}"
+            )
+    return found
+
+
+def detached(arguments):
+    """What a process keeps of a task that outlives it."""
+    found = {}
+    for backend in arguments.backends:
+        with Ours(backend, nodes=0) as side:
+            child = ours("detached", url=side.url, count=arguments.queued // 10)
+            found[backend] = child.hear()
+            child.end()
+            rate = arguments.queued / 10 / found[backend]["seconds"]
+            print(
+                f"\n{backend}: {found[backend]['bytes']:,.0f} bytes for each detached task, {rate:,.0f} stored a second"
+            )
+    return found
+
+
+def kills(arguments):
+    """Seconds from kill -9 of a runner until its task runs elsewhere, less the granted TTL."""
+    found = {}
+    for backend in arguments.backends:
+        late, ends = [], Counter()
+        with Ours(backend, nodes=2, ttl_s=arguments.ttl_s) as side, tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            log.touch()
+            rounds = max(1, round(arguments.kills / arguments.victims))
+            child = ours("kills", url=side.url, log=str(log), rounds=rounds)
+            for number in range(rounds):
+                ids = [f"v{number}-{each}" for each in range(arguments.victims)]
+                victims = []
+                for each in ids:
+                    victims += side.add(1, node_id=each)
+                late += one_round(number, ids, victims, child, log)
+            child.end()
+            ends = Counter(line.split()[1] for line in log.read_text().splitlines() if line.startswith("end"))
+        late.sort()
+        found[backend] = late
+        p50, p95 = statistics.median(late), late[int(len(late) * 0.95)]
+        print(
+            f"\n{backend}: {len(late)} runners killed; tasks run elsewhere p50 {p50 * 1000:+.0f} ms, p95 "
+            f"{p95 * 1000:+.0f} ms, longest {late[-1] * 1000:+.0f} ms beside the granted TTL; "
+            f"load {os.getloadavg()[0]:.1f}"
+        )
+        if len(ends) != len(late) or max(ends.values()) > 1:
+            raise SystemExit(f"a task ended twice, or never: {ends}")
+    return found
+
+
+def one_round(number, ids, victims, child, log):
+    """Kill these, one after the other; how late each of their tasks begins again, after the TTL."""
+    child.say(json.dumps(ids))
+    child.hear()
+    begun = wait_for(log, "begin", [f"r{number}-{each}" for each in ids], 1)
+    if any(on != key.partition("-")[2] for key, (on, _) in begun.items()):
+        raise SystemExit(f"a task began elsewhere than it was meant for: {begun}")
+    killed = {}
+    for each, victim in zip(ids, victims, strict=True):
+        killed[f"r{number}-{each}"] = (time.time(), victim.ttl_s)
+        victim.kill()
+        time.sleep(0.1)
+    again = wait_for(log, "begin", list(killed), 2)
+    child.hear()
+    return [again[key][1] - at - ttl_s for key, (at, ttl_s) in killed.items()]
+
+
+def wait_for(log, what, keys, times):
+    """Until each of these is in the log so often; where and when it was last."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        lines = [line.split() for line in log.read_text().splitlines()]
+        seen = {key: [(on, float(at)) for kind, k, on, at in lines if kind == what and k == key] for key in keys}
+        if all(len(each) >= times for each in seen.values()):
+            return {key: each[times - 1] for key, each in seen.items()}
+        time.sleep(0.05)
+    raise SystemExit(f"not all began within 120 s: {seen}")
+
+
+def idle(arguments):
+    """What a runner without tasks writes, and its processor time beside a process that is only connected."""
+    found = {}
+    for backend in arguments.backends:
+        with Ours(backend, nodes=1) as side, ExitStack() as stack:
+            other = ours("idle", url=side.url)
+            stack.callback(other.kill)
+            other.hear()
+            store = stack.enter_context(latchwork.connect(side.url))
+            time.sleep(5)
+            pids = {"runner": side.children[0].pid, "connected": other.pid}
+            before, written = {name: processor_s(pid) for name, pid in pids.items()}, versions(store)
+            time.sleep(arguments.idle_s)
+            used = {name: (processor_s(pid) - before[name]) / arguments.idle_s for name, pid in pids.items()}
+            one = {**used, "writes": len(versions(store) ^ written)}
+        found[backend] = one
+        print(
+            f"\n{backend}: an idle runner uses {one['runner']:.2%} of a core, a process that is only connected "
+            f"{one['connected']:.2%}; {one['writes']} writes in {arguments.idle_s:.0f} s; load {os.getloadavg()[0]:.1f}"
+        )
+    return found
+
+
+def versions(store):
+    """What was written last to each key."""
+    return {(entry.key, entry.version) for entry in store.list("bench", recursive=True)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", default=",".join(WHAT))
+    parser.add_argument("--backends", default="etcd35,zookeeper,sqlite")
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--tasks", type=int, default=6000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--queued", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--victims", type=int, default=6, help="runners that are killed in one round")
+    parser.add_argument("--ttl-s", type=float, default=3.0, help="of the sessions of runners that are killed")
+    parser.add_argument("--idle-s", type=float, default=30.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    arguments.backends = [each for each in arguments.backends.split(",") if each]
+    measures = {each.__name__: each for each in (throughput, latency, backlog, detached, kills, idle)}
+    found = {name: measures[name](arguments) for name in arguments.what.split(",")}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

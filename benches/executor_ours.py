@@ -1,0 +1,183 @@
+"""Nodes and submitters of latchwork for ``bench_executor.py``, each in a process of its own.
+
+python executor_ours.py ROLE OPTIONS-JSON     prints lines of JSON
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import statistics
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import latchwork
+from latchwork.executor import Executor, Member, Runner
+from latchwork.tasks import TaskContext, current_task, task
+
+NAME = "bench"
+
+
+@task(name="noop")
+def noop(number: int) -> int:
+    return number
+
+
+@task(name="held")
+def held(log: str, key: str) -> str:
+    """Says that it began; the first try waits to be killed, another one ends at once."""
+    context: TaskContext = current_task()
+    is_first = not any(f" {key} " in line for line in Path(log).read_text().splitlines())
+    _say(log, f"begin {key} {context.node_id} {time.time()!r}")
+    if is_first:
+        context.wait_stop(600)
+    _say(log, f"end {key} {context.node_id} {time.time()!r}")
+    return key
+
+
+def _say(log, line):
+    with Path(log).open("a") as file:  # one write: lines of several processes do not mix
+        file.write(line + "\n")
+
+
+def answer(**what):
+    print(json.dumps(what), flush=True)
+
+
+def used_s():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def resident():
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def node(url, slots=8, node_id=None, ttl_s=10.0):
+    """A runner, until its input ends."""
+    with latchwork.connect(url) as store:
+        runner = Runner(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)
+        with runner:
+            runner.wait_ready(60)
+            answer(ready=True, ttl_s=runner.health().session_remaining_s)
+            sys.stdin.read()
+            answer(**{name: value for name, value in vars_of(runner).items() if isinstance(value, int)})
+
+
+def vars_of(runner):
+    stats = runner.stats()
+    return {name: getattr(stats, name) for name in stats.__slots__}
+
+
+def idle(url):
+    """A process that is connected, and does nothing."""
+    with latchwork.connect(url) as store:
+        store.session  # noqa: B018 - opens it
+        answer(ready=True)
+        sys.stdin.read()
+
+
+def throughput(url, count):
+    """Seconds from the first call to the last result."""
+    with latchwork.connect(url) as store, Executor(store, NAME) as pool:
+        pool.submit(noop, 0).result(60)
+        used, begun = used_s(), time.perf_counter()
+        futures = [pool.submit(noop, number) for number in range(count)]
+        submitted = time.perf_counter() - begun
+        found = [future.result(240) for future in futures]
+        took = time.perf_counter() - begun
+        if found != list(range(count)):
+            raise SystemExit("results are missing, or in another order")
+        answer(seconds=took, submitted_s=submitted, used_s=used_s() - used)
+
+
+def latency(url, count):
+    """Seconds from a call to its result, one after the other, while nothing else happens."""
+    took = []
+    with latchwork.connect(url) as store, Executor(store, NAME) as pool:
+        for number in range(count):
+            time.sleep(0.02)
+            begun = time.perf_counter()
+            pool.submit(noop, number).result(60)
+            took.append(time.perf_counter() - begun)
+    took.sort()
+    answer(p50_s=statistics.median(took), p99_s=took[int(len(took) * 0.99)])
+
+
+def backlog(url, count):
+    """So many tasks are queued before anybody runs one; told when they are stored, they are drained then."""
+    with latchwork.connect(url) as store, Executor(store, NAME) as pool:
+        for future in [pool.submit(noop, number) for number in range(200)]:
+            future.cancel()
+        gc.collect()
+        before, begun = resident(), time.perf_counter()
+        futures = [pool.submit(noop, number) for number in range(count)]
+        pool.flush(600)
+        stored_s = time.perf_counter() - begun
+        gc.collect()
+        answer(bytes=(resident() - before) / count, stored_s=stored_s)
+        sys.stdin.readline()
+        marks, done, lock = [], 0, threading.Lock()
+        begun = time.perf_counter()
+
+        def count_one(_future):
+            nonlocal done
+            with lock:
+                done += 1
+                if done % max(1, count // 20) == 0:
+                    marks.append(time.perf_counter() - begun)
+
+        for future in futures:
+            future.add_done_callback(count_one)
+        if [future.result(600) for future in futures] != list(range(count)):
+            raise SystemExit("results are missing, or in another order")
+        answer(marks=marks)
+
+
+def detached(url, count, threads=16):
+    """What a process keeps of each task that outlives it."""
+    with latchwork.connect(url) as store, Executor(store, NAME) as pool, ThreadPoolExecutor(threads) as several:
+        list(several.map(lambda n: pool.detached(noop, n), range(500)))
+        gc.collect()
+        before, begun = resident(), time.perf_counter()
+        refs = list(several.map(lambda n: pool.detached(noop, n), range(count)))
+        took = time.perf_counter() - begun
+        gc.collect()
+        answer(bytes=(resident() - before) / len(refs), seconds=took)
+
+
+def kills(url, log, rounds):
+    """Has a task on each of the nodes that it is told of; they are killed then."""
+    with latchwork.connect(url) as store, Executor(store, NAME) as pool:
+        for number in range(rounds):
+            ids = json.loads(sys.stdin.readline())
+            calls = {f"r{number}-{each}": pool.with_options(target=Member(each, otherwise="any")) for each in ids}
+            futures = {key: view.submit(held, log, key) for key, view in calls.items()}
+            answer(submitted=sorted(futures))
+            found = {key: future.result(120) for key, future in futures.items()}
+            if any(key != value for key, value in found.items()):
+                raise SystemExit("a task has the result of another")
+            answer(ended=len(found))
+
+
+ROLES = {
+    "node": node,
+    "idle": idle,
+    "throughput": throughput,
+    "latency": latency,
+    "backlog": backlog,
+    "detached": detached,
+    "kills": kills,
+}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](**json.loads(sys.argv[2]))
+    sys.stdout.flush()
+    if os.environ.get("BENCH_HARD_EXIT"):
+        os._exit(0)

@@ -1,0 +1,126 @@
+"""Plans of which only so many tasks may run at a time: each running one has one of their places.
+
+Keys:  <name>/running/<plan>/<number>   the path of the item that is taken; dies with the taker's session
+
+A place is created in the transaction that claims, and deleted in the one that ends the claim: so there are never more
+claims than places. Which are free is known from a mirror: one that is not free after all refuses the claim of that item
+alone. A task that pauses before its next try has none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from weakref import WeakKeyDictionary
+
+from latchwork.clock import Clock
+from latchwork.interrupts import mutex
+from latchwork.plans.keys import Keys
+from latchwork.plans.place import Place
+from latchwork.plans.states import Edit
+from latchwork.primitives import BacklogClaim
+from latchwork.store import Mirror, Session
+from latchwork.store.steps import ask
+from latchwork.types import At, Create, Delete, Op
+
+#: For so long a place that was just taken counts as taken before the mirror has it.
+_NEW_S = 1.0
+
+
+def is_limited(plan: bytes) -> bool:
+    """Whether the record of a plan has a limit, by the look of it."""
+    return b'"max_parallel": ' in plan and b'"max_parallel": null' not in plan
+
+
+class Limits:
+    """The places of limited plans, as one worker sees them. Safe to share between threads.
+
+    Args:
+        keys: the plans' keys.
+        taken: a mirror of all places.
+        session: what our places die with.
+        clock: of the store.
+    """
+
+    def __init__(self, keys: Keys, taken: Mirror, session: Session, clock: Clock) -> None:
+        self._keys = keys
+        self._taken = taken
+        self._session = session
+        self._clock = clock
+        self._mutex = mutex()
+        self._new: dict[str, float] = {}
+        self._chosen: dict[str, str] = {}
+        self._held: WeakKeyDictionary[BacklogClaim, str] = WeakKeyDictionary()
+        self._idle: set[str] = set()
+        #: Whether an item was left alone since its plan had no place.
+        self.holds_back = False
+
+    def next_look(self) -> None:
+        """What was chosen in the last look, and not taken, is free."""
+        with self._mutex:
+            for key in self._chosen.values():
+                self._new.pop(key, None)
+            self._chosen.clear()
+            self.holds_back = False
+
+    def has_room(self, plan_id: str, most: int) -> bool:
+        """Whether a place of the plan seems to be free."""
+        with self._mutex:
+            found = self._free(plan_id, most)
+            self.holds_back |= not found
+        return bool(found)
+
+    def choose(self, plan_id: str, most: int, path: str) -> list[Op]:
+        """A place for an item, taken in the transaction that claims it."""
+        with self._mutex:
+            free = self._free(plan_id, most) or [self._keys.running(plan_id, 0)]  # which refuses it
+            key = random.choice(free)
+            self._chosen[path] = key
+            self._new[key] = self._clock.now() + _NEW_S
+        return [Create(key, path.encode(), self._session)]
+
+    def _free(self, plan_id: str, most: int) -> list[str]:
+        now = self._clock.now()
+        keys = [self._keys.running(plan_id, number) for number in range(most)]
+        return [key for key in keys if key not in self._taken and self._new.get(key, 0.0) <= now]
+
+    def refused(self, path: str) -> None:
+        """It was not claimed: the place is another's, or the plan has changed."""
+        with self._mutex:
+            self._new.pop(self._chosen.pop(path, ""), None)
+            self.holds_back = True
+
+    def begun(self, claim: BacklogClaim) -> None:
+        """It was claimed."""
+        with self._mutex:
+            key = self._chosen.pop(claim.item.path, None)
+            if key is not None:
+                self._held[claim] = key
+
+    def end(self, claim: BacklogClaim) -> list[Op]:
+        """What gives the place of a claim back, for the transaction that ends the claim."""
+        with self._mutex:
+            key = self._held.get(claim)
+            if key is None:
+                return []
+            self._new.pop(key, None)
+        return [Delete(key)]
+
+    def given_back(self, claim: BacklogClaim) -> None:
+        """It went before the claim: the next end of that leaves it alone, since another may have it."""
+        with self._mutex:
+            self._held.pop(claim, None)
+
+    async def tidy(self, place: Place, running: Collection[str]) -> None:
+        """Delete places of ours whose claims are over: of a claim whose answer was lost, and which was given up."""
+        mine = {
+            entry.key: entry
+            for entry in self._taken.snapshot().values()
+            if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in running
+        }
+        for key in mine.keys() & self._idle:  # seen so twice: it is not being claimed now
+            lane, _, rest = mine[key].value.decode("utf-8", "replace").partition("/")
+            claims = await ask(place.store.get, place.claim_key(lane, rest))
+            if claims is None:
+                await place.commit(Edit([At(mine[key])], [Delete(key)]))
+        self._idle = set(mine)

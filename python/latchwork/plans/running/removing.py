@@ -1,0 +1,118 @@
+"""All of a plan is deleted, its record at last. Whoever goes on with it finds its task gone, and is quiet.
+
+Its record says "removing" before: so nothing is built, started, added or taken under its id. Tasks go first, since
+whatever makes an item checks one; so no item comes after those that are removed then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from latchwork.errors import BadRecord
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.keys import CONTROL_SHELF, LANE, SHELF_TASKS, item_id, shelf_of, split_id
+from latchwork.plans.place import Place
+from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.plans.running.waking import read_child, wake
+from latchwork.plans.states import MOST_WRITES, Edit
+from latchwork.store.steps import ask
+from latchwork.types import At, Delete, Entry, Op
+
+
+async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = bool) -> bool:
+    """Delete a plan that is being removed. By any number at once, and again.
+
+    Args:
+        place: where it is.
+        plan_id: which.
+        go_on: called between the steps; what it raises ends this.
+    Returns:
+        Whether it is gone; False when another plan has its id by now.
+    """
+    try:
+        entry, plan = await place.plan(plan_id)
+    except NoSuchPlan:
+        return True
+    if plan.state is not PlanState.REMOVING:
+        return False
+    await ask(place.store.delete_tree, place.keys.tasks(plan_id))
+    await _delete_items(place, plan_id, plan, go_on)
+    await _remove_children(place, plan_id)
+    for prefix in place.keys.everything(plan_id):
+        go_on()
+        now = await ask(place.store.get, entry.key)  # a deletion of a tree checks nothing by itself
+        if now is None or now.version != entry.version:
+            return now is None
+        await ask(place.store.delete_tree, prefix)
+    while True:
+        woken = await wake(place, plan_id, plan)
+        if await place.commit(Edit([At(entry)], [Delete(entry.key)]).and_also(woken)):
+            return True
+        now = await ask(place.store.get, entry.key)
+        if now is None or now.version != entry.version:
+            return now is None
+
+
+async def _remove_children(place: Place, plan_id: str) -> None:
+    """The plans that tasks of it have started: each by a worker. None comes after its tasks are gone."""
+    for entry in await ask(place.store.list, place.keys.plans):
+        try:
+            plan = PlanRecord.of(entry.value)
+        except BadRecord:
+            continue
+        if plan.parent is not None and plan.parent[0] == plan_id:
+            await _remove_child(place, entry.key.rpartition("/")[2])
+
+
+async def _remove_child(place: Place, child_id: str) -> None:
+    while (found := await read_child(place, child_id)) is not None and found[1].state is not PlanState.REMOVING:
+        edit = place.edges.removing(child_id, *found)
+        edit.ops.append(Delete(place.keys.draft(child_id)))
+        await place.commit(edit)
+
+
+async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Callable[[], object]) -> None:
+    """Its items, taken or not: shelf by shelf, as its tasks have numbers. Items of control end themselves."""
+    count = plan.tasks + await place.added(plan_id)
+    for number in range(0, count + 1, SHELF_TASKS):
+        shelf = shelf_of(plan.priority, plan.started_ms, number)
+        after: str | None = None
+        while True:
+            go_on()
+            page = await ask(place.store.list, place.items_of(shelf), limit=MOST_WRITES, start_after=after)
+            ours: list[Op] = [Delete(each.key) for each in page if _is_of(plan_id, each)]
+            if ours:
+                await ask(place.store.commit, [], ours)
+            if len(page) < MOST_WRITES:
+                break
+            after = page[-1].key
+
+
+def _is_of(plan_id: str, entry: Entry) -> bool:
+    return split_id(entry.key.rpartition("/")[2])[0] == plan_id
+
+
+async def remove_now(place: Place, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
+    """Delete what is no plan any more, or not yet, at once; a worker goes on where this ends in the middle.
+
+    Args:
+        place: where it is.
+        plan_id: which.
+        entry: its record as it was read; None where there is none, and only other keys of it are there.
+        plan: the same.
+    Returns:
+        False: it is not as it was, or another does it.
+    """
+    turn = plan.turn + 1
+    if entry is None:
+        edit = place.edges.blocked(plan_id, plan)
+    else:
+        edit = place.edges.removing(plan_id, entry, plan)
+        edit.ops.append(Delete(place.keys.draft(plan_id)))
+    if not await place.commit(edit):
+        return False
+    if not await delete_plan(place, plan_id):
+        return False
+    key = place.backlog.key(LANE, CONTROL_SHELF, item_id(plan_id, f"@remove.{turn}"))
+    await ask(place.store.delete, key)  # who has taken it finds that it is gone
+    return True

@@ -1,0 +1,357 @@
+"""Members of one barrier that are threads of one process: what they read and write at the same time goes together.
+
+A member that is alone talks to the store by itself. Where there are more, their reads gather into one, their arrivals
+into one transaction, and one watch of the board wakes them all: a hundred members cost about what their processes do.
+Nothing here decides anything, and nobody depends on it for long: who was not woken after a while watches by itself.
+
+Tasks of event loops keep to themselves: a loop may end in the middle, and has many calls in flight anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from latchwork.callers import current
+from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
+from latchwork.interrupts import mutex
+from latchwork.primitives.meeting.phases import Board
+from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.mirror import Mirror
+from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.store import Store
+from latchwork.store.watch import Batch
+from latchwork.types import At, Check, Delete, Entry, Fence, Op
+
+#: A transaction has so many checks and writes at most: fewer than any store allows.
+_MOST_CHECKS, _MOST_OPS = 90, 60
+#: One of us opens a phase; who has waited so many seconds for it does it, too.
+_OPENS_S = 0.5
+
+
+@dataclass(eq=False)
+class _Request:
+    """What one member wants of the store, and what came of it.
+
+    Attributes:
+        keys: to be read; empty for a write.
+        checks, ops: to be committed.
+        done: set once ``entries`` or ``error`` is the answer.
+    """
+
+    keys: Sequence[str] = ()
+    checks: Sequence[Check] = ()
+    ops: Sequence[Op] = ()
+    done: Signal = field(default_factory=Signal)
+    entries: Sequence[Entry | None] = ()
+    error: BaseException | None = None
+
+    @property
+    def weight(self) -> int:
+        """How many checks it has."""
+        return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
+
+    def answer(self, entries: Sequence[Entry | None]) -> None:
+        self.entries = entries
+        self.done.set()
+
+    def refuse(self, error: BaseException) -> None:
+        self.error = error
+        self.done.set()
+
+
+class Company:
+    """The members of one barrier, on one store, in one process. Safe to share between threads."""
+
+    def __init__(self, store: Store, name: str, on_empty: Callable[[Company], object] = bool) -> None:
+        self.clock = store.clock
+        self._store = store
+        self._name = name
+        self._board_key = f"{name}/board"
+        self._on_empty = on_empty
+        self._bell = Bell()
+        self._members: list[object] = []
+        self._waiting: list[_Request] = []
+        self._thread: Background | None = None
+        self._lock = mutex()
+        self._listening: dict[Signal, int] = {}
+        self._mirror: Mirror | None = None
+        self._begins = False
+        self._follower: tuple[object, int] | None = None
+        self._opener: tuple[object, int, Signal] | None = None
+
+    # Members
+
+    def enter(self, member: object) -> None:
+        """One more member."""
+        self._members.append(member)
+
+    def leave(self, member: object) -> None:
+        """One member less. Twice is fine."""
+        with suppress(ValueError):
+            self._members.remove(member)
+        follower = self._follower
+        if follower is not None and follower[0] is member:
+            self._follower = None
+        self.has_opened(member)
+        if not self._members:
+            self._on_empty(self)
+            with self._bell.mutex:
+                self._bell.ring()
+
+    def may_follow(self, member: object, phase: int) -> bool:
+        """Whether a member is the one of us that follows the arrivals at a phase: one is enough."""
+        with self._lock:
+            if self._follower is None or self._follower[1] != phase:
+                self._follower = (member, phase)
+            return self._follower[0] is member
+
+    def may_open(self, member: object, phase: int) -> Signal | None:
+        """None for the one of us that opens a phase; for all others a signal that is set once it has tried."""
+        with self._lock:
+            if self._opener is None or self._opener[1] != phase:
+                self._opener = (member, phase, Signal())
+            return None if self._opener[0] is member else self._opener[2]
+
+    def has_opened(self, member: object) -> None:
+        """A member has opened a phase, or found that it is open, or was not the one to. Twice is fine."""
+        opener = self._opener
+        if opener is not None and opener[0] is member:
+            self._opener = None
+            opener[2].set()
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._members) < 2
+
+    # Calls
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
+        """The entries of keys as they are after the call."""
+        if self._is_alone:
+            found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
+            return found
+        return await self._ask(_Request(keys=keys))
+
+    async def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Sequence[Entry | None]:
+        """Commit these, all or none; the entries that were written, in order."""
+        if self._is_alone:
+            return (await ask(self._store.commit, checks, ops)).entries
+        return await self._ask(_Request(checks=checks, ops=ops))
+
+    async def delete(self, entry: Entry) -> None:
+        """Delete a key, if it is as it was read."""
+        if self._is_alone:
+            await ask(self._store.delete, entry.key, version=entry.version)
+        else:
+            await self._ask(_Request(checks=[At(entry)], ops=[Delete(entry.key)]))
+
+    async def _ask(self, request: _Request) -> Sequence[Entry | None]:
+        with self._bell.mutex:
+            self._waiting.append(request)
+            self._bell.ring()
+            if self._thread is None:
+                self._thread = Background(self._run, f"latchwork-company-{self._name}")
+        await Pause(self._store.clock, request.done, None)
+        if request.error is not None:
+            raise request.error
+        return request.entries
+
+    async def _run(self) -> None:
+        taken: list[_Request] = []
+        try:
+            while True:
+                with self._bell.mutex:
+                    taken, self._waiting = _gathered(self._waiting)
+                    rings = self._bell.rings
+                    if not taken and not self._members:
+                        self._thread = None
+                        return
+                if not taken:
+                    await self._bell.rung(rings, self._store.clock, None)
+                elif taken[0].keys:
+                    await self._read(taken)
+                else:
+                    await self._commit(taken)
+        except BaseException as error:
+            with self._bell.mutex:
+                left, self._waiting, self._thread = [*taken, *self._waiting], [], None
+            for request in left:
+                request.refuse(Unavailable(f"barrier {self._name!r}: the call was not made: {error}"))
+            raise
+
+    async def _read(self, requests: Sequence[_Request]) -> None:
+        keys = list(dict.fromkeys(key for request in requests for key in request.keys))
+        try:
+            found = dict(zip(keys, await ask(self._store.get_many, keys), strict=True))
+        except LatchworkError as error:
+            for request in requests:
+                request.refuse(error)
+        else:
+            for request in requests:
+                request.answer([found[key] for key in request.keys])
+
+    async def _commit(self, requests: Sequence[_Request]) -> None:
+        checks = list(dict.fromkeys(check for request in requests for check in request.checks))
+        try:
+            done = await ask(self._store.commit, checks, [op for request in requests for op in request.ops])
+        except (Conflict, TransactionTooLarge, ValueError) as error:
+            await self._refused(requests, error)
+        except LatchworkError as error:
+            for request in requests:
+                request.refuse(error)
+        else:
+            written = {entry.key: entry for entry in done.entries}
+            for request in requests:
+                request.answer([written[op.key] for op in request.ops if op.key in written])
+
+    async def _refused(self, requests: Sequence[_Request], error: Exception) -> None:
+        """Those that it is about are refused, the others go again; each alone where nobody knows."""
+        failed = error.failed if isinstance(error, Conflict) else ()
+        guilty = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
+        if len(requests) == 1:
+            guilty = list(requests)
+        for request in guilty:
+            request.refuse(Conflict(str(error), failed) if isinstance(error, Conflict) else error)
+        left = [request for request in requests if request not in guilty]
+        if guilty and left:
+            await self._commit(left)
+        elif left:
+            for request in left:
+                await self._commit([request])
+
+    # The board
+
+    async def await_board(self, phase: int, off: Signal, timeout_s: float | None) -> bool:
+        """Wait until the board shows that a phase has ended; False when time is over, called off, or by mistake."""
+        signal = Signal()
+        take_back = off.call_when_set(signal.set)
+        try:
+            self._listen(signal, phase)
+            return await Pause(self._store.clock, signal, timeout_s) and not off.is_set()
+        finally:
+            take_back()
+            self.ignore(signal)
+
+    def _listen(self, signal: Signal, phase: int) -> None:
+        with self._lock:
+            self._listening[signal] = phase
+            begins = self._mirror is None and not self._begins
+            self._begins = self._begins or begins
+        if begins:
+            try:
+                mirror = self._store.mirror(self._board_key, wait=False)
+                with self._lock:
+                    self._mirror = mirror
+                mirror.on_change(self._on_change)
+            finally:
+                self._begins = False
+            if signal not in self._listening:  # that is over already
+                self.ignore(signal)
+        known = self._mirror
+        self._wake(None if known is None else known.get(self._board_key))
+
+    def ignore(self, signal: Signal) -> None:
+        """Wait no more with this signal; the last one closes the watch. Twice is fine."""
+        with self._lock:
+            self._listening.pop(signal, None)
+            mirror = None
+            if not self._listening:
+                mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            mirror.close()
+
+    def _on_change(self, batch: Batch) -> None:
+        for change in batch:
+            if change.key == self._board_key:
+                self._wake(change.entry)
+
+    def _wake(self, entry: Entry | None) -> None:
+        """Wake those whose phase has ended; all, if that cannot be read: each finds out what it is."""
+        try:
+            open_phase = None if entry is None else Board.of(entry).phase
+        except BadRecord:
+            open_phase = -1
+        if open_phase is None:
+            return
+        with self._lock:
+            due = [signal for signal, phase in self._listening.items() if open_phase < 0 or open_phase > phase]
+        for signal in due:
+            signal.set()
+
+
+def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
+    """The requests that go into the next call, in order, and those that wait on: reads first, no key written twice."""
+    reads = [request for request in waiting if request.keys]
+    if reads:
+        return reads[:_MOST_OPS], [request for request in waiting if request not in reads[:_MOST_OPS]]
+    taken: list[_Request] = []
+    keys: set[str] = set()
+    checks = 0
+    for request in waiting:
+        mine = {op.key for op in request.ops}
+        checks += request.weight
+        if taken and (keys & mine or checks > _MOST_CHECKS or len(keys | mine) > _MOST_OPS):
+            break
+        taken.append(request)
+        keys |= mine
+    return taken, [request for request in waiting if request not in taken]
+
+
+class Attendance:
+    """One wait of a member: while it lasts the member is in the company. One thread only."""
+
+    def __init__(self, company: Company) -> None:
+        self.company = company
+
+    def __enter__(self) -> None:
+        self.company.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It is over. Twice is fine."""
+        self.company.leave(self)
+
+    def may_follow(self, phase: int) -> bool:
+        """Whether this member is the one of its company that follows the arrivals at a phase."""
+        return self.company.may_follow(self, phase)
+
+    async def may_open(self, phase: int, waiter: Waiter) -> bool:
+        """Whether this member is the one of its company that opens a phase; else it waits until another one has."""
+        signal = self.company.may_open(self, phase)
+        if signal is None:
+            return True
+        take_back = waiter.off.call_when_set(signal.set)
+        try:
+            return not await Pause(self.company.clock, signal, _OPENS_S)
+        finally:
+            take_back()
+
+    def has_opened(self) -> None:
+        """We have tried."""
+        self.company.has_opened(self)
+
+
+_companies: WeakKeyDictionary[Store, dict[str, Company]] = WeakKeyDictionary()
+
+
+def company_of(store: Store, name: str) -> Company:
+    """The company of a barrier: the same one for all threads that share a store, one of its own for a task."""
+    if current() is not None:
+        return Company(store, name)
+    shelf = _companies.setdefault(store, {})
+    return shelf.setdefault(name, Company(store, name, partial(_forget, shelf)))
+
+
+def _forget(shelf: dict[str, Company], one: Company) -> None:
+    """Nobody is in it: who has it still uses it, others make another one; two only cost more."""
+    for name, each in list(shelf.items()):
+        if each is one:
+            shelf.pop(name, None)

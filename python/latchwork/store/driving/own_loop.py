@@ -1,0 +1,180 @@
+"""An event loop in a thread of its own, for ``async def`` functions of the user's that threads of ours wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.errors import Closed
+from latchwork.interrupts import mutex
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Has a call made when the function is to stop; returns what takes that back.
+OnStop = Callable[[Callable[[], None]], Callable[[], object]]
+
+
+class OwnLoop:
+    """A thread and its event loop, begun when the first function is run and ended by ``close``. Safe to share.
+
+    All functions run in the one loop, so that they may share what belongs to a loop: connections, pools, locks.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = mutex()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._calls: set[_Call] = set()
+        self._is_closed = False
+
+    def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
+        """Run ``await fn()`` as a task of the loop, with this thread's context variables, and wait for its end here.
+
+        Once it is to stop the task is cancelled; None when that ended it. Not promised: that it ends.
+
+        Args:
+            fn: called in the loop.
+            on_stop: tells when it is to stop; at once if it is already.
+            who: by which ``is_inside`` knows it.
+        Raises:
+            Closed: the loop was closed.
+            BaseException: what the function raises.
+        """
+        call = _Call(fn, who)
+        with self._lock:
+            if self._is_closed:
+                raise Closed(f"{self._name} was closed: nothing runs there any more")
+            loop = self._begun()
+            self._calls.add(call)
+            loop.call_soon_threadsafe(call.begin, self._ended, context=copy_context())
+        take_back = on_stop(partial(call.stop_soon, loop))
+        try:
+            return cast("T | None", call.outcome.result())
+        finally:
+            take_back()
+
+    def is_inside(self, who: object) -> bool:
+        """True in a task that runs for ``who``."""
+        if threading.current_thread() is not self._thread:
+            return False
+        task = asyncio.current_task(self._loop)
+        with self._lock:
+            return task is not None and any(call.who is who and call.task is task for call in self._calls)
+
+    def close(self, timeout_s: float) -> bool:
+        """Run nothing more, and end the loop once nothing runs; False if that took longer. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            self._end_if_idle()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return thread is None
+        thread.join(max(0.0, timeout_s))
+        return not thread.is_alive()
+
+    def _begun(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._main, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _ended(self, call: _Call) -> None:
+        with self._lock:
+            self._calls.discard(call)
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_closed and not self._calls and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._went_on(loop):
+                pass
+            _tidy(loop)
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _went_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Run the loop; False if a task of the user's, which nobody waits for, ended it by ``SystemExit``."""
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            _log.exception("%s: a task raised what ends event loops; the loop goes on", self._name)
+            return False
+        return True
+
+
+class _Call:
+    """One function on its way. Everything but ``stop_soon`` happens in the loop's thread."""
+
+    def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], who: object) -> None:
+        self._fn = fn
+        self._is_stopped = False
+        self._exit: BaseException | None = None
+        self.who = who
+        self.task: asyncio.Task[Any] | None = None
+        self.outcome: Outcome[Any] = Outcome()
+
+    def begin(self, ended: Callable[[_Call], None]) -> None:
+        if self._is_stopped:
+            resolve(self.outcome, None)
+            ended(self)
+            return
+        self.task = asyncio.get_running_loop().create_task(self._go())
+        self.task.add_done_callback(partial(self._end, ended))
+
+    async def _go(self) -> Any:
+        try:
+            return await self._fn()
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, and what else runs there
+            self._exit = error
+
+    def stop_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and so has the task
+            loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def _end(self, ended: Callable[[_Call], None], task: asyncio.Task[Any]) -> None:
+        ended(self)
+        error: BaseException | None
+        if task.cancelled():
+            error = None if self._is_stopped else asyncio.CancelledError()  # it was told to stop, and has
+        else:
+            error = self._exit or task.exception()
+        if error is None:
+            resolve(self.outcome, None if task.cancelled() else task.result())
+        else:
+            reject(self.outcome, error)
+
+
+def _tidy(loop: asyncio.AbstractEventLoop) -> None:
+    """What ``asyncio.run`` does at its end: nothing that functions left behind goes on."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())

@@ -1,0 +1,134 @@
+"""The event loop of a node's ``async def`` tasks: one for all of them, in a thread of its own.
+
+So they can share what belongs to a loop: connections, locks, caches. One that blocks holds up the others; it belongs
+into a plain function. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from latchwork.errors import Closed
+from latchwork.interrupts import mutex, start_thread
+from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.performing import cancel_soon
+
+_log = logging.getLogger(__name__)
+
+
+class TaskLoop:
+    """Runs coroutines on one event loop. Safe to share between threads. Its thread begins with the first.
+
+    Args:
+        label: the node, for the name of the thread.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._name = f"latchwork-task-loop-{label}"
+        self._mutex = mutex()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def run(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
+        """Run a coroutine to its end, and wait for it in this thread; it is cancelled when it is told to stop.
+
+        Raises:
+            asyncio.CancelledError: it was cancelled.
+            Closed: this was closed.
+            BaseException: the coroutine's own.
+        """
+        ended: Future[Any] = Future()
+        with self._mutex:
+            begins = not self._is_closed
+            if begins:  # with the mutex: so it is before the end of the loop
+                self._begun().call_soon_threadsafe(self._start, body, context, ended)
+        if not begins:
+            body.close()
+            raise Closed(f"task {context.task_id} does not begin: its node closes")
+        return ended.result()
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancel what is left, and wait for its end; False if that takes longer. Twice is fine."""
+        with self._mutex:
+            loop, thread = self._loop, self._thread
+            if loop is not None and not self._is_closed:
+                loop.call_soon_threadsafe(self._end)
+            self._is_closed = True
+        if thread is None:
+            return True
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _begun(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+            start_thread(self._thread)
+        return self._loop
+
+    # In the thread
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            while True:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):  # of what a task has left running: it ends itself
+                    _log.exception("what a task left on its node's event loop called exit")
+                else:
+                    return
+        finally:
+            loop.close()
+
+    def _start(self, body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
+        whole = _whole(body, context, ended)
+        task = asyncio.get_running_loop().create_task(whole, name=f"task {context.task_id}")
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._over, body, ended))
+
+    def _over(self, body: Coroutine[Any, Any, Any], ended: Future[Any], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not ended.done():  # cancelled before it began
+            body.close()
+            ended.set_exception(asyncio.CancelledError())
+
+    def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_task(_finish())
+        self._ending.add_done_callback(lambda _: loop.stop())
+
+
+async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
+    """Run it, and tell the slot: whatever it raises is its own, and ends neither the loop nor other tasks."""
+    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    remove = context.on_stop(lambda: cancel_soon(loop, me))
+    try:
+        value = await body
+    except BaseException as error:
+        ended.set_exception(error)
+        if isinstance(error, GeneratorExit):
+            raise
+    else:
+        ended.set_result(value)
+    finally:
+        remove()
+
+
+async def _finish() -> None:
+    """Cancel all, what tasks have left running too, and wait for the end of it."""
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,129 @@
+"""What a node has claimed and not begun: a short line before its slots while calls are short.
+
+A claim costs requests; many together cost hardly more than one. So while calls take milliseconds a node claims some
+more than it has slots for. What has not begun after a while, because a call was long after all, is given back. Nothing
+here touches the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from latchwork.clock import Clock
+from latchwork.errors import Closed, LatchworkError
+from latchwork.interrupts import mutex
+from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.endings import Taken
+from latchwork.tasks.running.slots import Slots
+
+#: Items are claimed for so many seconds ahead, and so many at most.
+AHEAD_S, MOST_AHEAD = 0.02, 64
+#: Seconds after which what has not begun is given back.
+GIVEN_BACK_S = 0.25
+
+
+class StartingLine:
+    """Claims of one node that wait for a slot. Safe to share between threads.
+
+    Args:
+        slots: where they run.
+        clock: the node's.
+        ended: called with each that has run, in the slot's thread; ``launch`` at its end begins the next.
+        drop: called with each that does not begin here, and why.
+        look_at: called with a moment at which ``give_back`` is due.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        clock: Clock,
+        ended: Callable[[Taken, Future[Outcome]], None],
+        drop: Callable[[Taken, str], None],
+        look_at: Callable[[float], None],
+    ) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._ended = ended
+        self._drop = drop
+        self._look_at = look_at
+        self._lock = mutex()
+        self._queued: deque[Taken] = deque()
+        self._launching = 0
+
+    def room(self) -> int:
+        """How many more to claim: none while many wait, because few at a time cost more than they are worth."""
+        with self._lock:
+            queued, free = len(self._queued), self._slots.free
+        ahead = ahead_of(self._slots.count, self._slots.typical_s)
+        return max(0, free + ahead - queued) if queued <= ahead // 2 else 0
+
+    @property
+    def oldest(self) -> float:
+        """Since when the first of the line has waited; infinity when there is none."""
+        with self._lock:
+            return self._queued[0].queued_at if self._queued else math.inf
+
+    def add(self, task: Taken) -> None:
+        """It begins when a slot is free, in its turn."""
+        task.queued_at = self._clock.now()
+        with self._lock:
+            self._queued.append(task)
+        self.launch()
+        if self._queued:
+            self._look_at(task.queued_at + GIVEN_BACK_S)
+
+    def launch(self) -> None:
+        """Begin what waits, as far as slots are free."""
+        while True:
+            with self._lock:
+                if not self._queued or self._slots.free - self._launching <= 0:
+                    return
+                task = self._queued.popleft()
+                self._launching += 1
+            try:
+                has_begun = self._has_begun(task)
+            finally:
+                with self._lock:
+                    self._launching -= 1
+            if not has_begun:
+                return
+
+    def give_back(self, before: float, why: str) -> None:
+        """Give back what has waited since before a moment."""
+        with self._lock:
+            late = [task for task in self._queued if task.queued_at <= before]
+            self._queued = deque(task for task in self._queued if task.queued_at > before)
+        for task in late:
+            self._drop(task, why)
+
+    def _has_begun(self, task: Taken) -> bool:
+        """Begin a run; False if there is no slot after all: it waits on."""
+        run, context = task.run, task.context
+        if run is None or context is None:
+            return True
+        if run.timeout_s is not None:
+            context.deadline = self._clock.now() + run.timeout_s
+        try:
+            future = self._slots.start(run.call, context)
+        except Closed as error:
+            self._drop(task, str(error))
+            return True
+        except LatchworkError:  # somebody else has taken it
+            with self._lock:
+                self._queued.appendleft(task)
+            return False
+        future.add_done_callback(lambda done: self._ended(task, done))
+        return True
+
+
+def ahead_of(slots: int, typical_s: float) -> int:
+    """How many claims a node has beyond its slots. Pure.
+
+    Args:
+        slots: of the node.
+        typical_s: how long calls take.
+    """
+    return min(MOST_AHEAD, int(slots * AHEAD_S / max(typical_s, 1e-6)))

@@ -1,0 +1,392 @@
+"""Lost answers and lost races of each step: submit, finish, cancel, copies, dead letters. Each task has one end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from contextlib import closing
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.test_deaths import starts
+from executor.work import WORK, mark, square, wait
+from latchwork.errors import Unavailable
+from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
+from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.primitives import Backlog
+from latchwork.tasks import Release, Run
+from latchwork.testing.faults import Fault, FaultyStore
+from latchwork.types import Delete
+
+ITEMS = "executor/backlog/lanes/*/items/*"
+RESULTS = "executor/results/*"
+DEAD = "executor/backlog/dead/*"
+#: Not applied and known to be; not applied, applied, or applied later, and not known.
+FAULTS = ("fail", "cut_before", "cut_after", "land_late")
+EACH = pytest.mark.parametrize("fault", FAULTS)
+LATE_S = 0.4
+
+
+@pytest.fixture
+def faulty(connect):
+    """A client of the test's root whose trouble the test decides."""
+    with FaultyStore(connect()) as store:
+        yield store
+
+
+def hit(store, fault, key, times=3):
+    store.add(Fault(fault, op="commit", key=key, times=times, delay_s=LATE_S))
+
+
+def was_hit(store):
+    assert store.faults, "the fault never hit"
+
+
+def settled(eventually, store):
+    """Wait until nothing of any task is left, and what lands late has landed."""
+    time.sleep(LATE_S + 0.2)
+    for left in ("results", "data", "cancels", "backlog/data"):
+        eventually(lambda left=left: store.children(f"executor/{left}") == [])
+    eventually(lambda: items(store) == [])
+
+
+def items(store):
+    with closing(Backlog(store, "executor/backlog")) as backlog:
+        return backlog.items()
+
+
+def meanwhile(store, monkeypatch, act):
+    """Have something done right before the next commit of a store."""
+    commit, done = store.commit, []
+
+    def late(checks, ops):
+        if not done:
+            done.append(True)
+            act()
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", late)
+
+
+# Answers that are lost
+
+
+@EACH
+def test_a_submit_whose_answer_is_lost_runs_each_task_once(runners, pools, store, faulty, eventually, fault):
+    pool = pools(store=faulty)
+    assert pool.submit(square, 0).state().phase in {"submitted", "queued"}
+    hit(faulty, fault, ITEMS)
+    futures = [pool.submit(mark, f"once-{number}") for number in range(12)]
+    runners(own_store=True)
+    assert {future.result(PATIENCE_S) for future in futures} == {"n1"}
+    was_hit(faulty)
+    settled(eventually, store)
+    assert [len(starts(store, f"once-{number}")) for number in range(12)] == [1] * 12
+
+
+@EACH
+def test_a_finish_whose_answer_is_lost_gives_one_result_and_no_second_run(pool, store, faulty, eventually, fault):
+    hit(faulty, fault, RESULTS)
+    with Runner(faulty, node_id="n1", functions=WORK, slots=2) as runner:
+        futures = [pool.submit(mark, f"once-{number}") for number in range(6)]
+        assert {future.result(PATIENCE_S) for future in futures} == {"n1"}
+        was_hit(faulty)
+        eventually(lambda: runner.stats().done == 6)
+        settled(eventually, store)
+    assert [len(starts(store, f"once-{number}")) for number in range(6)] == [1] * 6
+
+
+@EACH
+def test_a_cancel_whose_answer_is_lost_is_true_and_the_task_never_runs(
+    runners, pools, store, faulty, eventually, fault
+):
+    pool = pools(store=faulty)
+    future = pool.submit(mark, "never")
+    pool.flush(PATIENCE_S)
+    hit(faulty, fault, ITEMS, times=1)
+    if fault == "fail":  # nothing was sent: who asked is told, and asks again
+        with pytest.raises(Unavailable, match="try again"):
+            future.cancel()
+    assert future.cancel()
+    was_hit(faulty)
+    runners(own_store=True)
+    assert pool.submit(square, 2).result(PATIENCE_S) == 4
+    settled(eventually, store)
+    assert starts(store, "never") == []
+
+
+@EACH
+def test_an_interrupt_whose_answer_is_lost_stops_the_task_once(runners, pools, store, faulty, eventually, fault):
+    runners(own_store=True)
+    pool = pools(store=faulty)
+    future = pool.submit(wait, "told")
+    eventually(lambda: starts(store, "told"))
+    hit(faulty, fault, ITEMS, times=1)
+    if fault == "fail":
+        with pytest.raises(Unavailable, match="try again"):
+            future.cancel(interrupt=True)
+    assert future.cancel(interrupt=True)
+    was_hit(faulty)
+    assert future.cancelled()
+    eventually(lambda: store.children("told/stops"))
+    settled(eventually, store)
+    assert len(starts(store, "told")) == 1
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:])
+@pytest.mark.parametrize("runs", [False, True])
+def test_cancel_task_whose_answer_is_lost_says_that_it_was_this_one(
+    runners, pool, store, faulty, eventually, fault, runs
+):
+    if runs:
+        runners(own_store=True)
+    future = pool.submit(wait, "asked")
+    pool.flush(PATIENCE_S)
+    if runs:
+        eventually(lambda: starts(store, "asked"))
+    hit(faulty, fault, ITEMS, times=1)
+    assert cancel_task(faulty, future.id, interrupt=runs)
+    was_hit(faulty)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(PATIENCE_S)
+    settled(eventually, store)
+    assert len(starts(store, "asked")) == (1 if runs else 0)
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:])
+def test_a_detached_task_whose_answer_is_lost_is_put_once(runners, pools, store, faulty, fault):
+    pool = pools(store=faulty)
+    hit(faulty, fault, "executor/detached/*", times=1)
+    ref = pool.detached(mark, "detached", id="one")
+    was_hit(faulty)
+    runners(own_store=True)
+    assert ref.result(PATIENCE_S) == "n1"
+    time.sleep(LATE_S + 0.1)
+    assert len(starts(store, "detached")) == 1
+    assert ref.forget()
+
+
+@EACH
+def test_copies_whose_finish_is_lost_give_one_result(pool, store, connect, eventually, fault):
+    stores = [FaultyStore(connect()) for _ in range(2)]
+    for each in stores:
+        hit(each, fault, RESULTS, times=2)
+    with stores[0], stores[1]:
+        options = {"functions": WORK, "slots": 2, "steal_after_s": None}
+        with Runner(stores[0], node_id="n0", **options) as one, Runner(stores[1], node_id="n1", **options) as two:
+            one.wait_ready(PATIENCE_S)
+            two.wait_ready(PATIENCE_S)
+            future = pool.with_options(copies=2).submit(wait, "copied")
+            eventually(lambda: len(starts(store, "copied")) == 2)
+            store.put("copied/go", b"")
+            assert future.result(PATIENCE_S) in {"n0", "n1"}
+            eventually(lambda: one.stats().running == two.stats().running == 0)
+            assert one.stats().done + two.stats().done == 1
+            assert any(each.faults for each in stores)
+            settled(eventually, store)
+
+
+@EACH
+def test_a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome(pool, store, connect, faulty, fault):
+    future = pool.submit(mark, "never")
+    pool.flush(PATIENCE_S)
+    with connect() as dying:
+        Backlog(dying, "executor/backlog").try_take(["any"])  # and dies
+    hit(faulty, fault, DEAD, times=1)
+    with (
+        Runner(faulty, node_id="n1", functions=WORK, max_attempts=1),
+        pytest.raises(TaskDied, match="'mark' was taken 1 times"),
+    ):
+        future.result(PATIENCE_S)
+    was_hit(faulty)
+    time.sleep(LATE_S + 0.1)
+    assert [dead.id for dead in dead_tasks(store)] == [future.id]
+    assert starts(store, "never") == []
+
+
+@EACH
+def test_results_whose_deletion_is_lost_are_told_once_and_leave_nothing(
+    runners, pools, store, faulty, eventually, fault
+):
+    runners(own_store=True)
+    pool = pools(store=faulty)
+    hit(faulty, fault, RESULTS, times=2)
+    told = []
+    futures = [pool.submit(square, number) for number in range(5)]
+    for future in futures:
+        future.add_done_callback(told.append)
+    assert [future.result(PATIENCE_S) for future in futures] == [0, 1, 4, 9, 16]
+    eventually(lambda: store.children("executor/results") == [] and bool(faulty.faults))
+    assert sorted(map(id, told)) == sorted(map(id, futures))
+
+
+# Races that are lost
+
+
+def test_a_task_that_is_taken_between_look_and_cancel_goes_on(runners, pools, connect, store, eventually, monkeypatch):
+    mine = connect()
+    pool = pools(store=mine)
+    future = pool.submit(wait, "taken")
+    pool.flush(PATIENCE_S)
+
+    def take():
+        runners(own_store=True)
+        eventually(lambda: starts(store, "taken"))
+
+    meanwhile(mine, monkeypatch, take)
+    assert future.cancel() is False
+    store.put("taken/go", b"")
+    assert future.result(PATIENCE_S) == "n1"
+
+
+def test_a_task_that_ends_between_look_and_interrupt_has_its_result(
+    runners, pools, connect, store, eventually, monkeypatch
+):
+    mine = connect()
+    runners(own_store=True)
+    pool = pools(store=mine)
+    future = pool.submit(wait, "ended")
+    eventually(lambda: starts(store, "ended"))
+
+    def end():
+        store.put("ended/go", b"")
+        eventually(lambda: items(store) == [])
+
+    meanwhile(mine, monkeypatch, end)
+    assert future.cancel(interrupt=True) is False
+    assert future.result(PATIENCE_S) == "n1"
+
+
+def test_a_task_that_is_cancelled_between_look_and_finish_has_no_result(runners, pool, store, connect, eventually):
+    runner = runners(own_store=True)
+    future = pool.submit(wait, "cut")
+    eventually(lambda: starts(store, "cut"))
+    other = connect()
+    assert cancel_task(other, future.id, interrupt=True)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(PATIENCE_S)
+    eventually(lambda: runner.stats().lost + runner.stats().released == 1)
+    assert runner.stats().done == 0
+
+
+def test_two_who_cancel_one_task_agree_and_leave_one_outcome(pool, store, connect):
+    future = pool.submit(mark, "both")
+    pool.flush(PATIENCE_S)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(cancel_task, connect(), future.id) for _ in range(3)]
+        mine = threads.submit(future.cancel)
+        said = [mine.result(PATIENCE_S)]
+        said += [each.result(PATIENCE_S) for each in others if each.exception(PATIENCE_S) is None]
+    assert any(said)
+    assert future.cancelled()
+    assert items(store) == []
+
+
+def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(runners, pool, store, eventually):
+    runner = runners(own_store=True)
+    future = pool.submit(wait, "orphan")
+    eventually(lambda: starts(store, "orphan"))
+    sid = future.id.partition(".")[0]
+    pool._submitter._line.session.close()
+    eventually(lambda: store.children("orphan/stops"))
+    eventually(lambda: runner.stats().running == 0)
+    assert runner.stats().done == 0
+    eventually(lambda: store.children(f"executor/results/{sid}") == [] and items(store) == [])
+
+
+def lanes_of(store, member="n1"):
+    from latchwork.executor.keys import Keys
+
+    node = Node(member, WORK, allow_pickle=False, labels={}, accept=None)
+    keys = Keys("executor")
+    backlog = Backlog(store, keys.backlog, label=member)
+    return Lanes(store, keys, backlog, node, lambda: {member}), backlog
+
+
+@pytest.mark.parametrize("news", ["mark", "death"])
+def test_a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken(pool, store, news):
+    future = pool.submit(mark, "never")
+    pool.flush(PATIENCE_S)
+    lanes, backlog = lanes_of(store)
+    with closing(backlog):
+        (claim,) = backlog.try_take(["any"])
+        if news == "mark":
+            assert lanes.cancelled(claim.item.id) is None
+        else:
+            assert lanes.gone(future.id.partition(".")[0]) == []
+        assert isinstance(lanes.begin(claim), Release)
+        claim.release(count=False)
+
+
+def test_a_mark_for_another_task_and_the_death_of_another_submitter_stop_nothing(pool, store):
+    pool.submit(mark, "begins")
+    pool.flush(PATIENCE_S)
+    lanes, backlog = lanes_of(store)
+    with closing(backlog):
+        (claim,) = backlog.try_take(["any"])
+        assert lanes.cancelled("other.000000001.0") is None
+        assert lanes.gone("other") == []
+        assert isinstance(lanes.begin(claim), Run)
+        assert lanes.cancelled(claim.item.id) == claim.item.path
+        claim.release(count=False)
+
+
+def test_a_submitter_that_dies_between_look_and_claim_has_nothing_begun(pool, store, connect, monkeypatch, eventually):
+    taking = connect()
+    pool.submit(mark, "never")
+    pool.flush(PATIENCE_S)
+    meanwhile(taking, monkeypatch, pool._submitter._line.session.close)
+    lanes, backlog = lanes_of(taking)
+    with closing(backlog):
+        assert backlog.try_take(["any"], extra=lanes.extra, on_refused=lanes.refused) == []
+    assert len(lanes.submitters_gone()) == 1
+
+
+def test_a_task_whose_item_is_deleted_while_it_runs_has_no_result(runners, pool, store, eventually):
+    runner = runners(own_store=True)
+    future = pool.submit(wait, "deleted")
+    eventually(lambda: starts(store, "deleted"))
+    (item,) = items(store)
+    store.commit([], [Delete(item.key)])
+    store.put("deleted/go", b"")
+    eventually(lambda: runner.stats().lost == 1)
+    assert runner.stats().done == 0
+    assert find_or_none(store, future.id) is None
+
+
+def find_or_none(store, task_id):
+    from latchwork.executor import NoSuchTask
+
+    try:
+        return find_task(store, task_id)
+    except NoSuchTask:
+        return None
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:])
+def test_a_revived_letter_whose_answer_is_lost_runs_once(runners, pool, store, faulty, fault):
+    ref = pool.detached(mark, "again", id="again")
+    with closing(Backlog(store, "executor/backlog")) as backlog:
+        (claim,) = backlog.try_take(["any"])
+        claim.bury("its nodes died")
+    (dead,) = dead_tasks(store)
+    hit(faulty, fault, DEAD, times=1)
+    try:
+        revive_task(faulty, dead.letter)
+    except Exception:
+        time.sleep(LATE_S + 0.2)
+        if dead_tasks(store):
+            revive_task(faulty, dead.letter)
+    was_hit(faulty)
+    runners(own_store=True)
+    assert ref.result(PATIENCE_S) == "n1"
+    assert len(starts(store, "again")) == 1
+    assert dead_tasks(store) == []
+
+
+def test_an_executor_of_a_store_with_late_answers_ends_in_time(runners, faulty, eventually):
+    runners(own_store=True)
+    faulty.add(Fault("slow_answer", op="commit", times=None, delay_s=0.05))
+    with Executor(faulty, functions=WORK) as pool:
+        assert list(pool.map(square, range(8))) == [number * number for number in range(8)]

@@ -1,0 +1,127 @@
+"""Watches over the thread of an event loop: what waits there, and how long each step keeps it.
+
+A step is judged by the processor time of its thread: wall time says little, as another thread may hold the interpreter
+for 5 ms at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import sqlite3
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import latchwork
+from levels import DRIVEN
+
+#: Seconds of processor time of the loop's thread: what a step of ours may take at the most.
+LONGEST_STEP_S = 0.005
+#: A store with planned faults makes its calls where they are made, and so does what a test has put in a method's place.
+_EXCUSED = (
+    str(Path(latchwork.__file__).parent / "testing/_faulty"),
+    *(str(Path(__file__).parent / folder) for folder in DRIVEN),
+)
+
+
+@contextlib.contextmanager
+def watching(thread, monkeypatch, *, measures):
+    """Demand that nothing of ours waits in a loop's thread, and that no step keeps it for long."""
+    guard = Guard(monkeypatch, thread)
+    if measures:
+        guard.measure(monkeypatch)
+        gc.disable()  # whose turn it is to collect is no matter of a step
+    try:
+        yield
+    finally:
+        gc.enable()
+    assert not guard.found, "these wait in the thread of the loop:\n" + "\n".join(sorted(set(guard.found))[:20])
+    assert guard.longest[0] <= LONGEST_STEP_S, f"a step took {guard.longest[0] * 1000:.1f} ms: {guard.longest[1]}"
+
+
+def _waits(*args):
+    """Whether a wait with these arguments takes time."""
+    return len(args) < 2 or args[1] is None or args[1] > 0
+
+
+class Guard:
+    """Notes each call in the loop's thread that may wait, with who made it, and each step with its time.
+
+    Attributes:
+        found: calls of ours that may wait, as text.
+        steps: seconds and description of each step.
+    """
+
+    def __init__(self, monkeypatch, thread=None):
+        self.thread = thread or threading.current_thread()
+        self.found = []
+        self.steps = []
+        for owner, name in ((threading.Event, "wait"), (threading.Condition, "wait"), (threading.Thread, "join")):
+            monkeypatch.setattr(owner, name, self.guarded(getattr(owner, name), _waits))
+        monkeypatch.setattr(time, "sleep", self.guarded(time.sleep, _waits))
+        monkeypatch.setattr(Future, "result", self.guarded(Future.result, lambda future, *_: not future.done()))
+
+    def measure(self, monkeypatch):
+        """Note the time of each step from now on."""
+        run = asyncio.Handle._run
+
+        def measured(handle):
+            if threading.current_thread() is not self.thread:
+                return run(handle)
+            began = time.thread_time()
+            run(handle)
+            took_s = time.thread_time() - began
+            self.steps.append((took_s, repr(handle) if took_s > LONGEST_STEP_S / 2 else ""))
+            return None
+
+        monkeypatch.setattr(asyncio.Handle, "_run", measured)
+
+    def guarded(self, call, does_wait):
+        def guarded(*args, **options):
+            if self.is_there() and does_wait(*args, *options.values()):
+                self.note(call.__qualname__, sys._getframe(1))
+            return call(*args, **options)
+
+        return guarded
+
+    def is_there(self):
+        return threading.current_thread() is self.thread and asyncio._get_running_loop() is not None
+
+    def profile(self, frame, event, arg):
+        """For ``sys.setprofile`` in the loop's thread: SQLite, and sockets that block."""
+        if event != "c_call":
+            return
+        owner = getattr(arg, "__self__", None)
+        if isinstance(owner, (sqlite3.Connection, sqlite3.Cursor)):
+            self.note(f"sqlite3 {arg.__name__}", frame)
+        elif (
+            isinstance(owner, socket.socket)
+            and owner.gettimeout() != 0.0
+            and arg.__name__ in {"recv", "send", "sendall"}
+        ):
+            self.note(f"socket {arg.__name__}", frame)
+
+    def note(self, what, frame):
+        before = frame.f_back and frame.f_back.f_back
+        if "start" in (frame.f_code.co_name, before and before.f_code.co_name):
+            return  # a thread that is started says so before it does anything
+        if (frame.f_code.co_name, what) == ("wake", "socket send"):
+            return  # one byte to our own thread, with MSG_DONTWAIT
+        names = []
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_EXCUSED):
+                return
+            names.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+            frame = frame.f_back
+        if not names[0].startswith(("selector_events", "base_events")):
+            self.found.append(f"{what} at {' < '.join(names[:8])}")
+
+    @property
+    def longest(self):
+        """The longest step."""
+        return max(self.steps, default=(0.0, ""))
