@@ -6,6 +6,7 @@ from mutants import (
     of_backlogs,
     of_embedded,
     of_etcd,
+    of_executor,
     of_jobs,
     of_leaders,
     of_locks,
@@ -38,6 +39,7 @@ DEFECTS = (
     *of_jobs.DEFECTS,
     *of_operations.DEFECTS,
     *of_tasks.DEFECTS,
+    *of_executor.DEFECTS,
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
 )

@@ -36,6 +36,7 @@ from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
 from latchwork.primitives.queue.items import Item, Room
 from latchwork.schedules import Cron, Fired, FixedDelay
 from latchwork.types import Entry
+from security.stored_systems import ROWS
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ KINDS = {
     ),
     "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: shown(at(value))),
 }
+
+KINDS |= {name: Kind(*row) for name, row in ROWS.items()}
 
 HUGE = 10**400
 #: Takes the place of one part of a record.

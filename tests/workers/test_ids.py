@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
 from latchwork.testing.faults import FaultyStore
 from latchwork.workers import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
-from workers.conftest import die
-
-
-class Killed(BaseException):
-    """The process is no more."""
-
-
-class KilledAt:
-    """Ends the thread it was made in at its call of a number, and all later ones."""
-
-    def __init__(self, number):
-        self.left, self.thread = number, threading.get_ident()
-
-    def decide(self, _op, _keys):
-        if threading.get_ident() != self.thread:
-            return
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-        return
+from workers.conftest import Killed, KilledAt, die
 
 
 def ids(store, job="train"):
@@ -65,8 +44,8 @@ def test_wherever_a_worker_dies_while_it_joins_there_is_no_gap_and_no_second_one
             killed = True
         plan.left = 10_000
         session.close()
-        one.close()
         dying.close()
+        one.close()
         others = [worker("a", job, workers=2), worker("b", job, workers=2)]
         assert sorted(other.id for other in others) == [0, 1]
         with pytest.raises(JobFull):

@@ -43,7 +43,6 @@ from latchwork.primitives.meeting.meeting import Parties
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
-from latchwork.primitives.persistent.renewing import SessionOfTheMoment
 from latchwork.primitives.queue.backlog_items import BacklogItem
 from latchwork.primitives.queue.backlog_taking import Accept, Extra
 from latchwork.primitives.queue.items import Item
@@ -686,7 +685,7 @@ class LockKeeper:
         locks_prefix: str = "locks",
         ttl_s: float = 10.0,
         owner_label: str = "",
-        session: SessionOfTheMoment | None = None,
+        session: Callable[[], Session | None] | None = None,
     ) -> None: ...
     async def __aenter__(self) -> LockKeeper: ...
     async def __aexit__(self, *_: object) -> None: ...

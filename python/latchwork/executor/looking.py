@@ -14,10 +14,9 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import DETACHED, Keys, check_store, item_id_of, member_of, queued_at_s, task_number
-from latchwork.executor.placing.placing import read_load
+from latchwork.executor.placing.placing import read_functions, read_load
 from latchwork.executor.stored import Place, Stored, TaskState, ended
 from latchwork.primitives import Backlog, BacklogItem, Group
-from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import run
@@ -148,7 +147,7 @@ def inspect(store: Store, name: str = "executor") -> ExecutorState:
         members = group.members()
         ids = {member.id for member in members}
         loads = {_last(each.key): read_load(each.value)[1] for each in store.list(keys.load)}
-        said = {_last(each.key): Record.or_empty(each.value) for each in store.list(keys.functions)}
+        said = {_last(each.key): read_functions(each.value) for each in store.list(keys.functions)}
         running: dict[str, int] = {}
         lanes = []
         for lane in backlog.lanes():
@@ -169,8 +168,8 @@ def inspect(store: Store, name: str = "executor") -> ExecutorState:
                 loads[member.id].slots if member.id in loads else 0,
                 running.get(member.id, 0),
                 queued.get(member.id, 0),
-                tuple(sorted(said.get(member.id, _NOTHING).texts("functions", ()))),
-                said.get(member.id, _NOTHING).body.get("allow_pickle") is True,
+                tuple(sorted(said.get(member.id, _NOTHING)[0])),
+                said.get(member.id, _NOTHING)[1],
             )
             for member in members
         ]
@@ -283,7 +282,7 @@ def drop_task(store: Store, letter: str, name: str = "executor") -> None:
             raise NoSuchTask(f"executor {name!r}: {error}") from None
 
 
-_NOTHING = Record({})
+_NOTHING: tuple[frozenset[str], bool] = (frozenset(), False)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import Backlog, BacklogItem
-from latchwork.records import Record
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.tasks import BadPayload, BlobRef, Blobs, Outcome
@@ -183,7 +182,7 @@ class Stored:
         """The writes that delete what is kept beside a task."""
         try:
             blob = task_of(item.value).blob
-            return self._blobs.delete_ops(BlobRef.of(Record(blob))) if blob else []
+            return self._blobs.delete_ops(BlobRef.of_body(blob)) if blob else []
         except BadRecord:
             return []
 

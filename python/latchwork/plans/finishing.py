@@ -17,14 +17,13 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong, read_with
+from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
+from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.ends import End, Ends
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
-from latchwork.records import Record
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
 from latchwork.tasks import (
@@ -149,7 +148,7 @@ class PlanHooks(FeederHooks):
         """Read all their tasks, and the results that these need, together."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
-            wanted = [(*split_id(each.item.id), read_with(each)) for each in tasks]
+            wanted = [(*split_id(each.item.id), read_wanted(each.value)[1]) for each in tasks]
             for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
                 self._read[claim] = read
 
@@ -157,11 +156,11 @@ class PlanHooks(FeederHooks):
         """The call is made in the slot, where the store may be asked."""
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
-        timeout_s = Record.or_empty(claim.value).duration_s("timeout_s", -1.0, least=-1.0) if claim.value else -1.0
+        timeout_s, _ = read_wanted(claim.value)
         return Run(
             lambda: self._call(claim, plan_id, task),
             claim.item.id,
-            timeout_s if timeout_s > 0.0 else None,
+            timeout_s,
             claim.attempts,
         )
 
@@ -183,7 +182,8 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        names, read = read_with(claim), self._read.pop(claim, None)
+        _, names = read_wanted(claim.value)
+        read = self._read.pop(claim, None)
         if read is None:
             found, stored = await self._place.task_and_outcomes(plan_id, name, names)
         else:

@@ -242,7 +242,7 @@ class TaskRecord:
             args=args,
             child=found.text("child", ""),
             nonce=found.text("nonce", ""),
-            args_at=BlobRef.of(Record(found.mapping("args_at"))) if found.has("args_at") else None,
+            args_at=BlobRef.of_body(found.mapping("args_at")) if found.has("args_at") else None,
         )
 
     def now(self, state: TaskState) -> TaskRecord:
@@ -311,12 +311,19 @@ def read_result(value: bytes) -> bytes | BlobRef:
     if value[:1] == b"@":
         body = read_json(value[1:])
         if isinstance(body, dict):
-            return BlobRef.of(Record(body))
+            return BlobRef.of_body(body)
     raise BadRecord(f"value {short(value)} is no result of a task")
 
 
 def _parent(names: tuple[str, ...]) -> tuple[str, str] | None:
     return (names[0], names[1]) if len(names) == 2 else None
+
+
+def read_wanted(item: bytes) -> tuple[float | None, tuple[str, ...]]:
+    """What the item of a task says before the task is read: its timeout, and the tasks whose results are arguments."""
+    found = Record.or_empty(item) if item else Record({})
+    timeout_s = found.duration_s("timeout_s", -1.0, least=-1.0)
+    return timeout_s if timeout_s > 0.0 else None, found.texts("from", ())
 
 
 def _state(kind: type[Any], text: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,6 +73,15 @@ class BlobRef:
             except LatchworkError as error:
                 raise BadRecord(f"a large value has the address {short(part)}, which is none: {error}") from None
         return cls(ref.owner, ref.id, ref.size, record.text("digest"))
+
+    @classmethod
+    def of_body(cls, body: Mapping[str, object]) -> BlobRef:
+        """The reference in a part of a record.
+
+        Raises:
+            BadRecord: there is none.
+        """
+        return cls.of(Record(body))
 
 
 class Blobs:

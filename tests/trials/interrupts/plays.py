@@ -14,6 +14,7 @@ from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
 from trials.interrupts.plays_of_tasks import tasks
+from trials.interrupts.plays_of_workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -341,6 +342,7 @@ def of_protocols() -> list[Play]:
         *double_barriers(),
         *groups(),
         *numbers(),
+        *workers(),
         *_store(),
     ]
 

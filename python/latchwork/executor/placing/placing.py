@@ -55,7 +55,7 @@ class Placing:
         Raises:
             NoSuchMember: the member that alone may run it is not there.
         """
-        if item.target is None and copies == 1 and isinstance(picker, Pull):
+        if is_for_all(item, picker, copies):
             return (ANY,)
         if isinstance(item.target, Member) and item.target.otherwise == "wait":
             return (lane_of(item.target.id),)
@@ -151,6 +151,11 @@ class Placing:
             self._put[member] = (number, count + 1)
 
 
+def is_for_all(item: TaskItem, picker: Picker, copies: int) -> bool:
+    """Whether a task goes to the lane of all, whoever is there."""
+    return item.target is None and copies == 1 and isinstance(picker, Pull)
+
+
 def read_load(value: bytes) -> tuple[int, Load]:
     """How often a member has said what it does, and what it said last; nothing when nobody of ours wrote it."""
     record = Record.or_empty(value)
@@ -158,6 +163,12 @@ def read_load(value: bytes) -> tuple[int, Load]:
         record.whole("running", 0, least=0), record.whole("queued", 0, least=0), record.whole("slots", 1, least=0)
     )
     return record.whole("number", 0, least=0), load
+
+
+def read_functions(value: bytes) -> tuple[frozenset[str], bool]:
+    """What a member can run by name, and whether it runs pickled functions; nothing when nobody of ours wrote it."""
+    record = Record.or_empty(value)
+    return frozenset(record.texts("functions", ())), record.body.get("allow_pickle") is True
 
 
 class _Preferred:

@@ -20,7 +20,6 @@ from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.interrupts import mutex
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem, Share
-from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.tasks import (
     PICKLED,
@@ -265,7 +264,7 @@ class Lanes(FeederHooks):
         return Run(call, item.id, timeout_s, attempt)
 
     def _call(self, item: TaskItem) -> Call:
-        return Call(item.function, self._blobs.read(BlobRef.of(Record(item.blob))))
+        return Call(item.function, self._blobs.read(BlobRef.of_body(item.blob)))
 
     def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
         """Another try, or the outcome for who waits for it."""
@@ -307,7 +306,7 @@ class Lanes(FeederHooks):
             stored = json.dumps(ref.to_record()).encode()
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.blob:
-            ops += self._blobs.delete_ops(BlobRef.of(Record(item.blob)))
+            ops += self._blobs.delete_ops(BlobRef.of_body(item.blob))
         return [*ops, *self._other_copies(item, keep)]
 
     def _other_copies(self, item: TaskItem, keep: str) -> list[Op]:

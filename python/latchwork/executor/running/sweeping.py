@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from latchwork.errors import BadRecord, Conflict
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
+from latchwork.executor.placing.placing import read_functions
 from latchwork.primitives import Backlog, BacklogItem
-from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
 from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
@@ -143,10 +143,8 @@ class Sweeper:
         """What the members can run, all together."""
         found: set[str] = set()
         for entry in await ask(self._store.list, self._keys.functions):
-            record = Record.or_empty(entry.value)
-            found.update(record.texts("functions", ()))
-            if record.body.get("allow_pickle") is True:
-                found.add(PICKLED)
+            functions, allows_pickle = read_functions(entry.value)
+            found.update(functions, [PICKLED] if allows_pickle else ())
         return found
 
     async def _end_if_unknown(self, stored: BacklogItem, known: set[str]) -> str:

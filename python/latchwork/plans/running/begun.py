@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord, LatchworkError
 from latchwork.plans.records import PlanRecord, Task
-from latchwork.primitives import BacklogClaim
-from latchwork.records import Record
 from latchwork.tasks import BadPayload, Failure, Outcome
 from latchwork.types import Entry
 
@@ -37,11 +34,6 @@ class Begun:
     task: Task | None = None
     result: bytes = b""
     child: tuple[str, Entry] | None = None
-
-
-def read_with(claim: BacklogClaim) -> Sequence[str]:
-    """The tasks whose results are arguments, as far as the item says."""
-    return Record.or_empty(claim.value).texts("from", ()) if claim.value else ()
 
 
 def is_wrong(outcome: Outcome) -> bool:

@@ -1,9 +1,10 @@
 """How takers of one lane keep out of each other's way: each has a share of the items, and what it has read beyond need.
 
 Takers that all begin at the head want the same items, and of their transactions one succeeds. So takers that know each
-other take the items of their own share first, by a hash of the id, and others' only when there is none of theirs, or
-when the first item of a share has been the same for a moment: whoever was to take it is busy, or gone. What a taker has read of its share and had no need
-for it takes next, without reading it again; each claim checks that its item is as it was read.
+other take the items of their own share first, by a hash of the id. Others' they take only when there is none of theirs,
+or when the first item of a share has been the same for a moment: whoever was to take it is busy, or gone. What a taker
+has read of its share and had no need for it takes next, without reading it again; each claim checks that its item is as
+it was read.
 
 A share is a preference: two that think they have the same one lose a round trip, and nothing else. No I/O here.
 """

@@ -45,7 +45,6 @@ class Taken:
         is_lost: the claim was lost while it ran.
         margin_s: seconds before the end of the session at which it is told to stop.
         tries: how often its end was tried.
-        forget: takes back what listens for its loss.
         run: what is to be run.
         queued_at: since when it has waited for a slot, by the node's clock.
         is_hurried: it is wanted no more: it makes no pause before it is given back.
@@ -59,7 +58,6 @@ class Taken:
     is_lost: bool = False
     margin_s: float = 0.0
     tries: int = 0
-    forget: Callable[[], None] = field(default=lambda: None)
     run: Run | None = None
     queued_at: float = 0.0
     is_hurried: bool = False

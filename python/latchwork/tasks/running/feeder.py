@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,12 +36,12 @@ from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import GIVEN_BACK_S, StartingLine
 
 if TYPE_CHECKING:
-    from latchwork.store import Store
+    from latchwork.store import Session, Store
 
 _log = logging.getLogger(__name__)
 
 #: So many items are claimed in one transaction at most.
-BATCH = 40
+BATCH = 20
 #: Seconds after which a node that found nothing looks all the same: reads only.
 LOOK_S = 10.0
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
@@ -96,6 +95,8 @@ class Feeder(Starts):
         self._news, self._guarded, self._ends = (Bell(self._bell.mutex) for _ in range(3))
         self._guards_at = math.inf
         self._asks_until = 0
+        self._session: Session | None = None
+        self._unfollow: Callable[[], None] = lambda: None
         self._leaves_traces = False
         self._vain, self._many = 0, 0.0
         self._wants_room = False
@@ -206,6 +207,7 @@ class Feeder(Starts):
             if not thread.is_mine:
                 thread.block()
         self._endings.close()
+        self._unfollow()
         return self.running()
 
     # Looking
@@ -361,17 +363,33 @@ class Feeder(Starts):
         task.context = TaskContext(
             run.task_id,
             attempt=claim.attempts if run.attempt is None else run.attempt,
-            fence=claim.fence,
+            fence=lambda: claim.fence,
             store=self._store,
             node_id=self._node_id,
             context=self._context,
             remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
             clock=self._clock,
         )
-        task.forget = claim.on_lost(task.lose)
+        self._follow(claim.session)
+        if claim.session.lost.is_set():
+            task.lose()
         if self._stop.is_set():
             task.cut_short("its node closed")
         self._have_guarded(self._clock.now() + left_s - margin_s)
+
+    def _follow(self, session: Session) -> None:
+        """Have all runs told when the session of their claims is lost: one listener for all."""
+        if self._session is session:
+            return
+        self._unfollow()
+        self._session = session
+        self._unfollow = session.on_lost(partial(self._lose, session), or_closed=True)
+
+    def _lose(self, session: Session) -> None:
+        with self._bell.mutex:
+            tasks = [task for task in self._tasks.values() if task.claim.session is session]
+        for task in tasks:
+            task.lose()
 
     def _have_guarded(self, moment: float) -> None:
         """The guard looks at this moment, or before."""
@@ -382,7 +400,6 @@ class Feeder(Starts):
 
     def _drop(self, task: Taken, why: str) -> None:
         """Give back what has not begun."""
-        task.forget()
         self._tell_lost(task)
         self._endings.end(task, Release(why=why, count=False))
 
@@ -392,10 +409,9 @@ class Feeder(Starts):
         except (Exception, SystemExit):
             _log.exception("node %s: what was to be done about item %s failed", self._node_id, task.claim.item.path)
 
-    def _ended(self, task: Taken, future: Future[Outcome]) -> None:
+    def _ended(self, task: Taken, outcome: Outcome) -> None:
         """In the slot's thread, which is free again."""
-        outcome = task.outcome = allowed(future.result(), instead=self._hooks.takes_instead)
-        task.forget()
+        outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._choosing.leave_to_others(task.claim.item)

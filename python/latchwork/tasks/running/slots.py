@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,9 @@ class _Run:
 
     call: Call | Callable[[], Call]
     context: TaskContext
-    outcome: Future[Outcome] = field(default_factory=Future)
+    ended: Callable[[Outcome], object]
+    is_ended: bool = False
+    once: list[bool] = field(default_factory=lambda: [True])
     stopped_at: float | None = None
     is_late: bool = False
     is_begun: bool = False
@@ -57,11 +60,18 @@ class _Run:
     def end(self, outcome: Outcome) -> None:
         """The first outcome counts."""
         try:
-            self.outcome.set_result(outcome)
-        except InvalidStateError:
-            pass
-        except SystemExit:  # of a callback: it ends itself, and not the slot
-            _log.exception("a callback of task %s called exit", self.context.task_id)
+            self.is_ended = self.once.pop()
+        except IndexError:
+            return
+        try:
+            self.ended(outcome)
+        except (Exception, SystemExit):  # it ends itself, and not the slot
+            _log.exception("what was to be done at the end of task %s failed", self.context.task_id)
+
+
+def _set(future: Future[Outcome], outcome: Outcome) -> None:
+    with suppress(InvalidStateError):  # somebody else has ended it
+        future.set_result(outcome)
 
 
 def _thread(target: Callable[[], None], name: str) -> threading.Thread:
@@ -144,7 +154,7 @@ class Slots:
     def stuck(self) -> list[str]:
         """The tasks whose outcome was given without their end: their functions do not stop. Sorted."""
         with self._mutex:
-            return sorted(run.context.task_id for run in self._runs if run.outcome.done())
+            return sorted(run.context.task_id for run in self._runs if run.is_ended)
 
     def start(self, call: Call | Callable[[], Call], context: TaskContext) -> Future[Outcome]:
         """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
@@ -157,14 +167,19 @@ class Slots:
             LatchworkError: no slot is free.
             Closed: these slots were closed.
         """
+        outcome: Future[Outcome] = Future()
+        outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        self.begin(call, context, partial(_set, outcome))
+        return outcome
+
+    def begin(self, call: Call | Callable[[], Call], context: TaskContext, ended: Callable[[Outcome], object]) -> None:
+        """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
         self._home.check()
-        run = _Run(call, context)
-        run.outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        run = _Run(call, context, ended)
         with Finally(partial(self._unless_started, run)):
             self._take_in(run)
             run.forget = context.on_stop(self._wake)
             run.is_started = True
-        return run.outcome
 
     def _unless_started(self, run: _Run) -> None:
         """After an interrupt: nobody has the outcome, so it does not run, or is told to stop."""
@@ -331,7 +346,7 @@ class Slots:
     def _looked_at(self, run: _Run, now: float) -> float | None:
         """Do what is due for a call; the next moment to look at it, None for never."""
         context = run.context
-        if run.outcome.done() or run.is_late:
+        if run.is_ended or run.is_late:
             return None
         if context.deadline is not None and now >= context.deadline and not context.should_stop:
             context.stop()

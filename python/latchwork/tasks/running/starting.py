@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
@@ -40,7 +40,7 @@ class StartingLine:
         self,
         slots: Slots,
         clock: Clock,
-        ended: Callable[[Taken, Future[Outcome]], None],
+        ended: Callable[[Taken, Outcome], None],
         drop: Callable[[Taken, str], None],
         look_at: Callable[[float], None],
     ) -> None:
@@ -107,7 +107,7 @@ class StartingLine:
         if run.timeout_s is not None:
             context.deadline = self._clock.now() + run.timeout_s
         try:
-            future = self._slots.start(run.call, context)
+            self._slots.begin(run.call, context, partial(self._ended, task))
         except Closed as error:
             self._drop(task, str(error))
             return True
@@ -115,7 +115,6 @@ class StartingLine:
             with self._lock:
                 self._queued.appendleft(task)
             return False
-        future.add_done_callback(lambda done: self._ended(task, done))
         return True
 
 
