@@ -1,7 +1,7 @@
 """What a plan costs: tasks a second, a step of a chain, the time to build one; and the same of what others use.
 
     python benches/bench_plans.py [--backends sqlite,etcd35,zookeeper] [--workers 4] [--slots 4] [--tasks 2000]
-                                  [--what fan,deps,chain,build,chord,killed] [--peers dask,celery] [--json FILE]
+                                  [--what fan,deps,chain,build,chord,killed] [--peers PYTHON] [--prefect] [--json FILE]
 
 Workers are processes, and they, the builder and the server share the machine. Tasks do nothing: they return a number.
 ``fan`` has no dependencies, ``deps`` has layers of 100 of which each task depends on 10 of the layer before, a chain
@@ -9,13 +9,16 @@ has 50 steps, a chord one task behind all others. A rate is of the time from the
 then, to its end; ``with build`` counts from the first ``add``. ``killed`` loses a worker of ours, and the scheduler of
 those who have one, in the midst of a plan, and says what came of it.
 
-Peers run in an environment of their own, ``.venv-peers``; see ``peers.py``. Prints figures and judges none.
+Peers run in an environment of their own, ``.venv/peers/bin/python`` by default; without it they are left out. Celery
+has no graphs but groups, chords and chains; a rate of a peer counts from the first call, as ``with build`` does. Prefect
+is left out unless asked for: it runs where ``pip install prefect`` was done there. Prints figures and judges none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -26,6 +29,8 @@ import uuid
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from executor_sides import CelerySide, DaskSide, Peer
+
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker
 from latchwork.tasks import Functions
@@ -35,6 +40,8 @@ SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperSe
 FUNCTIONS = Functions()
 LAYER, DEPS, CHAIN = 100, 10, 50
 WAIT_S = 600.0
+HERE = Path(__file__).parent
+PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
 
 
 @FUNCTIONS.task(name="noop")
@@ -212,10 +219,85 @@ def measured(backend, chosen):
             yield from killed(url, chosen)
 
 
+class Canvas(CelerySide):
+    """Celery with four processes, whose tasks are those of ``plans_peers.py``."""
+
+    def workers(self):
+        command = [
+            self.python,
+            "-m",
+            "celery",
+            "-A",
+            "plans_peers",
+            "worker",
+            "--loglevel",
+            "ERROR",
+            "--pool",
+            "prefork",
+        ]
+        self.run([*command, "-c", "4"], BENCH_REDIS=self.url, PYTHONPATH=str(HERE))
+
+
+class Flow(Peer):
+    """Prefect, with a server that it starts itself."""
+
+    name, peer = "Prefect", "prefect"
+
+    def start(self):
+        """A flow brings its own."""
+
+
+def asked(side, what, count, rounds):
+    """What a peer says of one shape; None if it has none."""
+    command = [side.python, str(HERE / "plans_peers.py"), side.peer, what, side.url, str(count), str(rounds)]
+    env = {**os.environ, "BENCH_REDIS": side.url, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    if done.returncode:
+        print(f"{side.name}: no {what}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+
+
+def peers(chosen):
+    """The same shapes, by others."""
+    python = str(chosen.peers)
+    sides = [(Canvas(python), ("fan", "chord", "chain")), (Canvas(python, syncs=True), ("fan", "chord", "chain"))]
+    sides.append((DaskSide(python), ("fan", "deps", "chord", "chain")))
+    sides += [(Flow(python), ("fan", "chain"))] if chosen.prefect else []
+    for side, shapes in sides:
+        with side:
+            for what in (each for each in shapes if each in chosen.what):
+                count = CHAIN if what == "chain" else min(1000, chosen.tasks) if what == "chord" else chosen.tasks
+                took = asked(side, what, count, chosen.rounds if what == "chain" else 1)
+                if took is not None:
+                    one = {"step_ms": took / count * 1000} if what == "chain" else {"with_build_s": count / took}
+                    yield side.name, {"what": what, **one}
+    if "killed" in chosen.what:
+        yield "Dask", scheduler_killed(python)
+
+
+def scheduler_killed(python, count=400):
+    """Dask's scheduler is killed when a third is done, and another one started at its address."""
+    with DaskSide(python) as side:
+        command = [python, str(HERE / "plans_peers.py"), "dask", "killed", side.url, str(count), "1"]
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        client.stdout.readline()
+        side.scheduler.kill()
+        side.scheduler.wait()
+        port = side.url.rpartition(":")[2]
+        dask = [python, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"]
+        side.run(dask)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        found = json.loads(client.stdout.readline())
+        client.wait(60)
+        return {"what": "killed", "of": "scheduler", **found}
+
+
 def shown(side, figure):
     """A line for a figure."""
     parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
-    print(f"{side:16}{figure['what']:10}" + "   ".join(parts), flush=True)
+    print(f"{side:32}{figure['what']:10}" + "   ".join(parts), flush=True)
 
 
 def main():
@@ -226,7 +308,8 @@ def main():
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--what", default="fan,deps,chain,chord,build,killed", type=lambda text: set(text.split(",")))
-    parser.add_argument("--peers", default="dask,celery")
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--prefect", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -238,6 +321,9 @@ def main():
         for figure in measured(backend, chosen):
             shown(backend, figure)
             figures.append({"side": backend, **figure})
+    for side, figure in peers(chosen) if chosen.peers.exists() else ():
+        shown(side, figure)
+        figures.append({"side": side, **figure})
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1))
 
