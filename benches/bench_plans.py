@@ -10,8 +10,9 @@ then, to its end; ``with build`` counts from the first ``add``. ``killed`` loses
 those who have one, in the midst of a plan, and says what came of it.
 
 Peers run in an environment of their own, ``.venv/peers/bin/python`` by default; without it they are left out. Celery
-has no graphs but groups, chords and chains; a rate of a peer counts from the first call, as ``with build`` does. Prefect
-is left out unless asked for: it runs where ``pip install prefect`` was done there. Prints figures and judges none.
+has no graphs but groups, chords and chains. A rate of a peer counts from the first call, as ``with build`` does.
+Prefect is left out unless asked for: it runs where ``pip install prefect`` was done there. Prints figures, and judges
+none.
 """
 
 from __future__ import annotations

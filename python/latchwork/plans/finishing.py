@@ -22,6 +22,7 @@ from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wr
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.ends import End, Ends
 from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.store import Backoff, Mirror
@@ -113,6 +114,8 @@ class PlanHooks(FeederHooks):
             return bool(task)
         if known is None or not (known[1].state is PlanState.READY or known[1].state.has_ended):
             return False
+        if known[1].parent is not None and ends(self._plans, self._place.keys, plan_id):
+            return known[1].state.has_ended
         most = known[1].max_parallel
         return most is None or self._limits.has_room(plan_id, most)
 

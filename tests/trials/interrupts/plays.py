@@ -13,6 +13,7 @@ from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
+from trials.interrupts.plays_of_plans import plans
 from trials.interrupts.plays_of_tasks import tasks
 from trials.interrupts.plays_of_workers import workers
 
@@ -342,9 +343,8 @@ def of_protocols() -> list[Play]:
         *double_barriers(),
         *groups(),
         *numbers(),
-        *workers(),
         *_store(),
     ]
 
 
-PLAYS = [*of_protocols(), *tasks()]
+PLAYS = [*of_protocols(), *tasks(), *workers(), *plans()]

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, LatchworkError
+from latchwork.errors import LatchworkError
 from latchwork.plans.control import Control
 from latchwork.plans.finishing import PlanHooks
 from latchwork.plans.keys import split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
-from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.waking import ends
 from latchwork.primitives import Backlog
 from latchwork.store import Mirror, Session, Store
 from latchwork.store.steps import Signal
@@ -123,12 +123,9 @@ class Shift:
 
     def _ends(self, plan_id: str) -> bool:
         try:
-            state = PlanRecord.of(self._plans[self._place.keys.plan(plan_id)].value).state
-        except KeyError:
-            return True
-        except (BadRecord, LatchworkError):
+            return ends(self._plans, self._place.keys, plan_id)
+        except LatchworkError:  # our mirror is closed
             return False
-        return state in (PlanState.CANCELLING, PlanState.REMOVING)
 
     def end(self, timeout_s: float) -> list[str]:
         """Stop all tasks, give them back, leave; the paths of those that did not end. Twice is fine."""
