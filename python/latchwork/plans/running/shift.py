@@ -84,7 +84,7 @@ class Shift:
         backlog = Backlog(store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
-        hooks = PlanHooks(
+        self._hooks = hooks = PlanHooks(
             place,
             plans,
             payloads=way.payloads,
@@ -135,6 +135,7 @@ class Shift:
         self._ended = True
         left = self.feeder.close(timeout_s)
         self._slots.close(min(timeout_s, 1.0) if left else timeout_s)
+        self._hooks.close()
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
         self._leash.close()
         self.session.close()

@@ -122,13 +122,29 @@ class Endings:
             return
         try:
             ending = self._hooks.finish(task.claim, task.outcome)
-        except OwnershipLost:
+        except (Exception, SystemExit) as error:
+            self._undecided(task, error)
+            return
+        if isinstance(ending, Future):
+            ending.add_done_callback(partial(self._decided, task))
+        else:
+            self.end(task, ending)
+
+    def _decided(self, task: Taken, ending: Future[Ending]) -> None:
+        """In the thread that decided."""
+        error = ending.exception()
+        if error is None:
+            self.end(task, ending.result())
+        else:
+            self._undecided(task, error)
+
+    def _undecided(self, task: Taken, error: BaseException) -> None:
+        if isinstance(error, OwnershipLost):
             self._lose(task)
             return
-        except (Exception, SystemExit) as error:
-            _log.exception("the end of item %s could not be decided; it is given back", task.claim.item.path)
-            ending = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
-        self.end(task, ending)
+        path = task.claim.item.path
+        _log.error("the end of item %s could not be decided; it is given back", path, exc_info=error)
+        self.end(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end(self, task: Taken, ending: Ending) -> None:
         """End a claim so. Returns at once."""

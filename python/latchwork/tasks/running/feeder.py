@@ -30,7 +30,7 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_taken
 from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, share_of
@@ -237,6 +237,7 @@ class Feeder(Starts):
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
+        tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
         return len(claims)
