@@ -169,7 +169,7 @@ class Storm:
             state = made.handle.state()
             if state is PlanState.COMPLETED:
                 return True
-            with contextlib.suppress(WrongState):
+            with contextlib.suppress(WrongState, latchwork.Unavailable, latchwork.OutcomeUnknown):
                 if state in (PlanState.FAILED, PlanState.CANCELLED):
                     made.handle.recover()
                 elif cancels and state is PlanState.READY and self.random.random() < 0.1:
@@ -214,7 +214,7 @@ class Storm:
             self.make()
         for each in left:
             state = self._states.get(self._key(each))
-            with contextlib.suppress(WrongState):
+            with contextlib.suppress(WrongState, latchwork.Unavailable, latchwork.OutcomeUnknown):
                 if state in (PlanState.FAILED, PlanState.CANCELLED):
                     each.handle.recover()
                 elif state is PlanState.READY and self.made.index(each) % 4 == 3 and self.random.random() < 0.02:
