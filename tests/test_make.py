@@ -23,6 +23,7 @@ CHECKS = [
     "mutants",
     "chaos",
     "workers-chaos",
+    "plans-chaos",
     "fuzz",
     "core",
 ]
@@ -38,6 +39,8 @@ BENCHES = [
     "group",
     "backlog",
     "workers",
+    "executor",
+    "plans",
     "instructions",
 ]
 #: Installing and building, told from what is run in the end.

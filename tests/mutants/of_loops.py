@@ -52,8 +52,8 @@ DEFECTS = (
         "aio",
         "calls that are gathered are all sent at once",
         "aio/stores.py",
-        "arrivals.room(store._core, DEFAULT_MAX_IN_FLIGHT)",
-        "arrivals.room(store._core, 10**9)",
+        "arrivals.room(store.connection)",
+        "arrivals.room(object())",
         of("aio/loops", "calls_that_are_gathered_wait_for_room_before_they_are_sent", on="memory"),
     ),
     Defect(

@@ -44,7 +44,7 @@ from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
 from latchwork.primitives.queue.backlog_items import BacklogItem
-from latchwork.primitives.queue.backlog_shares import Share
+from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.backlog_taking import Accept, Extra
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.waiting.work import Ownership

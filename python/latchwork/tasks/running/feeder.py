@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 #: So many items are claimed in one transaction at most.
 BATCH = 20
-#: Seconds after which a node that found nothing looks all the same: reads only.
+#: Seconds after which a node that found nothing looks again: reads only.
 LOOK_S = 10.0
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 0.2
@@ -61,8 +61,7 @@ class Feeder(Starts):
         context: what the node gives its tasks.
         batch: items that are claimed in one transaction, at most.
         look_s: a node that finds nothing looks again after so many seconds, whatever it hears; reads only.
-        margin_s: tasks are told to stop so long before the session of their claims can end; None takes a tenth of what
-            is left when a task begins.
+        margin_s: tasks are told to stop so long before the session of their claims can end; by default a tenth.
     """
 
     def __init__(
