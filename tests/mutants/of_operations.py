@@ -31,7 +31,7 @@ DEFECTS = (
         "jobs/job/job.py",
         "        late = late_kind(run)\n",
         "        late = None\n",
-        of("jobs/job_refused", "a_run_whose_body_would_never_run_is_refused_at_construction"),
+        of("jobs/job_refused", "a_run_whose_body_would_never_run_is_refused_at_construction", on="generator"),
     ),
     Defect(
         "Outcomes",
