@@ -122,7 +122,7 @@ def test_an_arrival_counts_although_its_wait_was_cancelled_and_may_be_waited_for
     async def main():
         async with aio.connect(backend_url) as store:
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(meet(store, store), SHORT_S)
+                await asyncio.wait_for(meet(store, store), 20 * SHORT_S)
             other = aio.Barrier(store, "b", parties=2, member_id="x")
             assert await other.arrived() == ["m"]
             return await other.wait(30.0), await aio.Barrier(store, "b", parties=2, member_id="m").wait(30.0)
@@ -213,7 +213,8 @@ def test_a_process_whose_loop_ends_with_everything_open_ends_quietly(backend_url
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "default", "-W", "error::RuntimeWarning", "-c", FORGETFUL, backend_url]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
+    said = [line for line in ran.stderr.splitlines() if "or newer" not in line]  # of servers that lose writes
+    assert (ran.returncode, ran.stdout, said) == (0, "ended\n", [])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -17,6 +17,7 @@ import latchwork
 from executor.cpython import IS_LEFT_OUT, load
 from latchwork.executor import Executor, Runner, TaskFuture
 from latchwork.executor.futures import Stage
+from latchwork.store.steps import driven
 from latchwork.tasks import Functions, PickleCodec
 from levels import LONG
 
@@ -85,7 +86,8 @@ class Pool(Executor):
 class Nobody:
     """Whose tasks nobody stores: they can be cancelled."""
 
-    def cancel(self, ticket, *, interrupt):
+    @driven
+    async def cancel(self, ticket, *, interrupt):
         return True
 
 

@@ -38,6 +38,7 @@ def threads_of(name="phase"):
     return [each for each in threading.enumerate() if each.name == f"latchwork-company-{name}"]
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("per_generation", [False, True])
 def test_members_of_one_process_arrive_in_fewer_transactions_than_there_are_members(
     crowd_of, in_thread, per_generation

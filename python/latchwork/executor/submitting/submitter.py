@@ -22,6 +22,7 @@ from latchwork.executor.keys import Keys
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
+from latchwork.interrupts import surely
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
@@ -268,8 +269,6 @@ class Submitter:
         self._settled([each for each in placed if each[0].number not in gone])
         self._doubts = ()
 
-    # The line
-
     async def _open_line(self) -> Line:
         line = self._line
         if line is None:
@@ -300,13 +299,12 @@ class Submitter:
                 self._fail(ticket, error)
         self._wake.set()
 
-    # Ends
-
     def ticket(self, number: int) -> TaskTicket | None:
         """The ticket of a result that has come; None for a task that is over."""
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 
+    @surely
     def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
         """A task is over: forget it, then tell its future."""
         with self._changed.mutex:
@@ -322,17 +320,18 @@ class Submitter:
         self.end(ticket, partial(ticket.future.end_raising, error))
         self._wake.set()
 
-    # Taking back
-
     @driven
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """See ``TaskFuture.cancel``."""
         self._home.check()
+        dropped: list[bool] = []
+        await OnInterrupt(lambda: self.end(ticket, ticket.future.end_cancelled) if dropped else None)
         while True:
             with self._changed.mutex:
                 if ticket.stage is Stage.OVER:
                     return ticket.future.cancelled()
                 if ticket.stage is Stage.WAITING:
+                    dropped.append(True)
                     ticket.stage = Stage.OVER
                     break
                 line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings

@@ -129,14 +129,17 @@ class Shift:
             return False
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end. Twice is fine."""
+        """Stop all tasks, give them back, leave; the paths of those that did not end.
+
+        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
+        """
         if self._ended:
             return []
-        self._ended = True
         left = self.feeder.close(timeout_s)
         self._slots.close(min(timeout_s, 1.0) if left else timeout_s)
         self._hooks.close()
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
         self._leash.close()
         self.session.close()
+        self._ended = True
         return left
