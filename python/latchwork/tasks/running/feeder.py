@@ -197,10 +197,9 @@ class Feeder(Starts):
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
+        self.drain(timeout_s)  # what came meanwhile
         self._endings.close()
         return self.running()
-
-    # Looking
 
     async def _feed(self) -> None:
         backoff = Backoff()
@@ -313,10 +312,10 @@ class Feeder(Starts):
         task = Taken(claim)
         self._choosing.taken(claim.item)
         with self._bell.mutex:
-            self._tasks[claim.item.path] = task
+            self._tasks[claim.item.path], takes = task, self._takes  # it may have closed while this was on its way
             self._counts["taken"] += 1
         try:
-            what = self._hooks.begin(claim)
+            what = self._hooks.begin(claim) if takes else Release(why="its node takes no more", count=False)
             if isinstance(what, Run):
                 self._prepare(task, what)
                 self._line.add(task)
