@@ -1,14 +1,18 @@
-"""What the twins for event loops cost, beside the sync ones, and beside kazoo called through ``asyncio.to_thread``.
+"""What the twins for event loops cost, beside the sync ones, and beside raw clients called with ``asyncio.to_thread``.
 
-    python benches/bench_aio.py [--waiters 10000] [--rounds 5] [--servers etcd35,zookeeper] [--only waiters,puts,lock]
+    python benches/bench_aio.py [--waiters 10000] [--rounds 5] [--servers etcd35,zookeeper]
+        [--only lock,puts,waiters,peers] [--peers 200]
 
 - waiters: coroutines of one process, each of which waits for a lock that another process holds: threads and memory more
   than the idle process has; the seconds until all wait, and from the release of all until each has had its lock.
-- puts: ``asyncio.gather`` of ``store.put`` and ``aio.Pipeline``, as parts of the puts per second of ``Pipeline``.
-- lock: an uncontended acquire and release, as a multiple of the sync one; and kazoo's in ``asyncio.to_thread``.
-- after each: the processor time of the longest call that the loop made, without the garbage collector's.
+- peers: the same with so many locks of the raw client (kazoo, etcd3), for each of which a thread waits.
+- puts: ``asyncio.gather`` of ``store.put``, ``aio.Pipeline``, and the raw client's put in ``asyncio.to_thread``, as
+  parts of the puts per second of ``Pipeline``; cpu is the same of the processor time of this process.
+- lock: an uncontended acquire and release, as a multiple of the sync one; the raw client's in ``asyncio.to_thread``.
 
-Both sides take turns in one run. Prints figures and judges none of them.
+Both sides take turns in one run, in the same thread: calls to etcd of the main thread, where interrupts come, are made
+by another one (docs/design/0015), whoever asks for them. What the sync side does in another thread is told too. Prints
+figures and judges none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import os
 import resource
 import statistics
@@ -25,6 +28,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import latchwork
@@ -37,37 +41,6 @@ _PAGE = resource.getpagesize()
 
 def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE / 1e6
-
-
-@contextlib.contextmanager
-def longest_turn(into):
-    """Measure each call that the loop makes by the processor time of its thread."""
-    run = asyncio.Handle._run  # noqa: SLF001 - what a loop calls
-
-    collecting = [0.0, 0.0]  # the collector's time is nobody's step
-
-    def collects(phase, _info):
-        now = time.thread_time()
-        if phase == "start":
-            collecting[1] = now
-        else:
-            collecting[0] += now - collecting[1]
-
-    gc.callbacks.append(collects)
-
-    def measured(handle):
-        began, collected = time.thread_time(), collecting[0]
-        run(handle)
-        took = time.thread_time() - began - (collecting[0] - collected)
-        if took > into[0]:
-            into[:] = [took, repr(handle)[:200]]
-
-    asyncio.Handle._run = measured  # noqa: SLF001
-    try:
-        yield
-    finally:
-        asyncio.Handle._run = run  # noqa: SLF001
-        gc.callbacks.remove(collects)
 
 
 def hold(url, count):
@@ -124,63 +97,111 @@ async def waiters(url, count):
         holder.wait()
 
 
-async def puts(url, rounds, count=5000):
+async def peers(peer, count):
+    """So many locks of the raw client that wait, each in a thread."""
+    names = [f"peer-{uuid.uuid4().hex[:8]}-{number}" for number in range(count)]
+    await asyncio.to_thread(peer.hold, names)
+    idle_mb, idle_threads = resident_mb(), threading.active_count()
+    loop, had = asyncio.get_running_loop(), []
+    with ThreadPoolExecutor(count) as pool:
+        waits = [loop.run_in_executor(pool, peer.wait_for, name, had.append) for name in names]
+        await asyncio.sleep(5.0)
+        more_mb, threads = resident_mb() - idle_mb, threading.active_count()
+        began = time.perf_counter()
+        await asyncio.to_thread(peer.release)
+        await asyncio.gather(*waits)
+    print(
+        f"  {count} waiters of {peer.name}, a thread each: {threads} threads ({idle_threads} idle), {more_mb:.0f} MB "
+        f"more, {len(had)} had it {time.perf_counter() - began:.1f} s after the release began",
+        flush=True,
+    )
+
+
+class Clock:
+    """Seconds, and those of this process's processor time, of a block."""
+
+    def __enter__(self):
+        self._began = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_):
+        now = time.perf_counter(), time.process_time()
+        self.took = tuple(end - begin for end, begin in zip(now, self._began, strict=True))
+
+    def per(self, count):
+        return [each / count for each in self.took]
+
+
+def told(pairs):
+    """The median ratio, of time and of processor time; then each of time."""
+    wall, cpu = ([pair[at] for pair in pairs] for at in (0, 1))
+    return (
+        f"{statistics.median(wall):.2f} (cpu {statistics.median(cpu):.2f}; {' '.join(f'{each:.2f}' for each in wall)})"
+    )
+
+
+def ratio(over, under):
+    return [one / other for one, other in zip(over, under, strict=True)]
+
+
+async def puts(url, rounds, peer, count=5000, of_peer=1000):
     """Puts per second, as parts of those of ``Pipeline``."""
-    parts = {"gather": [], "aio.Pipeline": []}
+    theirs = f"{peer.name} in to_thread"
+    parts = {"gather": [], "aio.Pipeline": [], "Pipeline in another thread": [], theirs: []}
     rates = []
     async with aio.connect(url) as store:
         for _ in range(rounds):
-            base = count / await asyncio.to_thread(sync_puts, url, count)
-            rates.append(base)
-            began = time.perf_counter()
-            await asyncio.gather(*(store.put(f"p/{number % 100}/{number}", b"x" * 100) for number in range(count)))
-            parts["gather"].append(count / (time.perf_counter() - began) / base)
-            began = time.perf_counter()
-            async with store.pipeline() as pipe:
-                for number in range(count):
-                    pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
-            parts["aio.Pipeline"].append(count / (time.perf_counter() - began) / base)
-    told = ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in parts.items())
-    print(f"  puts: Pipeline {statistics.median(rates):,.0f} per second; of that {told}", flush=True)
+            base = sync_puts(url, count)
+            rates.append(1 / base[0])
+            with Clock() as clock:
+                await asyncio.gather(*(store.put(f"p/{number % 100}/{number}", b"x" * 100) for number in range(count)))
+            parts["gather"].append(ratio(base, clock.per(count)))
+            with Clock() as clock:
+                async with store.pipeline() as pipe:
+                    for number in range(count):
+                        pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
+            parts["aio.Pipeline"].append(ratio(base, clock.per(count)))
+            parts["Pipeline in another thread"].append(ratio(base, await asyncio.to_thread(sync_puts, url, count)))
+            await asyncio.to_thread(peer.put, "warm", b"")
+            with Clock() as clock:
+                await asyncio.gather(*(asyncio.to_thread(peer.put, "warm", b"x" * 100) for _ in range(of_peer)))
+            parts[theirs].append(ratio(base, clock.per(of_peer)))
+    print(f"  puts: Pipeline {statistics.median(rates):,.0f} per second; parts of that:")
+    for name, pairs in parts.items():
+        print(f"    {name} {told(pairs)}", flush=True)
 
 
 def sync_puts(url, count):
-    with latchwork.connect(url) as store:
-        began = time.perf_counter()
-        with store.pipeline() as pipe:
-            for number in range(count):
-                pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
-        return time.perf_counter() - began
+    with latchwork.connect(url) as store, Clock() as clock, store.pipeline() as pipe:
+        for number in range(count):
+            pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
+    return clock.per(count)
 
 
-async def lock(url, rounds, server, uses=300):
-    ratios, theirs, ours = [], [], []
+async def lock(url, rounds, peer, uses=300):
+    ours, apart, theirs, took = [], [], [], []
     async with aio.connect(url) as store:
         mine = aio.Lock(store, f"lock-{uuid.uuid4().hex}")
-        client = await asyncio.to_thread(kazoo_client, url) if server == "zookeeper" else None
+        async with mine:
+            pass
         for _ in range(rounds):
-            sync_s = await asyncio.to_thread(sync_lock, url, uses)
-            began = time.perf_counter()
-            for _ in range(uses):
-                async with mine:
-                    pass
-            took = (time.perf_counter() - began) / uses
-            ours.append(took)
-            ratios.append(took / sync_s)
-            if client is not None:
-                kazoo = client.Lock(f"/{uuid.uuid4().hex}")
-                began = time.perf_counter()
+            base = sync_lock(url, uses)
+            with Clock() as clock:
                 for _ in range(uses):
-                    await asyncio.to_thread(kazoo.acquire)
-                    await asyncio.to_thread(kazoo.release)
-                theirs.append((time.perf_counter() - began) / uses / took)
-        if client is not None:
-            await asyncio.to_thread(client.stop)
-    kazoo_told = f"; kazoo in to_thread {statistics.median(theirs):.2f} x ours" if theirs else ""
-    print(
-        f"  lock: {statistics.median(ours) * 1e3:.2f} ms, {statistics.median(ratios):.2f} x the sync one{kazoo_told}",
-        flush=True,
-    )
+                    async with mine:
+                        pass
+            took.append(clock.per(uses)[0])
+            ours.append(ratio(clock.per(uses), base))
+            apart.append(ratio(await asyncio.to_thread(sync_lock, url, uses), base))
+            raw = peer.lock(uuid.uuid4().hex)
+            with Clock() as other:
+                for _ in range(uses):
+                    await asyncio.to_thread(raw.acquire)
+                    await asyncio.to_thread(raw.release)
+            theirs.append(ratio(other.per(uses), clock.per(uses)))
+    print(f"  lock: {statistics.median(took) * 1e3:.2f} ms, {told(ours)} x the sync one", flush=True)
+    print(f"    the sync one in another thread {told(apart)} x in the same", flush=True)
+    print(f"    {peer.name} in to_thread {told(theirs)} x ours", flush=True)
 
 
 def sync_lock(url, uses):
@@ -188,19 +209,84 @@ def sync_lock(url, uses):
         mine = Lock(store, f"lock-{uuid.uuid4().hex}")
         with mine:
             pass
-        began = time.perf_counter()
-        for _ in range(uses):
-            with mine:
-                pass
-        return (time.perf_counter() - began) / uses
+        with Clock() as clock:
+            for _ in range(uses):
+                with mine:
+                    pass
+    return clock.per(uses)
 
 
-def kazoo_client(url):
-    from kazoo.client import KazooClient
+class Kazoo:
+    """kazoo, as one uses it: a client, and its recipe for locks."""
 
-    client = KazooClient(url.partition("://")[2].partition("/")[0])
-    client.start()
-    return client
+    name = "kazoo"
+
+    def __init__(self, endpoint):
+        from kazoo.client import KazooClient
+
+        self._clients = [KazooClient(endpoint, timeout=60) for _ in range(2)]
+        for client in self._clients:
+            client.start()
+        self._client, self._other = self._clients
+        self._held = []
+
+    def lock(self, name):
+        return self._client.Lock(f"/peers/{name}")
+
+    def put(self, name, value):
+        self._client.ensure_path(f"/peers/{name}") if not value else self._client.set(f"/peers/{name}", value)
+
+    def hold(self, names):
+        self._held = [self._other.Lock(f"/peers/{name}") for name in names]
+        for held in self._held:
+            held.acquire()
+
+    def release(self):
+        for held in self._held:
+            held.release()
+
+    def wait_for(self, name, told):
+        with self.lock(name):
+            told(name)
+
+    def close(self):
+        for client in self._clients:
+            client.stop()
+            client.close()
+
+
+class Etcd3(Kazoo):
+    """The etcd3 client and its lock."""
+
+    name = "etcd3"
+
+    def __init__(self, endpoint):
+        import etcd3
+
+        host, _, port = endpoint.rpartition(":")
+        self._client, self._other = (etcd3.client(host, int(port)) for _ in range(2))
+        self._held = []
+
+    def lock(self, name):
+        return self._client.lock(name, ttl=60)
+
+    def put(self, name, value):
+        self._client.put(name, value)
+
+    def hold(self, names):
+        self._held = [self._other.lock(name, ttl=600) for name in names]
+        for held in self._held:
+            held.acquire()
+
+    def wait_for(self, name, told):
+        waiting = self.lock(name)
+        waiting.acquire(timeout=None)
+        told(name)
+        waiting.release()
+
+    def close(self):
+        self._client.close()
+        self._other.close()
 
 
 def main():
@@ -208,7 +294,8 @@ def main():
     parser.add_argument("--waiters", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--servers", default="etcd35,zookeeper")
-    parser.add_argument("--only", default="lock,puts,waiters")
+    parser.add_argument("--only", default="lock,puts,waiters,peers")
+    parser.add_argument("--peers", type=int, default=200)
     parser.add_argument("--hold", type=int, help=argparse.SUPPRESS)
     parser.add_argument("url", nargs="?", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -216,20 +303,21 @@ def main():
         hold(chosen.url, chosen.hold)
         return
     for name in chosen.servers.split(","):
-        with launch(name) as server:
-            turn = [0.0, ""]
+        with launch(name) as server, contextlib.closing(peer_of(name)(server.endpoint)) as peer:
             print(name, flush=True)
-            with longest_turn(turn):
-                for what in chosen.only.split(","):
-                    url = server.url(f"bench-{uuid.uuid4().hex}")
-                    play = {
-                        "waiters": lambda url=url: waiters(url, chosen.waiters),
-                        "puts": lambda url=url: puts(url, chosen.rounds),
-                        "lock": lambda url=url, name=name: lock(url, chosen.rounds, name),
-                    }[what]
-                    asyncio.run(play())
-                    print(f"    longest call of the loop: {turn[0] * 1e3:.1f} ms of processor time {turn[1]}")
-                    turn[:] = [0.0, ""]
+            for what in chosen.only.split(","):
+                url = server.url(f"bench-{uuid.uuid4().hex}")
+                play = {
+                    "waiters": lambda url=url: waiters(url, chosen.waiters),
+                    "peers": lambda peer=peer: peers(peer, chosen.peers),
+                    "puts": lambda url=url, peer=peer: puts(url, chosen.rounds, peer),
+                    "lock": lambda url=url, peer=peer: lock(url, chosen.rounds, peer),
+                }[what]
+                asyncio.run(play())
+
+
+def peer_of(name):
+    return Kazoo if name == "zookeeper" else Etcd3
 
 
 def launch(name):
@@ -239,4 +327,5 @@ def launch(name):
 if __name__ == "__main__":
     if os.environ.get("PYTHONUNBUFFERED") is None:
         sys.stdout.reconfigure(line_buffering=True)
+    os.environ["LATCHWORK_ASYNC_WARN"] = "0"
     main()

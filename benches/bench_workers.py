@@ -1,11 +1,13 @@
 """What it costs workers to join a job, to meet, and to be told of a loss.
 
-    python benches/bench_workers.py [--backends etcd35,zookeeper] [--members 100,400,1000] [--processes 4]
-                                    [--rounds 10] [--what barrier,join,loss] [--json FILE]
+    python benches/bench_workers.py [--backends etcd35,zookeeper] [--members 100,400,1000] [--processes N]
+                                    [--rounds 10] [--what barrier,join,loss,peers] [--json FILE]
 
 Barrier: so many members in a few processes, each a thread with its ``Barrier`` on the store of its process, meet again
 and again; a round lasts from the first to arrive until the last was let through. Join: so many workers join at once,
-connected before. Loss: one of four workers is killed, and the others are told. Prints figures and judges only the ids.
+connected before. Loss: one of four workers is killed, and the others are told. Peers: on ZooKeeper the same by kazoo
+(numbers from its Counter, meetings at its DoubleBarrier) and by tooz (``join_group``, which gives no numbers), each
+member with a client of its own, as they have it. Prints figures and judges only the ids.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import latchwork
@@ -28,6 +31,8 @@ from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
 TTL_S = 30.0
 LOSS_TTL_S = 3.0
+#: So many members are threads of one process; so many clients of kazoo meet at most: each is told of each.
+MOST_THREADS, MOST_OF_PEERS = 50, 100
 
 
 class Child:
@@ -129,16 +134,16 @@ def join(url, first, count, parties):
             thread.start()
         answer(ready=True)
         sys.stdin.readline()
-        began = time.time()
+        began, used = time.time(), time.process_time()
         begin.wait()
         for thread in threads:
             thread.join()
-        answer(began=began, ended=time.time(), ids=ids)
+        answer(began=began, ended=time.time(), ids=ids, used=time.process_time() - used)
         sys.stdin.readline()
 
 
 def joins(server, members, processes):
-    """Seconds from the first that begins to join until the last has joined."""
+    """Seconds from the first that begins to join until the last has joined; and of a processor for each."""
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     with latchwork.connect(url) as store:
         submit(store, "train", each * processes)
@@ -154,7 +159,104 @@ def joins(server, members, processes):
     for child in children:
         child.process.kill()  # leaving is not what is measured
         child.process.wait()
-    return max(one["ended"] for one in told) - min(one["began"] for one in told)
+    used = sum(one["used"] for one in told) / members
+    return max(one["ended"] for one in told) - min(one["began"] for one in told), used
+
+
+def kazoo_clients(endpoint, count):
+    from kazoo.client import KazooClient
+
+    clients = [KazooClient(hosts=endpoint, timeout=TTL_S) for _ in range(count)]
+    for client in clients:
+        client.start(30.0)
+    return clients
+
+
+def at_once(calls, rounds=1):
+    """Have all of these done at the same time, in a thread each, for each line that comes."""
+    begin, done = threading.Barrier(len(calls) + 1), threading.Barrier(len(calls) + 1)
+    times = [(0.0, 0.0)] * len(calls)
+
+    def work(number):
+        for each in range(rounds):
+            begin.wait()
+            began = time.time()
+            calls[number](each)
+            times[number] = (began, time.time())
+            done.wait()
+
+    for number in range(len(calls)):
+        threading.Thread(target=work, args=(number,), daemon=True).start()
+    answer(ready=True)
+    for _ in range(rounds):
+        sys.stdin.readline()
+        begin.wait()
+        done.wait()
+        answer(began=min(each[0] for each in times), ended=max(each[1] for each in times))
+
+
+def kazoo_join(endpoint, name, count):
+    """Role: clients that take a number each."""
+
+    def take(client):
+        counter = client.Counter(f"/{name}/next")
+        counter += 1
+
+    at_once([lambda _round, client=client: take(client) for client in kazoo_clients(endpoint, count)])
+
+
+def kazoo_meet(endpoint, name, count, parties, rounds):
+    """Role: clients that enter and leave a barrier together."""
+
+    def meet_once(client, number):
+        barrier = client.DoubleBarrier(f"/{name}/{number}", parties)
+        barrier.enter()
+
+    clients = kazoo_clients(endpoint, count)
+    at_once([lambda number, client=client: meet_once(client, number) for client in clients], rounds)
+
+
+def tooz_join(endpoint, name, count):
+    """Role: members that join a group."""
+    from tooz.coordination import GroupAlreadyExist, get_coordinator
+
+    made = [get_coordinator(f"zookeeper://{endpoint}", f"m{uuid.uuid4().hex}".encode()) for _ in range(count)]
+    for each in made:
+        each.start()
+    with suppress(GroupAlreadyExist):
+        made[0].create_group(name.encode()).get()
+    at_once([lambda _round, each=each: each.join_group(name.encode()).get() for each in made])
+
+
+def peer(role, server, members, processes, *, times=1, **options):
+    """Seconds of each round of a peer; of several rounds without the first."""
+    name, each = uuid.uuid4().hex[:8], members // processes
+    told = {"endpoint": server.endpoint, "name": name, "count": each, **options}
+    children = [Child(role, **told) for _ in range(processes)]
+    for child in children:
+        child.hear()
+    took = []
+    for _ in range(times):
+        for child in children:
+            child.say("go")
+        heard = [child.hear() for child in children]
+        took.append(max(one["ended"] for one in heard) - min(one["began"] for one in heard))
+    for child in children:
+        child.process.kill()
+        child.process.wait()
+    return took[1:] or took
+
+
+def peers(server, members, processes, rounds):
+    """What peers need on ZooKeeper."""
+    if members <= MOST_OF_PEERS:
+        took = peer("kazoo_meet", server, members, processes, times=rounds, parties=members, rounds=rounds)
+        yield f"kazoo: DoubleBarrier of {members}: p50 {statistics.median(took) * 1000:7.0f} ms"
+    yield f"kazoo: {members} Counters at once: {peer('kazoo_join', server, members, processes)[0] * 1000:7.0f} ms"
+    try:
+        yield f"tooz: {members} join_group at once: {peer('tooz_join', server, members, processes)[0] * 1000:7.0f} ms"
+    except SystemExit:
+        yield "tooz is not installed; see benches/requirements.txt"
 
 
 def lose(url, number, parties):
@@ -190,23 +292,34 @@ def losses(server, rounds):
     return took
 
 
-ROLES = {"meet": meet, "join": join, "lose": lose}
+ROLES = {
+    "meet": meet,
+    "join": join,
+    "lose": lose,
+    "kazoo_join": kazoo_join,
+    "kazoo_meet": kazoo_meet,
+    "tooz_join": tooz_join,
+}
 
 
 def measured(backend, server, chosen):
     """All that was asked for, on one server; printed as it comes."""
     what = chosen.what.split(",")
     for members in map(int, chosen.members.split(",")):
+        processes = chosen.processes or max(4, members // MOST_THREADS)
         if "barrier" in what:
-            took, used = barrier(server, members, chosen.processes, chosen.rounds)
+            took, used = barrier(server, members, processes, chosen.rounds)
             p50, worst = statistics.median(took) * 1000, max(took) * 1000
             print(f"{backend:10} barrier of {members:5}: p50 {p50:7.0f} ms, longest {worst:7.0f} ms, ", end="")
             print(f"processor {used * 1000:.2f} ms each")
             yield {"what": "barrier", "backend": backend, "members": members, "seconds": took, "used": used}
         if "join" in what:
-            took = joins(server, members, chosen.processes)
-            print(f"{backend:10} {members:5} join at once: {took * 1000:7.0f} ms")
-            yield {"what": "join", "backend": backend, "members": members, "seconds": took}
+            took, used = joins(server, members, processes)
+            print(f"{backend:10} {members:5} join at once: {took * 1000:7.0f} ms, processor {used * 1000:.2f} ms each")
+            yield {"what": "join", "backend": backend, "members": members, "seconds": took, "used": used}
+        if "peers" in what and backend == "zookeeper":
+            for line in peers(server, members, processes, chosen.rounds):
+                print(f"{backend:10} {line}")
     if "loss" in what:
         took = sorted(losses(server, chosen.rounds))
         late = took[int(len(took) * 0.95)] * 1000
@@ -218,7 +331,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="etcd35,zookeeper")
     parser.add_argument("--members", default="100,400,1000")
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, help="default: 4, and one for each 50 members")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--what", default="barrier,join,loss")
     parser.add_argument("--json", type=Path)

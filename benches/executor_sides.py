@@ -252,7 +252,9 @@ class DaskSide(Peer):
     def start(self):
         said = Path(self.folder()) / "scheduler.json"
         dask = [self.python, "-m", "distributed.cli.dask_scheduler"]
-        self.run([*dask, "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(said)])
+        self.scheduler = self.run(
+            [*dask, "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(said)]
+        )
         until = time.monotonic() + 30
         while not said.exists():
             if time.monotonic() > until:

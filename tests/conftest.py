@@ -55,6 +55,11 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if request.node.get_closest_marker("threads") is not None:
         pytest.skip("about threads, or of a kind that tests/through_loop.py cannot drive")
+    if request.path.parent.name == "schedules":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(importlib.import_module("trials.schedules.by_loop"), "is_on", True)
+            yield
+        return
     through_loop = importlib.import_module("through_loop")  # it imports the twins
     loop_guard = importlib.import_module("loop_guard")
 
@@ -62,6 +67,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
         plugins = request.config.pluginmanager.get_plugins()
         beside = str(request.path.with_name("conftest.py"))
         modules = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == beside]
+        modules += getattr(request.module, "DRIVEN_MODULES", ())
         loop = through_loop.install([request.module, *modules], patch)
         with loop_guard.watching(
             loop.thread, patch, measures=LONG and request.node.get_closest_marker("large") is None

@@ -7,9 +7,9 @@ every backend every day, and of the plays, which are samples of long forms, each
 SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a date, whose turns are repeated.
 `make check` runs with ``all``.
 
-The contract and the primitives have two drivers, threads and an event loop. `make test` runs each of their files
-through the one whose turn it is, the other one the next day; as the servers that take turns are an odd number, each
-file meets every one of them through both. DRIVER says otherwise: ``thread``, ``loop``, ``both``, or a date.
+The contract and the primitives, also under faults, have two drivers, threads and an event loop. `make test` runs each
+of their files through the one whose turn it is, the other one the next day; as the servers that take turns are an odd
+number, each file meets every one of them through both. DRIVER says otherwise: ``thread``, ``loop``, ``both``, a date.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
 SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "trials/interrupts/", "model/")
 #: Folders whose tests any driver of protocols can run, and the drivers.
-DRIVEN = ("conformance/", "primitives/")
+DRIVEN = ("conformance/", "primitives/", "trials/primitives/", "trials/schedules/")
 DRIVERS = ("thread", "loop")
 #: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)

@@ -131,7 +131,8 @@ def test_the_fixtures_for_pytest_do_not_need_the_command_line(made):
 
 
 def test_importing_latchwork_loads_no_client_library_and_nothing_of_the_command_line():
-    script = "import sys; before = set(sys.modules); import latchwork; print(*set(sys.modules) - before)"
+    names = "[getattr(latchwork, name) for name in latchwork.__all__]"
+    script = f"import sys; before = set(sys.modules); import latchwork; {names}; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "latchwork.store" in loaded
@@ -151,7 +152,7 @@ def test_importing_latchwork_loads_no_client_library_and_nothing_of_the_command_
     assert not loaded & slow
     assert not {name.partition(".")[0] for name in loaded} & libraries
     own = {name.split(".")[1] for name in loaded if name.startswith("latchwork.")}
-    assert own == {"_core", "backends", "checks", "clock", "errors", "interrupts", "store", "types"}
+    assert own == {"_core", "backends", "callers", "checks", "clock", "doors", "errors", "interrupts", "store", "types"}
 
 
 def sources():

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -111,6 +110,11 @@ def in_parallel(call, count):
 
 
 @pytest.fixture
+def file_url(tmp_path):
+    return f"sqlite:///{tmp_path}/coordination.db"
+
+
+@pytest.fixture
 def url(etcd35, request):
     return etcd35.url(f"frameworks-{os.getpid()}-{abs(hash(request.node.name))}")
 
@@ -152,14 +156,6 @@ def test_workers_of_gunicorn_have_a_store_each(number, url, tmp_path):
         assert sorted(int(body) for status, body in answers if status == 200) == list(range(1, 17)), answers
 
 
-def test_a_preloaded_store_that_is_not_reopened_is_refused_at_once(url, tmp_path):
-    site = Site("use-with-gunicorn.md", tmp_path, url)
-    (tmp_path / "gunicorn.conf.py").write_text("")
-    with site.serving(1):
-        assert site.ask("/")[0] == 500
-    assert "store.reopen()" in site.log.read_text()
-
-
 def test_a_preloaded_application_that_connects_at_first_use_needs_no_hook(url, tmp_path):
     site = Site("use-with-gunicorn.md", tmp_path, url)
     (tmp_path / "gunicorn.conf.py").write_text("")
@@ -173,36 +169,34 @@ def test_a_preloaded_application_that_connects_at_first_use_needs_no_hook(url, t
         assert sorted(int(body) for _, body in answers) == list(range(1, 7))
 
 
-def test_tasks_of_celery_about_one_shop_take_turns_in_processes_with_stores_of_their_own(url, tmp_path):
-    site = Site("use-with-celery.md", tmp_path, url, BROKER_URL="filesystem://")
+def test_tasks_of_celery_about_one_shop_take_turns_in_processes_with_stores_of_their_own(file_url, tmp_path):
+    site = Site("use-with-celery.md", tmp_path, file_url, BROKER_URL="filesystem://")
     folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), str(tmp_path / "broker"))
     (tmp_path / "broker").mkdir()
     with (tmp_path / "shop.py").open("a") as page:
         page.write(f"\n\napp.conf.broker_transport_options = {folders!r}\n")
     send = "import shop\nfor number in range(8): shop.restock.delay(['oslo', 'lima'][number % 2], 5)"
     site.run(sys.executable, "-c", send)
-    with latchwork.connect(url) as store, store.mirror("shops") as shops, site.serving(says="ready."):
+    with latchwork.connect(file_url) as store, store.mirror("shops") as shops, site.serving(says="ready."):
         shops.wait_until(lambda now: {e.value for k, e in now.items() if k.endswith("/stock")} == {b"20"}, 60)
         assert sum("/done/" in key for key in shops) == 8
 
 
-def test_a_command_of_django_runs_once_although_two_machines_start_it(url, tmp_path):
-    site = django(tmp_path, url)
+def test_a_command_of_django_runs_once_although_two_machines_start_it(file_url, tmp_path):
+    site = django(tmp_path, file_url)
     nightly = (sys.executable, "manage.py", "nightly", "2026-11-22")
-    first = threading.Thread(target=site.run, args=(*nightly, "--takes-s", "5"))
-    with latchwork.connect(url) as store, store.mirror("locks/nightly") as tickets:
-        first.start()
-        tickets.wait_until(len, WAIT_S)
-        assert "not this time: lock" in site.run(*nightly)
-    first.join()
-    assert "is closed already" in site.run(*nightly)
+    with latchwork.connect(file_url) as store, Lock(store, "locks/nightly", label="another machine"):
+        assert "not this time: lock" in (said := site.run(*nightly))
+        assert "another machine" in said
+    assert site.run(*nightly) == "closed 2026-11-22\n"
+    assert site.run(*nightly) == "2026-11-22 is closed already\n"
 
 
-def test_a_view_of_django_does_once_what_two_requests_ask_for(url, tmp_path):
-    site = django(tmp_path, url)
+def test_a_view_of_django_does_once_what_two_requests_ask_for(file_url, tmp_path):
+    site = django(tmp_path, file_url)
     with site.serving():
         answers = in_parallel(lambda: site.ask("/pay/7"), 5)
-        assert sorted(status for status, _ in answers) == [200, 409, 409, 409, 409]
+        assert sorted(status for status, _ in answers) == [200, 409, 409, 409, 409], answers
         assert json.loads(site.ask("/pay/8")[1]) == {"paid": 8, "payments": 2}
         assert site.ask("/ready") == (200, "active")
 

@@ -23,6 +23,7 @@ CHECKS = [
     "mutants",
     "chaos",
     "workers-chaos",
+    "plans-chaos",
     "fuzz",
     "core",
 ]
@@ -38,10 +39,12 @@ BENCHES = [
     "group",
     "backlog",
     "workers",
+    "executor",
+    "plans",
     "instructions",
 ]
 #: Installing and building, told from what is run in the end.
-FIRST = ("make", "pip", "install_test_servers", "build_etcd36", "install_zookeeper39")
+FIRST = ("make", "pip", "install_test_servers", "install_bench_peers", "build_etcd36", "install_zookeeper39")
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def run(tmp_path):
     """Runs a script in a copy of its folder where every program says what it was given, and fails if it is told to."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     getting = ["install_test_servers", "build_etcd36", "install_zookeeper39"]
-    inner = [*getting, "run_tests", "check_core", "count_instructions"]
+    inner = [*getting, "install_bench_peers", "run_tests", "check_core", "count_instructions"]
     for name in ["bin/make", ".venv/bin/python", ".venv/bin/latchwork", *(f"scripts/{each}" for each in inner)]:
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -87,6 +87,10 @@ class Loop:
         finally:
             ended.set()
 
+    def read(self, twin, name):
+        """A property."""
+        return self.call(lambda: getattr(twin, name))
+
     def face(self, value):
         value = twin_of(value)
         if isinstance(value, list):
@@ -161,9 +165,11 @@ class Face:
             value = getattr(twin._of, name)
             return loop.face(value) if isinstance(value, latchwork.Store) else value
         if found is None:
-            return loop.face(getattr(twin._of, name))
+            hidden = getattr(twin._of, name)
+            is_method = hasattr(hidden, "__self__")
+            return (lambda *args: hidden(*map(raw, args))) if is_method else loop.face(hidden)
         if isinstance(found, property):
-            return loop.call(lambda: getattr(twin, name))
+            return loop.read(twin, name)
         patched = twin._of.__dict__.get("patches", {}).get(name)
         if patched is not None:
             return patched
@@ -244,7 +250,9 @@ class Face:
 
 
 def raw(value):
-    """The object in a face."""
+    """The object in a face; of a list those in its faces."""
+    if isinstance(value, list):
+        return [raw(each) for each in value]
     return value.__dict__["twin"]._of if isinstance(value, Face) else value
 
 
@@ -286,9 +294,14 @@ def replace(of, name, fn):
     setattr(of, name, lambda *args, **options: raw(call(*args, **options)))
 
 
-def install(modules, monkeypatch):
+def driver():
+    """By which driver tests in this process go now."""
+    return getattr(latchwork.connect, "driver", "thread")
+
+
+def install(modules, monkeypatch, loop=None):
     """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
-    loop = Loop()
+    loop = loop or Loop()
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
     monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
@@ -310,6 +323,7 @@ def install(modules, monkeypatch):
         twin = getattr(aio, name)
         return lambda *args, **options: loop.call(lambda: twin(*map(loop.inside, args), **options))
 
+    connect.driver = "loop"
     monkeypatch.setattr(latchwork, "connect", connect)
     for module in modules:
         for name, value in list(vars(module).items()):

@@ -29,7 +29,8 @@ class StopSignal:
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what = what
         self._clock = clock
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._event: threading.Event | None = None  # made when somebody waits: most work ends without
         self._mutex = mutex()
         self._listeners: dict[int, StopListener] = {}
         self._next_listener = 0
@@ -37,11 +38,17 @@ class StopSignal:
     @property
     def should_stop(self) -> bool:
         """True from the moment the work was told to stop."""
-        return self._stop.is_set()
+        return self._is_stopped
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until the work is told to stop: True then, False when the time is over; None waits for ever."""
-        return self._clock.wait(self._stop, timeout_s)
+        with self._mutex:
+            if self._event is None:
+                self._event = threading.Event()
+            if self._is_stopped:
+                self._event.set()
+            event = self._event
+        return self._clock.wait(event, timeout_s)
 
     def on_stop(self, listener: StopListener) -> Callable[[], None]:
         """Have ``listener`` called once when the work is told to stop, at once if it was already.
@@ -57,7 +64,7 @@ class StopSignal:
         with self._mutex:
             number = self._next_listener
             self._next_listener += 1
-            late = self._stop.is_set()
+            late = self._is_stopped
             if not late:
                 self._listeners[number] = listener
         if late:
@@ -72,7 +79,9 @@ class StopSignal:
     def signal_stop(self) -> None:
         """Tell the work to stop without calling listeners; never blocks on user code."""
         with self._mutex:
-            self._stop.set()
+            self._is_stopped = True
+            if self._event is not None:
+                self._event.set()
 
     def call_listeners(self) -> None:
         """Call the listeners that were not called yet; only after ``signal_stop``."""

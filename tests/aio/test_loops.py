@@ -15,9 +15,12 @@ import pytest
 
 import latchwork
 from latchwork import aio, callers
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
-from latchwork.store.driving.loop import Arrivals
-from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
+from latchwork.store.driving.helper import drive
+from latchwork.store.driving.loop import MAX_IN_FLIGHT, Arrivals
+from latchwork.store.steps import Pause, Signal
+from patience import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -237,15 +240,15 @@ def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url,
             with monkeypatch.context() as patch:
                 for each in (store, below):
                     patch.setattr(each._of, "begin", begin)
-                tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(DEFAULT_MAX_IN_FLIGHT + 20)]
+                tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(MAX_IN_FLIGHT + 20)]
                 await asyncio.sleep(0.05)
-                assert len(sent) == DEFAULT_MAX_IN_FLIGHT
+                assert len(sent) == MAX_IN_FLIGHT
                 tasks[-1].cancel()  # not sent: nothing is unknown
                 sent[0].set_result(None)
                 await tasks[0]
-                while len(sent) == DEFAULT_MAX_IN_FLIGHT:
+                while len(sent) == MAX_IN_FLIGHT:
                     await asyncio.sleep(0.01)
-                assert len(sent) == DEFAULT_MAX_IN_FLIGHT + 1
+                assert len(sent) == MAX_IN_FLIGHT + 1
                 while not all(task.done() for task in tasks):
                     for future in sent:
                         if not future.done():
@@ -255,6 +258,39 @@ def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url,
                 assert len(sent) == len(tasks) - 1
 
     asyncio.run(gather())
+
+
+def test_calls_of_primitives_wait_for_room_too_and_leave_it_when_they_are_cancelled(backend_url, monkeypatch):
+    async def ask():
+        async with aio.connect(backend_url) as store:
+            sent = []
+
+            def begin(*_args, **_options):
+                sent.append(Future())
+                return sent[-1]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(store._of, "begin", begin)
+                tasks = [asyncio.create_task(aio.Counter(store, f"c/{n}").value()) for n in range(MAX_IN_FLIGHT + 20)]
+                await asyncio.sleep(0.2)
+                assert len(sent) == MAX_IN_FLIGHT
+                for task in (tasks[-1], tasks[0]):  # one that was not sent, and one that was
+                    task.cancel()
+                await asyncio.wait([tasks[-1], tasks[0]])
+                while len(sent) == MAX_IN_FLIGHT:
+                    await asyncio.sleep(0.01)
+                assert len(sent) == MAX_IN_FLIGHT + 1, "the place of the one that was sent"
+                while not all(task.done() for task in tasks):
+                    for future in sent:
+                        if not future.done():
+                            future.set_result(None)
+                    await asyncio.sleep(0.01)
+                assert [task.cancelled() for task in tasks].count(True) == 2
+                assert {task.result() for task in tasks[1:-1]} == {0}
+                assert len(sent) == len(tasks) - 1
+            assert await store.get("free") is None
+
+    asyncio.run(ask())
 
 
 def test_watches_and_mirrors_are_followed_and_end_with_their_store(backend_url):
@@ -327,3 +363,56 @@ def test_operations_and_locks_take_a_session_of_the_same_store(backend_url):
             return owners == {session.id}, await store.list("")
 
     assert asyncio.run(bind()) == (True, [])
+
+
+def test_what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything():
+    done = []
+
+    async def end():
+        await Pause(SYSTEM_CLOCK, Signal(), 0.05)
+        done.append(True)
+
+    async def cancelled(*, ends):
+        task = asyncio.create_task(drive(end, ends=ends))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled(ends=False))
+    assert not done
+    asyncio.run(cancelled(ends=True))
+    assert done == [True]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_what_was_opened_is_closed_if_its_task_was_cancelled_meanwhile(backend_url, monkeypatch, late):
+    """Early: while its thread is at it; late: when it has come, and the task does not know yet."""
+
+    async def open_and_cancel():
+        async with aio.connect(backend_url) as store:
+            core = store._of._core
+            task = asyncio.create_task(store.open_session(20.0))
+            await asyncio.sleep(0)
+            waits_for = task._fut_waiter
+            if late:
+                waits_for.add_done_callback(lambda _: task.cancel())
+                move_first(waits_for)
+            else:
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(eventually, lambda: opened and not core._sessions, 20.0, "no session is left")
+
+    opened = []
+    made = latchwork.Store.open_session
+    monkeypatch.setattr(latchwork.Store, "open_session", lambda *args: opened.append(made(*args)) or opened[-1])
+    asyncio.run(open_and_cancel())
+
+
+def move_first(future):
+    """Have the callback that was added last called first."""
+    callbacks = [call for call, _ in future._callbacks]
+    for call in callbacks[:-1]:
+        future.remove_done_callback(call)
+        future.add_done_callback(call)

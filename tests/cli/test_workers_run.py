@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+from itertools import groupby
 
 import psutil
 import pytest
@@ -60,19 +62,35 @@ def test_it_ends_as_the_job_does(cli):
     cli("workers", "run", "train", "-n", "2", "--per-host", "3", "--url", URL, "--", "true").refused(2, "per_host")
 
 
+def test_each_change_is_told_once_and_the_outcome_as_json(cli):
+    text = 'if [ "$LATCHWORK_EPOCH.$RANK" = 0.1 ]; then exit 3; fi; if [ "$LATCHWORK_EPOCH" = 0 ]; then sleep 60; fi'
+    run = ("workers", "run", "train", "-n", "2", "--logs", "logs", "--json", "--url", URL)
+    done = cli(*run, "--", "sh", "-c", text)
+    assert done.code == 0, done
+    said = json.loads(done.out)
+    assert (said["state"], said["epoch"], said["restarts_here"], said["completed"]) == ("COMPLETED", 1, 1, 2)
+    assert [each["state"] for each in said["processes"]] == ["completed", "completed"]
+    lines = [line for line in done.err.splitlines() if line.startswith("worker 1")]
+    assert sum("ended with code 3" in line for line in lines) == 1
+    assert lines[-1] == "worker 1 completed, epoch 1, 1 restart"
+    wanted = ["runs", "ended", "comes", "waits", "runs", "ended", "completed"]
+    seen = [line.split()[2].rstrip(",") for line in lines]
+    assert [word for word, _ in groupby(each for each in seen if each in wanted)][-7:] == wanted
+
+
 def test_processes_end_with_a_run_that_is_killed_and_come_back_with_their_ids(start, pids, wait_until, store):
-    first = start(LONG, "--ttl-s", "1")
+    first = start(LONG, "--ttl-s", "3")
     before = pids()
     run = find(store, "train").run
     first.kill()
     wait_until(lambda: not any(map(lives, before)), "the processes end with the run that was killed")
-    second = start(LONG_ONCE, "--ttl-s", "1")
+    second = start(LONG_ONCE, "--ttl-s", "3")
     assert second.wait(60) == 0, second.log.read_text()
     assert f"train: COMPLETED, run {run}" in second.log.read_text()
 
 
 def test_processes_end_when_their_run_is_frozen_past_the_ttl_and_begin_again_after_it(start, pids, wait_until):
-    run = start(LONG_ONCE, "--ttl-s", "1")
+    run = start(LONG_ONCE, "--ttl-s", "3")
     before = pids()
     run.send_signal(signal.SIGSTOP)
     try:

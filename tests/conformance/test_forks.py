@@ -71,6 +71,14 @@ def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
         assert store.session.state == "active"
 
 
+def test_the_error_in_a_child_names_what_mends_it(store):
+    def refused():
+        with pytest.raises(latchwork.ForkedProcess, match=r"store\.reopen\(\)"):
+            store.get("k")
+
+    assert in_child({"refused": refused}) == {"refused": "None"}
+
+
 def test_a_reopened_store_is_another_one(store):
     with store.reopen() as again:
         again.put("k", b"v")

@@ -127,6 +127,16 @@ def test_all_async_tasks_of_a_runner_share_one_loop_in_a_thread_of_its_own(crew,
     assert next(iter(seen))[1] == "latchwork-task-loop-n1"
 
 
+def test_the_loop_of_a_runner_outlives_its_session(crew, submit, eventually):
+    """So what tasks have opened on it, and keep, can be used on."""
+    runner = crew()
+    before = submit.submit(loop_of).result(PATIENCE_S)
+    end_session(runner)
+    assert submit.submit(loop_of).result(PATIENCE_S) == before
+    runner.close()
+    eventually(lambda: "latchwork-task-loop-n1" not in {thread.name for thread in threading.enumerate()})
+
+
 def test_async_tasks_run_at_the_same_time_and_know_which_they_are(crew, submit):
     MET.clear()
     crew(slots=2)

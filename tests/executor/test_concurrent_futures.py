@@ -1,30 +1,26 @@
 """CPython's own tests of executors and futures, run on ours: adapted only in how the executor is made.
 
-They come with the interpreter's package ``test``; where that was left out, from the folder in LATCHWORK_CPYTHON_TESTS
-(that of the same version: ``Lib/test``), or from where Debian's libpython3-testsuite puts it.
+See ``cpython`` for where they are.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
-import os
 import subprocess
 import sys
 import unittest
 import uuid
-from pathlib import Path
 
 import pytest
 
 import latchwork
+from executor.cpython import IS_LEFT_OUT, load
 from latchwork.executor import Executor, Runner, TaskFuture
 from latchwork.executor.futures import Stage
+from latchwork.store.steps import driven
 from latchwork.tasks import Functions, PickleCodec
 from levels import LONG
 
-PACKAGE = "test.test_concurrent_futures"
 #: Where each class is since 3.12; before, all are in one file.
 PARTS = {
     "ExecutorTest": "executor",
@@ -49,37 +45,6 @@ LEFT_OUT = {
     "test_shutdown_with_cancel_futures_cancels_what_does_not_run",
     "test_cancel": "looks at the private state between cancelling and telling of it, which are one step here",
 }
-
-
-def folders():
-    given = os.environ.get("LATCHWORK_CPYTHON_TESTS")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return [Path(each) for each in (given, f"/usr/lib/{version}/test") if each]
-
-
-def load(part):
-    """The module that has a class; None where the tests are not."""
-    try:
-        whole = importlib.import_module(PACKAGE)
-    except ImportError:
-        whole = from_folders()
-    if whole is None or not hasattr(whole, "__path__"):
-        return whole
-    return importlib.import_module(f"{PACKAGE}.{part}")
-
-
-def from_folders():
-    """The module or package in a folder beside the interpreter."""
-    for folder in folders():
-        for file, inside in (("test_concurrent_futures.py", None), ("test_concurrent_futures/__init__.py", folder)):
-            if (folder / file).exists():
-                where = [str(folder / "test_concurrent_futures")] if inside else None
-                spec = importlib.util.spec_from_file_location(PACKAGE, folder / file, submodule_search_locations=where)
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[PACKAGE] = module
-                spec.loader.exec_module(module)
-                return module
-    return None
 
 
 def classes():
@@ -121,7 +86,8 @@ class Pool(Executor):
 class Nobody:
     """Whose tasks nobody stores: they can be cancelled."""
 
-    def cancel(self, ticket, *, interrupt):
+    @driven
+    async def cancel(self, ticket, *, interrupt):
         return True
 
 
@@ -159,8 +125,11 @@ def run(case):
     assert result.testsRun == 1
 
 
-@pytest.mark.skipif(not CASES, reason="CPython's tests are not here: install libpython3-testsuite")
-@pytest.mark.parametrize(("name", "method"), CASES or [("none", "none")])
+def test_cpythons_tests_are_here():
+    assert IS_LEFT_OUT or len(CASES) > 20, "run scripts/get_cpython_tests, or see executor/cpython.py"
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
 def test_cpythons_test_passes(name, method, monkeypatch):
     kind = CLASSES[name]
     if name != "FutureTests":

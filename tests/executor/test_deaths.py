@@ -293,3 +293,72 @@ def test_an_unknown_function_goes_to_a_member_that_has_it(runners, pools, pool):
     assert future.state().phase == "queued"
     runners("n2")
     assert future.result(PATIENCE_S) == "n2"
+
+
+def test_all_runners_see_one_sequence_of_views_oldest_first(runners, store, eventually):
+    """Who is there, and in which order they came: the same for all, whoever joins and leaves."""
+    made = [runners(f"n{number}", own_store=True) for number in range(3)]
+    seen = {runner.node_id: [] for runner in made[:2]}
+    for runner in made[:2]:
+        views = seen[runner.node_id]
+        runner._shift.group.on_view(lambda change, views=views: views.append(change.view))
+    runners("n3", own_store=True)
+    made[2].close()
+    eventually(lambda: all(views and [m.id for m in views[-1].by_age] == ["n0", "n1", "n3"] for views in seen.values()))
+    numbered = [{view.number: [m.id for m in view.by_age] for view in views} for views in seen.values()]
+    both = numbered[0].keys() & numbered[1].keys()
+    assert both
+    assert all(numbered[0][number] == numbered[1][number] for number in both)
+    for views in seen.values():
+        assert [view.number for view in views] == sorted({view.number for view in views})
+
+
+def test_a_member_that_leaves_has_only_its_own_tasks_run_again(runners, pool, store, eventually):
+    keeps = runners("n1", own_store=True, slots=2)
+    leaves = runners("n2", own_store=True, slots=2)
+    held = {node: pool.with_options(target=Member(node, "any")) for node in ("n1", "n2")}
+    futures = [held[node].submit(wait, f"{node}-{number}") for node in held for number in range(2)]
+    keys = [f"{node}-{number}" for node in held for number in range(2)]
+    eventually(lambda: all(starts(store, key) for key in keys))
+    assert (keeps.stats().running, leaves.stats().running) == (2, 2)
+    joined = runners("n3", own_store=True, slots=2)
+    leaves.close(5.0)
+    eventually(lambda: len(starts(store, "n2-0")) == len(starts(store, "n2-1")) == 2)
+    for key in keys:
+        store.put(f"{key}/go", b"")
+    ended_on = [future.result(PATIENCE_S) for future in futures]
+    assert ended_on[:2] == ["n1", "n1"]
+    assert [len(starts(store, key)) for key in keys] == [1, 1, 2, 2]
+    assert joined.stats().done == 2
+
+
+def test_running_tasks_of_a_lost_submitter_are_stopped_and_detached_ones_go_on(runners, pools, store, eventually):
+    runners("n1", own_store=True)
+    pool = pools()
+    future, ref = pool.submit(wait, "dropped"), pool.detached(wait, "kept", id="kept")
+    eventually(lambda: starts(store, "dropped") and starts(store, "kept"))
+    end_session_of(pool)
+    eventually(lambda: store.children("dropped/stops"))
+    with pytest.raises(SessionLost):
+        future.result(PATIENCE_S)
+    assert store.children("kept/stops") == []
+    store.put("kept/go", b"")
+    assert ref.result(PATIENCE_S) == "n1"
+
+
+def end_session_of(pool):
+    pool._submitter._line.session.close()
+
+
+def test_copies_for_all_members_survive_all_deaths_but_one(runners, pool, store, eventually):
+    """As many copies as members: all run at a time, and the last one's run was there all the time."""
+    made = [runners(f"n{number}", own_store=True, steal_after_s=None) for number in range(4)]
+    future = pool.with_options(copies=4).submit(wait, "all")
+    eventually(lambda: len(starts(store, "all")) == 4)
+    for runner in made[:3]:
+        runner.drain(0.0)
+        end_session(runner)
+    store.put("all/go", b"")
+    assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
+    assert set(starts(store, "all")[:4]) == {runner.node_id for runner in made}
+    eventually(lambda: store.children("executor/results") == [])

@@ -124,6 +124,12 @@ def serve_submitter(wire, url, options):
             pool.flush(60)
             return futures[-1].id
 
+        def outcomes(self):
+            """How each ended, in order: its value, or the class of its error."""
+            errors = [future.exception(60) for future in futures]
+            pairs = zip(futures, errors, strict=True)
+            return [str(future.result()) if error is None else type(error).__name__ for future, error in pairs]
+
         def detached(self, name, *args):
             return pool.detached(name, *args, id="one").id
 

@@ -58,8 +58,8 @@ DEFECTS = (
         "Backlog",
         "an item is ended without the claim",
         "primitives/queue/taken.py",
-        "store.fence(claim.created, At(claim), *checks, session.fence)",
-        "store.fence(claim.created, *checks, session.fence)",
+        "self._store.fence(self._claim.created, At(self._claim), *self._checks, self._session.fence)",
+        "self._store.fence(self._claim.created, *self._checks, self._session.fence)",
         (
             *at("backlog", "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item", on="memory-ack"),
             *schedules("backlog", "backlog"),

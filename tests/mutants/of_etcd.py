@@ -81,8 +81,8 @@ DEFECTS = (
         "etcd writes",
         "a write that an interrupt cut short is forgotten",
         "backends/etcd/writing/writes.py",
-        "            self.settling.leave_slot(slot)\n            raise\n        rpc.add_done_callback(",
-        "            raise\n        rpc.add_done_callback(",
+        "            self.settling.leave_slot(slot)\n            raise\n        return outcome",
+        "            raise\n        return outcome",
         of(
             "backends/etcd/waiting",
             "write_that_an_interrupt_cut_short_is_settled_before_the_next_read",
@@ -208,5 +208,21 @@ DEFECTS = (
             "an_open_watch_tells_the_other_changes_of_the_same_response",
             on="etcd35",
         ),
+    ),
+    Defect(
+        "etcd calls",
+        "the condition of a channel is left by a method in Python",
+        "backends/etcd/unbroken.py",
+        '    __exit__ = property(attrgetter("_lock.__exit__"))\n',
+        "",
+        of("backends/etcd/unbroken", "the_condition_is_a_condition"),
+    ),
+    Defect(
+        "etcd calls",
+        "the main thread begins a call that answers by a callback",
+        "backends/etcd/connection.py",
+        "        if not now and self.lane.takes():\n",
+        "        if self.closed:\n",
+        of("backends/etcd/unbroken", "what_answers_by_a_callback_is_begun_by_another_thread", on="etcd35"),
     ),
 )

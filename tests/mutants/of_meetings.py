@@ -81,8 +81,8 @@ DEFECTS = (
         "Barrier",
         "an arrival is written without the caller's checks",
         "primitives/meeting/meeting.py",
-        "self._store.commit, [*ours, *checks], ops)",
-        "self._store.commit, ours, ops)",
+        "here.company.commit([*ours, *checks], ops)",
+        "here.company.commit(ours, ops)",
         at("barrier_generations", "an_arrival_is_written_only_if_the_callers_checks_hold"),
     ),
     Defect(

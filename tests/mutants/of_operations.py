@@ -27,11 +27,11 @@ DEFECTS = (
     ),
     Defect(
         "Job",
-        "an async run is accepted",
+        "a run whose body never runs is accepted",
         "jobs/job/job.py",
         "        late = late_kind(run)\n",
         "        late = None\n",
-        of("jobs/job_refused", "an_async_run_of_a_subclass_is_refused"),
+        of("jobs/job_refused", "a_run_whose_body_would_never_run_is_refused_at_construction", on="generator"),
     ),
     Defect(
         "Outcomes",

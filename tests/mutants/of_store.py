@@ -252,4 +252,12 @@ DEFECTS = (
             on="memory",
         ),
     ),
+    Defect(
+        "Store",
+        "a call is made although its thread holds what the answer may need",
+        "store/core.py",
+        "        refuse_inside()\n",
+        "",
+        of("store/reentrant", "a_call_while_its_thread_holds_a_mutex_is_refused_without_effect", on="mutex-put"),
+    ),
 )

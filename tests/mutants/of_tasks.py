@@ -191,8 +191,8 @@ DEFECTS = (
         "Feeder",
         "a full node takes items",
         "tasks/running/feeder.py",
-        "        room = min(self._slots.free, self._batch) if self._takes else 0\n",
-        "        room = self._batch if self._takes else 0\n",
+        "        return min(self._batch, self._line.room()) if self._takes else 0\n",
+        "        return self._batch if self._takes else 0\n",
         of("tasks/feeder", "a_full_node_leaves_items_to_others", on="memory"),
     ),
     Defect(
@@ -206,7 +206,7 @@ DEFECTS = (
     Defect(
         "Feeder",
         "a hook that raises for one item ends the loop",
-        "tasks/running/feeder.py",
+        "tasks/running/choosing.py",
         "        except (Exception, SystemExit):\n            self._leave_broken(item)\n"
         "            return [Absent(item.key)], []",
         "        except KeyError:\n            return [], []",

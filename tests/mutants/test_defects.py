@@ -26,6 +26,8 @@ LEAST = {
     "backends/etcd/": 5,
     "backends/zookeeper/": 5,
     ("jobs/", "schedules/"): 15,
+    "executor/": 15,
+    "tasks/": 15,
 }
 
 

@@ -108,6 +108,7 @@ def test_every_primitive_is_here():
         "LockHolder",
         "LockState",
         "Observer",
+        "Share",
     }
     parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}
     kinds = {name for name in primitives.__all__ if isinstance(getattr(primitives, name), type)}

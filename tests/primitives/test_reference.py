@@ -21,6 +21,7 @@ PARTS = {
     "BacklogClaim": "Backlog",
     "BacklogEnding": "Backlog",
     "BacklogItem": "Backlog",
+    "Share": "Backlog",
     "Candidate": "LeaderLatch",
     "Claim": "Queue",
     "GroupMember": "Group",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
 import time
+import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 import latchwork
+from latchwork import aio
 from latchwork.primitives import LeaderLatch
 from latchwork.testing.simulation import (
     Deadlock,
@@ -352,3 +355,45 @@ def test_calls_that_need_the_simulation_say_so_outside():
     sim = Simulation()
     with pytest.raises(SimulationError, match="does not belong to the running simulation"):
         sim.spawn(lambda: None, name="never")
+
+
+def test_event_loops_wait_in_virtual_time_and_repeat_with_their_seed():
+    async def main():
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        from_a_thread = loop.create_future()
+        threading.Timer(20.0, lambda: loop.call_soon_threadsafe(from_a_thread.set_result, "told")).start()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(3600), 60.0)
+        return await from_a_thread, time.monotonic() - began
+
+    def run(seed):
+        with Simulation(seed) as sim:
+            return asyncio.run(main()), sim.points
+
+    told, points = run(7)
+    assert told == ("told", 60.0)
+    assert run(7) == (told, points)
+
+
+def test_an_awaitable_lock_passes_in_virtual_time_when_its_holder_is_killed():
+    async def hold(url, seconds):
+        async with aio.connect(url, session_ttl_s=10.0) as store, aio.Lock(store, "x"):
+            await asyncio.sleep(seconds)
+
+    with Simulation(seed=3) as sim:
+        url = f"memory://{uuid.uuid4().hex}"
+        sim.spawn(lambda: asyncio.run(hold(url, 1000.0)), name="victim", node="a")
+        sim.sleep(5.0)
+        sim.kill("a")
+        began = sim.now()
+        asyncio.run(hold(url, 0.0))
+        assert 5.0 < sim.now() - began < 20.0
+
+
+def test_event_loops_are_real_again_afterwards():
+    with Simulation():
+        pass
+    loop = asyncio.new_event_loop()
+    assert isinstance(loop, asyncio.SelectorEventLoop)
+    loop.close()

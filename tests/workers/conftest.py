@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 
 import pytest
@@ -52,6 +53,25 @@ def all_at_once(in_thread):  # noqa: F811
         return [one.outcome(PATIENCE_S) for one in running]
 
     return do
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class KilledAt:
+    """Ends the thread it was made in at its call of a number, and all later ones."""
+
+    def __init__(self, number):
+        self.left, self.thread = number, threading.get_ident()
+
+    def decide(self, _op, _keys):
+        if threading.get_ident() != self.thread:
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return
 
 
 def die(one):

@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import psutil
@@ -15,7 +15,7 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError
 from latchwork.tasks.children import ChildEnd
-from latchwork.workers import WorkerInfo, WrongRun, find, list_events, submit
+from latchwork.workers import Worker, WorkerInfo, WrongRun, find, list_events, submit
 from latchwork.workers.crews import Crew, Order
 from latchwork.workers.crews.decisions import variables, verdict
 from patience import came_true
@@ -157,6 +157,51 @@ def test_all_that_fail_at_once_on_a_host_count_as_one_restart(sqlite, out):
         assert crew.wait(PATIENCE_S)
         assert crew.outcome(PATIENCE_S).state == "COMPLETED"
         assert sum(each.restarts for each in crew.slots) == 1
+
+
+@pytest.fixture
+def both_look_first(monkeypatch):
+    """Who looks whether the epoch goes on waits for the other one to have looked, for a moment."""
+    met = threading.Barrier(2)
+
+    def check(worker, real=Worker.check):
+        real(worker)
+        with suppress(threading.BrokenBarrierError):
+            met.wait(0.5)
+
+    monkeypatch.setattr(Worker, "check", check)
+
+
+@pytest.mark.parametrize(("lock", "restarts"), [(None, 1), (nullcontext(), 2)], ids=["with its lock", "without"])
+def test_of_two_that_fail_at_once_only_the_first_comes_back_by_the_lock_of_the_crew(
+    sqlite, out, both_look_first, lock, restarts
+):
+    text = f"if {EPOCH_0}; then while [ ! -e $OUT/0.0 ] || [ ! -e $OUT/1.0 ]; do sleep 0.02; done; exit 1; fi"
+    crew = Crew(sqlite, "train", order(text))
+    crew._failing = lock or crew._failing
+    with crew:
+        assert crew.wait(PATIENCE_S)
+        assert crew.outcome(PATIENCE_S).state == "COMPLETED"
+        assert sum(each.restarts for each in crew.slots) == restarts
+
+
+def test_a_crew_begins_again_after_a_death_on_every_store(store, out):
+    text = f'if {EPOCH_0}; then if [ "$RANK" = 1 ]; then exit 3; fi; sleep 600; fi'
+    with crew_of(store, order(text)) as crew:
+        assert crew.wait(PATIENCE_S)
+        assert crew.outcome(PATIENCE_S).state == "COMPLETED"
+        assert [each.restarts for each in crew.slots] == [0, 1]
+    assert [told(out, number, 1)["RANK"] for number in (0, 1)] == ["0", "1"]
+    assert not any(lives(int(told(out, number, 1)["PID"])) for number in (0, 1))
+    assert find(store, "train") is None
+
+
+def test_a_crew_ends_its_processes_when_the_job_is_terminated_on_every_store(store, out):
+    with crew_of(store, order("sleep 600")) as crew:
+        eventually(lambda: told(out, 0) and told(out, 1))
+        find(store, "train").terminate("enough")
+        assert crew.wait(PATIENCE_S)
+        assert not any(lives(int(told(out, number)["PID"])) for number in (0, 1))
 
 
 def test_a_process_that_dies_too_often_fails_the_job(sqlite, out):

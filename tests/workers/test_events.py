@@ -62,3 +62,45 @@ def test_a_job_that_is_scaled_tells_it_and_is_complete_again_when_all_have_joine
     find(store, "train").scale(2)
     worker("b")
     assert eventually(lambda: kinds(events) == ["joined", "all_joined", "scaled", "joined", "all_joined"])
+
+
+def test_a_fault_is_told_after_the_start_also_when_the_one_that_was_to_tell_that_has_died(
+    team, worker, eventually, all_at_once, monkeypatch
+):
+    a, b = team(2)
+    events = told(b)
+
+    async def dies(_attempt):
+        die(a)
+
+    monkeypatch.setattr(a._core, "_tell_healthy", dies)  # it is the lowest, and dies once it has passed
+    all_at_once(lambda one: one.initialize(60.0), (a, b))
+    assert eventually(lambda: "faulty" in kinds(events))
+    wanted = ["joined", "all_joined", "healthy", "lost", "faulty"]
+    assert kinds(events) == wanted
+    assert [event.epoch for event in events if event.kind in {"healthy", "faulty"}] == [0, 1]
+    worker("a")
+
+
+def test_a_restart_is_told_after_the_start_too(team, worker, eventually, all_at_once, monkeypatch):
+    a, b = team(2)
+    events = told(b)
+
+    async def nothing(_attempt):
+        pass
+
+    monkeypatch.setattr(a._core, "_tell_healthy", nothing)
+    all_at_once(lambda one: one.initialize(60.0), (a, b))
+    worker("a")
+    assert eventually(lambda: "faulty" in kinds(events))
+    assert kinds(events) == ["joined", "all_joined", "healthy", "restarted", "faulty"]
+
+
+def test_a_start_that_was_told_is_not_told_again_with_the_fault(team, worker, eventually, all_at_once):
+    a, b = team(2)
+    events = told(a)
+    all_at_once(lambda one: one.initialize(60.0), (a, b))
+    assert eventually(lambda: "healthy" in kinds(events))
+    worker("b")
+    assert eventually(lambda: "faulty" in kinds(events))
+    assert kinds(events).count("healthy") == 1

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
+from latchwork.store.steps import Signal
 from latchwork.testing.faults import FaultyStore
 from latchwork.workers import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
-from workers.conftest import die
-
-
-class Killed(BaseException):
-    """The process is no more."""
-
-
-class KilledAt:
-    """Ends the thread it was made in at its call of a number, and all later ones."""
-
-    def __init__(self, number):
-        self.left, self.thread = number, threading.get_ident()
-
-    def decide(self, _op, _keys):
-        if threading.get_ident() != self.thread:
-            return
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-        return
+from latchwork.workers.keys import JobKeys
+from latchwork.workers.membership.doorway import Doorway, doorway_of
+from workers.conftest import Killed, KilledAt, die
 
 
 def ids(store, job="train"):
@@ -42,6 +24,40 @@ def test_many_that_join_at_once_get_each_an_id_of_their_own(connect, all_at_once
     infos = all_at_once(lambda one: one.join(60.0), made)
     assert sorted(info.id for info in infos) == list(range(count))
     assert find(store, "train").status().joined == count
+
+
+def test_threads_of_one_process_join_one_after_the_other():
+    door, turns = Doorway(), [Signal() for _ in range(3)]
+    for turn in turns:
+        door.line_up(turn)
+    assert [turn.is_set() for turn in turns] == [True, False, False]
+    door.leave(turns[1])
+    assert not turns[2].is_set()
+    door.leave(turns[0])
+    door.leave(turns[0])
+    assert turns[2].is_set()
+
+
+def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
+    """Another process joins between two of one process: the head that the first one left is not the head any more."""
+    shared = connect()
+    members = [Worker(shared, "train", workers=3, key=f"k{number}") for number in range(2)]
+    door, turn = doorway_of(shared, JobKeys("workers", "train")), Signal()
+    door.line_up(turn)
+    door.leave(Signal())
+    in_line = Signal()
+    door.line_up(in_line)
+    door.leave(turn)
+    assert door is doorway_of(shared, JobKeys("workers", "train"))
+    door.leave(in_line)
+    assert members[0].join(30.0).id == 0
+    assert worker("other").id == 1
+    door = doorway_of(shared, JobKeys("workers", "train"))
+    door.head = store.get("workers/jobs/train/head")
+    find(store, "train").scale(4)  # it changes once more
+    assert members[1].join(30.0).id == 2
+    for each in members:
+        each.close()
 
 
 def test_one_more_than_the_job_has_is_refused(team, worker):
@@ -65,8 +81,8 @@ def test_wherever_a_worker_dies_while_it_joins_there_is_no_gap_and_no_second_one
             killed = True
         plan.left = 10_000
         session.close()
-        one.close()
         dying.close()
+        one.close()
         others = [worker("a", job, workers=2), worker("b", job, workers=2)]
         assert sorted(other.id for other in others) == [0, 1]
         with pytest.raises(JobFull):

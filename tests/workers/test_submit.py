@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import InvalidKey, WaitTimeout
-from latchwork.workers import JobAlreadyRunning, JobTerminated, Worker, WrongRun, find, submit
-from workers.conftest import die
+from latchwork.testing.faults import FaultyStore
+from latchwork.workers import JobAlreadyRunning, JobTerminated, Worker, WrongRun, find, submit, sweep
+from workers.conftest import Killed, KilledAt, die
 
 
 def test_a_job_with_live_workers_is_not_submitted_again(team, store):
@@ -135,3 +136,65 @@ def test_status_names_who_is_missing(worker, store):
 def test_bad_input_is_refused_before_any_io(call):
     with pytest.raises((ValueError, InvalidKey)):
         call(None)
+
+
+def killed_anywhere(connect, do, count=30):
+    """Have a process do something, killed before any of its calls: gives the number, until it does it to its end."""
+    for number in range(count):
+        plan = KilledAt(10_000)
+        dying = FaultyStore(connect(), plan)
+        dying.session.ensure_usable()
+        plan.left = number
+        try:
+            do(dying, number)
+            is_done = True
+        except Killed:
+            is_done = False
+        plan.left = 10_000
+        dying.close()
+        yield number
+        if is_done:
+            return
+    raise AssertionError("it was never done")
+
+
+def test_wherever_a_submitter_dies_the_job_is_there_whole_or_not_at_all(connect, worker, store):
+    """The residue of a run that it replaces is gone, or a sweep removes it."""
+    for number in range(30):
+        run = submit(store, f"job{number}", 2).run
+        die(worker("a", f"job{number}", run=run))
+    for number in killed_anywhere(connect, lambda dying, number: _submit_again(dying, f"job{number}")):
+        job = f"job{number}"
+        handle = find(store, job)
+        assert handle.status().n in {2, 3}
+        if handle.status().n == 2:
+            handle = _submit_again(store, job)
+        assert (handle.status().joined, handle.status().state) == (0, "RUNNING")
+        sweep(store)
+        assert store.children(f"workers/jobs/{job}/runs") == [handle.run]
+        assert worker("z", job, run=handle.run).id == 0
+
+
+def _submit_again(store, job):
+    while (handle := _try_submit_of(store, job)) is None:
+        pass
+    return handle
+
+
+def _try_submit_of(store, job):
+    try:
+        return submit(store, job, 3)
+    except JobAlreadyRunning:  # the lease of the dead run yet
+        return None
+
+
+def test_wherever_one_dies_that_terminates_a_job_the_next_one_removes_it(connect, worker, store):
+    for number in range(10):
+        worker("a", f"job{number}", workers=2)
+    for number in killed_anywhere(connect, lambda dying, number: find(dying, f"job{number}").terminate(), 10):
+        handle = find(store, f"job{number}")
+        if handle is not None:
+            handle.terminate()
+        sweep(store)
+        left = [entry.key for entry in store.list("workers", recursive=True) if f"job{number}" in entry.key.split("/")]
+        assert left == [f"workers/ended/job{number}"]

@@ -43,8 +43,8 @@ from latchwork.primitives.meeting.meeting import Parties
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
-from latchwork.primitives.persistent.renewing import SessionOfTheMoment
 from latchwork.primitives.queue.backlog_items import BacklogItem
+from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.backlog_taking import Accept, Extra
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.waiting.work import Ownership
@@ -502,6 +502,8 @@ class Claim:
     def on_lost(self, fn: Callable[[], object]) -> Callable[[], None]: ...
     async def release(self, why: str = "", *, timeout_s: float = 30.0) -> None: ...
     def remaining_s(self) -> float: ...
+    @property
+    def session(self) -> Session: ...
 
 class Backlog:
     name: str
@@ -561,6 +563,7 @@ class Backlog:
         extra: Extra | None = None,
         extra_dead: Extra | None = None,
         on_refused: Callable[[BacklogItem], object] | None = None,
+        share: Callable[[str], Share] | None = None,
     ) -> list[BacklogClaim]: ...
     async def wait_free(self, lane: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool: ...
 
@@ -587,10 +590,18 @@ class BacklogClaim:
     def lost(self) -> Signal: ...
     def on_lost(self, fn: Callable[[], object]) -> Callable[[], None]: ...
     async def release(
-        self, why: str = "", *, count: bool = True, lane: str | None = None, timeout_s: float = 30.0
+        self,
+        why: str = "",
+        *,
+        count: bool = True,
+        lane: str | None = None,
+        ops: collections.abc.Sequence[Op] = (),
+        timeout_s: float = 30.0,
     ) -> None: ...
     def release_part(self, why: str = "", *, count: bool = True, lane: str | None = None) -> BacklogEnding: ...
     def remaining_s(self) -> float: ...
+    @property
+    def session(self) -> Session: ...
 
 class BacklogEnding:
     def committed(self) -> None: ...
@@ -686,7 +697,7 @@ class LockKeeper:
         locks_prefix: str = "locks",
         ttl_s: float = 10.0,
         owner_label: str = "",
-        session: SessionOfTheMoment | None = None,
+        session: Callable[[], Session | None] | None = None,
     ) -> None: ...
     async def __aenter__(self) -> LockKeeper: ...
     async def __aexit__(self, *_: object) -> None: ...

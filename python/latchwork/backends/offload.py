@@ -3,8 +3,9 @@
 Signal handlers run in the main thread, between two bytecodes of whatever it is doing, and what they raise is raised
 there. gRPC's Python code takes its locks in functions that can be cut short (``threading.Condition``), and counts its
 calls one bytecode after it has begun them: an interrupt there leaves a lock held, or a call that ``close`` waits for.
-So the main thread makes none of its calls. It puts them on a lane and waits for the outcome; an interrupt ends the
-wait, and the call comes to its own end. A signal handler's call waits on a lane too, behind no lock of its thread.
+So the main thread makes only those calls that the other backend says bear it. It puts all others on a lane and waits
+for the outcome; an interrupt ends the wait, and the call comes to its own end. A signal handler's call waits on a lane
+too, behind no lock of its thread.
 
 Other threads make their calls themselves, which saves the way to another thread and back. docs/design/0015 says what
 that leaves open. Nothing here touches the network.
@@ -23,7 +24,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Names, Sink
 from latchwork.backends.futures import Outcome, chain, completed, failed, reject, then
@@ -192,6 +193,10 @@ class Lane:
             self._calls.put(None)
 
 
+def _made_here(call: Callable[P, Future[T]], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+    return call(*args, **options)
+
+
 def _make(call: Callable[[], Future[T]], outcome: Outcome[T]) -> None:
     try:
         future = call()
@@ -215,8 +220,26 @@ def _undone(outcome: Outcome[T], undo: Callable[[T], object]) -> Future[None]:
     return completed(None)
 
 
+class Interruptible(Backend, Protocol):
+    """A backend whose ``waiting`` may bear interrupts.
+
+    Attributes:
+        bears_interrupts: reads and commits of ``waiting`` may be made in a thread that signal handlers interrupt.
+    """
+
+    @property
+    def bears_interrupts(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def waiting(self) -> Interruptible:
+        """As ``Backend.waiting``."""
+        ...
+
+
 class OffloadedBackend(Backend):
-    """A backend around another one, whose code then runs in no thread that a signal handler may interrupt.
+    """A backend around another one, whose code no signal handler interrupts then, but where it bears that.
 
     Args:
         open_inner: opens the other one; called where the calls are made, too.
@@ -227,10 +250,10 @@ class OffloadedBackend(Backend):
         inner: the other one.
     """
 
-    def __init__(self, open_inner: Callable[[], Backend], name: str, limit_s: float) -> None:
+    def __init__(self, open_inner: Callable[[], Interruptible], name: str, limit_s: float) -> None:
         self._begins = Lane(f"{name}-begin", in_order=True)
         self._waits = Lane(f"{name}-call", in_order=False)
-        self._call = self._begins.call
+        self._call = self._quick = self._begins.call
         self._limit_s = limit_s
         try:
             self.inner = self._waits.made(open_inner, None, lambda opened: opened.close())
@@ -248,24 +271,26 @@ class OffloadedBackend(Backend):
         """The same for callers that wait: a thread makes the call, and has the answer."""
         face = copy.copy(self)
         face.inner = self.inner.waiting
-        face._call = partial(self._waits.handed, self._limit_s + _HANDED_S)  # noqa: SLF001 - a copy of our own
+        handed = partial(self._waits.handed, self._limit_s + _HANDED_S)
+        face._call = handed  # noqa: SLF001 - a copy of our own
+        face._quick = _made_here if self.inner.bears_interrupts else handed  # noqa: SLF001
         return face
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """As the other's."""
-        return self._call(self.inner.get, key, stale_ok=stale_ok)
+        return self._quick(self.inner.get, key, stale_ok=stale_ok)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """As the other's."""
-        return self._call(self.inner.get_many, keys, stale_ok=stale_ok)
+        return self._quick(self.inner.get_many, keys, stale_ok=stale_ok)
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
         """As the other's."""
-        return self._call(self.inner.children, prefix, stale_ok=stale_ok)
+        return self._quick(self.inner.children, prefix, stale_ok=stale_ok)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """As the other's."""
-        return self._call(self.inner.commit, checks, ops)
+        return self._quick(self.inner.commit, checks, ops)
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """As the other's."""
@@ -295,7 +320,7 @@ class OffloadedBackend(Backend):
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[builtins.list[Entry]]:
         """As the other's."""
-        return self._call(
+        return self._quick(
             self.inner.list, prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok
         )
 

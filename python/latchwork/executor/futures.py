@@ -6,6 +6,7 @@ the last ones alone: nobody sends a message when a task begins to run. ``state``
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -19,7 +20,7 @@ from latchwork.store.steps import driven, steps_of
 
 if TYPE_CHECKING:
     from latchwork.executor.items import TaskItem
-    from latchwork.executor.stored import TaskState
+    from latchwork.executor.stored import Phase, TaskState
 
 T = TypeVar("T")
 
@@ -78,6 +79,15 @@ class TaskTicket:
         """The id of the task; empty before it was first sent."""
         return task_id_of(self.sid, self.number) if self.sid else ""
 
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the task, as far as it is known here; None when the store has to be asked."""
+        if self.future.cancelled():
+            return "cancelled"
+        if self.future.done():
+            return "done" if self.future.exception() is None else "failed"
+        return None if self.stage is Stage.STORED else "submitted"
+
 
 class TaskFuture(Future[T], Generic[T]):
     """What ``Executor.submit`` returns. Safe to share between threads.
@@ -86,9 +96,21 @@ class TaskFuture(Future[T], Generic[T]):
     """
 
     def __init__(self, ticket: TaskTicket, tasks: Tasks) -> None:
-        super().__init__()
+        super().__init__()  # without its condition, see below
         self._ticket = ticket
         self._tasks = tasks
+
+    @property
+    def _condition(self) -> threading.Condition:
+        """Made when somebody waits or it ends: it is most of what a future takes, and many wait in line for long."""
+        made: threading.Condition | None = self.__dict__.get("_made")
+        if made is None:
+            made = self.__dict__.setdefault("_made", threading.Condition())
+        return made
+
+    @_condition.setter
+    def _condition(self, _made: threading.Condition) -> None:
+        """What the base class makes at once."""
 
     @property
     def id(self) -> str:

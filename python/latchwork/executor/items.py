@@ -16,6 +16,7 @@ from latchwork.tasks import Retry
 
 _MOST_COPIES = 1000
 _MOST_HEAD = 3000
+_MOST_NUMBER = 10**15
 _BUILTINS = "builtins"
 
 
@@ -103,6 +104,9 @@ class TaskItem:
         if not newline:
             raise BadRecord(f"value {short(value)} is no task")
         record = Record.of(line)
+        usual = _usual(record.body, payload)
+        if usual is not None:
+            return usual
         sid, number = record.text("sub"), record.whole("n", least=0)
         task_id = record.text("id") if sid == DETACHED else task_id_of(sid, number)
         lanes = record.texts("lanes")
@@ -132,6 +136,21 @@ class TaskItem:
 
 
 DEFAULT_PRIORITY = 5
+_USUAL = {"fn", "sub", "n", "lanes", "shelf"}
+
+
+def _usual(body: Mapping[str, Any], payload: bytes) -> TaskItem | None:
+    """The task of a record without options, as nearly all are: the same, in a fifth of the time."""
+    if body.keys() != _USUAL:
+        return None
+    fn, sid, number, lanes, shelf = (body[name] for name in ("fn", "sub", "n", "lanes", "shelf"))
+    are_texts = type(fn) is str and type(sid) is str and type(shelf) is str
+    is_number = type(number) is int and 0 <= number <= _MOST_NUMBER
+    if not (are_texts and is_number and type(lanes) is list and len(lanes) == 1 and type(lanes[0]) is str):
+        return None
+    if sid == DETACHED:
+        return None
+    return TaskItem(task_id_of(sid, number), fn, payload, sid, number, lanes=(lanes[0],), shelf=shelf)
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,8 @@ look at the successors leaves a free item of a task that is done, and who takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
@@ -17,9 +18,12 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
+from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
+from latchwork.plans.running.ends import End, Ends
 from latchwork.plans.running.limits import Limits
-from latchwork.plans.states import Edit
+from latchwork.plans.running.waking import ends
+from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
@@ -42,31 +46,9 @@ from latchwork.types import At, Check, Entry, Op
 #: A task that so many workers died of has failed.
 MOST_DEATHS = 5
 _CONTROL = "@"
+#: Of so many plans the records are kept as they were parsed.
+_MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
-
-
-class NothingToRun(LatchworkError):
-    """The item needs no call: it is one of control, or of a task that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """How the call of a claim was made.
-
-    Attributes:
-        is_call: whether it was one.
-        trouble: what the store raised while it was made.
-        plan, task: as they were read; no task any more once an end by them was tried.
-        result: the outcome as it is stored, once it is.
-        child: the draft of the plan that was returned, once it is written.
-    """
-
-    is_call: bool = False
-    trouble: str = ""
-    plan: PlanRecord | None = None
-    task: Task | None = None
-    result: bytes = b""
-    child: tuple[str, Entry] | None = None
 
 
 class PlanHooks(FeederHooks):
@@ -106,7 +88,14 @@ class PlanHooks(FeederHooks):
         self._limits = limits
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
-        self._begun: WeakKeyDictionary[BacklogClaim, _Begun] = WeakKeyDictionary()
+        self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
+        self._records: dict[str, tuple[Entry, PlanRecord]] = {}
+        self._ends = Ends(place, progress, self._end_task, stop)
+
+    def close(self) -> None:
+        """Decide on no further ends. Twice is fine."""
+        self._ends.close()
 
     takes_instead = True
 
@@ -125,6 +114,8 @@ class PlanHooks(FeederHooks):
             return bool(task)
         if known is None or not (known[1].state is PlanState.READY or known[1].state.has_ended):
             return False
+        if known[1].parent is not None and ends(self._plans, self._place.keys, plan_id):
+            return known[1].state.has_ended
         most = known[1].max_parallel
         return most is None or self._limits.has_room(plan_id, most)
 
@@ -144,11 +135,25 @@ class PlanHooks(FeederHooks):
     def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:
             entry = self._plans[self._place.keys.plan(plan_id)]
-            return entry, PlanRecord.of(entry.value)
+            found = self._records.get(plan_id)
+            if found is None or found[0] is not entry:
+                if len(self._records) >= _MOST_PLANS:
+                    self._records.clear()
+                found = self._records[plan_id] = (entry, PlanRecord.of(entry.value))
         except (KeyError, BadRecord):
             return None
+        return found
 
     # Beginning
+
+    @driven
+    async def taken(self, claims: Sequence[BacklogClaim]) -> None:
+        """Read all their tasks, and the results that these need, together."""
+        tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
+        if tasks:
+            wanted = [(*split_id(each.item.id), read_wanted(each.value)[1]) for each in tasks]
+            for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
+                self._read[claim] = read
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
@@ -171,17 +176,21 @@ class PlanHooks(FeederHooks):
         except (NothingToRun, BadPayload, BadRecord):
             raise
         except TaskProcessDied:
-            self._begun[claim] = _Begun(is_call=True)
+            self._begun[claim] = Begun(is_call=True)
             raise
         except LatchworkError as error:
-            self._begun[claim] = _Begun(trouble=str(error))
+            self._begun[claim] = Begun(trouble=str(error))
             raise
         return call
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
         _, names = read_wanted(claim.value)
-        found, stored = await self._place.task_and_outcomes(plan_id, name, names)
+        read = self._read.pop(claim, None)
+        if read is None:
+            found, stored = await self._place.task_and_outcomes(plan_id, name, names)
+        else:
+            found, stored = await self._place.read_outcomes(names, *read)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
         if known is None or known[1].state is not PlanState.READY:
@@ -193,7 +202,7 @@ class PlanHooks(FeederHooks):
         stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
         results = {each: Outcome.of(data).payload for each, data in stored.items()}
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
-        self._begun[claim] = _Begun(is_call=True, plan=known[1], task=found)
+        self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known[1], found)
         return call
 
     # Ending
@@ -202,8 +211,12 @@ class PlanHooks(FeederHooks):
         """A task of a limited plan gives its place back."""
         return self._limits.end(claim)
 
+    def claim_over(self, claim: BacklogClaim) -> bool:
+        """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
+        return self._limits.over(claim)
+
     @driven
-    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """What follows from a run, all of it written before the item goes, or together with it."""
         backoff = Backoff()
         while True:
@@ -217,24 +230,23 @@ class PlanHooks(FeederHooks):
                 if await Pause(self._place.store.clock, self._stop, backoff.next_s()):
                     return Release(str(error)[:200], count=False)
 
-    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.handle(claim, plan_id, name)
             self._pauses.pop(claim.item.path, None)
             return Done()
-        begun = self._begun.get(claim, _Begun())
+        begun = self._begun.get(claim, Begun())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
         try:
             if outcome.instead:
                 return await self._hand_over(claim, plan_id, name, outcome)
-            if outcome.is_success and begun.task is not None and begun.plan is not None:
+            if outcome.is_success and begun.is_call and begun.is_together:
                 result = await self._stored(claim, plan_id, outcome)
-                edit = await self._progress.passed_on(plan_id, begun.plan, begun.task, result)
+                end = End(claim, plan_id, name, outcome, result, begun.plan, begun.task)
                 self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
-                if edit is not None:
-                    return Done(tuple(edit.checks), tuple(edit.ops))
+                return self._ends.add(end)
             return await self._end_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed meanwhile
             return Done()
@@ -243,7 +255,7 @@ class PlanHooks(FeederHooks):
         """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
         _, plan = await self._place.plan(plan_id)
         found = await self._place.tasks(plan_id, [name])
-        begun = self._begun.get(claim, _Begun())
+        begun = self._begun.get(claim, Begun())
         if not found or found[0].record.state is not TaskState.READY:
             if begun.child is not None:
                 await called(self._children.drop, *begun.child)
@@ -277,7 +289,7 @@ class PlanHooks(FeederHooks):
 
     async def _stored(self, claim: BacklogClaim, plan_id: str, outcome: Outcome) -> bytes:
         """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
-        begun = self._begun.get(claim, _Begun())
+        begun = self._begun.get(claim, Begun())
         if not begun.result:
             stored = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
             begun = self._begun[claim] = replace(begun, result=stored)
@@ -294,7 +306,7 @@ class PlanHooks(FeederHooks):
                 ending = await self._end_child(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._pass_on(claim, plan_id, plan, task)
-            elif outcome.instead or not (self._begun.get(claim, _Begun()).is_call or _is_wrong(outcome)):
+            elif outcome.instead or not (self._begun.get(claim, Begun()).is_call or is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
             elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, plan, task, outcome)
@@ -336,7 +348,7 @@ class PlanHooks(FeederHooks):
             edit = self._place.edges.cancelled(plan_id, entry, task)
             return Done(tuple(edit.checks), tuple(edit.ops))
         attempt = task.record.attempts + 1
-        if attempt < task.record.retry.attempts and not failure.is_final and _is_retried(task, failure):
+        if attempt < task.record.retry.attempts and not failure.is_final and is_retried(task, failure):
             edit = self._place.edges.tried(task, failure.summary)
             if await self._commit(edit.checks, [*edit.ops, *self._limits.end(claim)], claim):
                 self._limits.given_back(claim)  # a task that pauses has no place
@@ -355,16 +367,3 @@ class PlanHooks(FeederHooks):
         """
         held(claim)
         return await self._place.commit(Edit(list(checks), list(ops)), claim.fence)
-
-
-def _is_wrong(outcome: Outcome) -> bool:
-    """Whether the call could not be made from what is stored: no worker can."""
-    failure = outcome.failure
-    return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
-
-
-def _is_retried(task: Task, failure: Failure) -> bool:
-    """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
-    kind = failure.loaded_class
-    names = task.record.retry_on
-    return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)

@@ -19,6 +19,8 @@ from latchwork.types import Check, Entry, Op
 
 #: Of so many keys each request asks.
 _TOGETHER = 500
+#: Of so many results a task is read together with.
+_FEW_RESULTS = 400
 #: Of a task with more dependencies, not each edge is asked for.
 _FEW_DEPS = 32
 
@@ -90,27 +92,23 @@ class Place:
         entries = await ask(self.store.list, self.keys.edges(plan_id, name), limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
-    async def not_done(self, plan_id: str, tasks: Sequence[Task], but: str = "") -> dict[str, str]:
-        """By task, one that it waits for; those that wait for nothing, or for ``but`` alone, are left out.
-
-        Of several it is one of the last: the first ones are most likely about to end.
-        """
+    async def not_done(self, plan_id: str, tasks: Sequence[Task]) -> dict[str, str]:
+        """By task, one that it waits for; those that wait for nothing are left out."""
         few = [each for each in tasks if len(each.record.deps) <= _FEW_DEPS]
-        pairs = [(each.name, dep) for each in few for dep in each.record.deps if dep != but]
-        found: dict[str, str] = {}
+        pairs = [(each.name, dep) for each in few for dep in each.record.deps]
+        found: dict[str, str] = dict(list(await self.edges_there(plan_id, pairs)))
+        for each in tasks:
+            if len(each.record.deps) > _FEW_DEPS:
+                found.update((each.name, dep) for dep in await self.waits_for(plan_id, each.name, limit=1))
+        return found
+
+    async def edges_there(self, plan_id: str, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], None]:
+        """Those of these pairs, of a task and one that it may wait for, of which it does; in their order."""
+        found: dict[tuple[str, str], None] = {}
         for at in range(0, len(pairs), _TOGETHER):
             some = pairs[at : at + _TOGETHER]
             entries = await ask(self.store.get_many, [self.keys.edge(plan_id, *pair) for pair in some])
-            found.update(pair for pair, entry in zip(some, entries, strict=True) if entry is not None)
-        for each in tasks:
-            if len(each.record.deps) > _FEW_DEPS:
-                after = self.keys.edge(plan_id, each.name, but) if but else None
-                edges = self.keys.edges(plan_id, each.name)
-                page = await ask(self.store.list, edges, limit=_FEW_DEPS, start_after=after)
-                page = page or await ask(self.store.list, edges, limit=2)
-                names = [name for entry in page if (name := entry.key.rpartition("/")[2]) != but]
-                if names:
-                    found[each.name] = names[-1]
+            found.update((pair, None) for pair, entry in zip(some, entries, strict=True) if entry is not None)
         return found
 
     async def is_anything_left(self, plan_id: str) -> bool:
@@ -146,10 +144,31 @@ class Place:
         Raises:
             BadRecord: one cannot be used.
         """
-        some = names[: _TOGETHER - 1]
-        wanted = [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in some)]
-        task, *results = await ask(self.store.get_many, wanted)
-        found = await self._read(some, results)
+        (read,) = await self.tasks_and_entries([(plan_id, name, names)])
+        return await self.read_outcomes(names, *read)
+
+    async def tasks_and_entries(
+        self, wanted: Sequence[tuple[str, str, Sequence[str]]]
+    ) -> list[tuple[Entry | None, list[Entry | None]]]:
+        """Entries of tasks, each with its plan, and of results of others of it, of few of them, in few requests."""
+        keys: list[str] = []
+        for plan_id, name, names in wanted:
+            keys += [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
+        entries: list[Entry | None] = []
+        for at in range(0, len(keys), _TOGETHER):
+            entries += await ask(self.store.get_many, keys[at : at + _TOGETHER])
+        each = iter(entries)
+        return [(next(each), [next(each) for _ in names[:_FEW_RESULTS]]) for _, _, names in wanted]
+
+    async def read_outcomes(
+        self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]
+    ) -> tuple[Task | None, dict[str, bytes]]:
+        """What is in the entries of a task and of the first results of others; large ones are read.
+
+        Raises:
+            BadRecord: one cannot be used.
+        """
+        found = await self._read(names[: len(results)], results)
         return (None if task is None else Task.of(task)), found
 
     async def _read(self, names: Sequence[str], entries: Sequence[Entry | None]) -> dict[str, bytes]:

@@ -21,8 +21,6 @@ from latchwork.types import Delete
 
 #: So many successors are looked at together.
 _TOGETHER = 200
-#: So many that have not ended are looked at to find one that is not about to.
-_WITNESSES = 8
 
 
 class Progress:
@@ -32,20 +30,6 @@ class Progress:
         self._place = place
 
     # Done
-
-    async def passed_on(self, plan_id: str, plan: PlanRecord, task: Task, result: bytes) -> Edit | None:
-        """The end of a task with all that follows from it; None where somebody has to look after it."""
-        place, succ = self._place, task.record.succ
-        if len(succ) > MOST_TOGETHER:
-            return None
-        tasks = await place.tasks(plan_id, succ) if succ else []
-        waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-        others = await place.not_done(plan_id, waiting, task.name)
-        another = None
-        if not waiting:
-            left = [each for each in await place.left(plan_id, _WITNESSES) if each != task.name]
-            another = left[-1] if left else None
-        return place.edges.passed_on(plan_id, plan, task, result, waiting=waiting, others=others, another=another)
 
     async def propagate(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
         """A task is done: nobody waits for it any more, and those who wait for nothing are ready."""

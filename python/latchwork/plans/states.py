@@ -135,6 +135,7 @@ class Edges:
         waiting: Sequence[Task],
         others: Mapping[str, str],
         another: str | None,
+        gone: Sequence[str] = (),
     ) -> Edit | None:
         """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
 
@@ -143,7 +144,8 @@ class Edges:
 
         ``waiting`` are the successors that wait, as they were read; ``others`` has, by successor, a task that it waits
         for besides this one, and none where this is the last; ``another`` is a task of the plan that has not ended,
-        asked for where nobody waits for this one. None where who ends this one has to look himself.
+        asked for where nobody waits for this one; ``gone`` are edges that ends on their way delete, without which a
+        successor would not be ready. None where who ends this one has to look himself.
         """
         if len(task.record.succ) > MOST_TOGETHER:
             return None
@@ -153,6 +155,7 @@ class Edges:
         if not ready and witness is None:
             return None
         edit = self.finished(plan_id, plan, task, result, ready)
+        edit.checks.extend(Absent(each) for each in gone)
         edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)
         if not ready and witness is not None:
             edit.checks.append(Exists(self.keys.todo(plan_id, witness)))

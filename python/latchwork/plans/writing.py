@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
+from latchwork.interrupts import Finally
 from latchwork.plans.builder import Draft
 from latchwork.plans.errors import WrongState
 from latchwork.plans.place import Place, now_ms
@@ -19,7 +21,8 @@ from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskReco
 from latchwork.plans.running.removing import remove_now
 from latchwork.plans.states import Edit
 from latchwork.store import Session
-from latchwork.store.steps import run
+from latchwork.store.driving.background import Background
+from latchwork.store.steps import called, run
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: So many of its transactions are on their way at a time.
@@ -47,13 +50,22 @@ def start_draft(place: Place, draft: Draft) -> None:
         tasks=len(draft.calls),
         nonce=draft.nonce,
     )
-    if write_draft(place, draft.id, plan, draft.records(), session=place.store.session) is None:
-        return
-    try:
-        _start(place, draft.id, draft.nonce)
-    except LatchworkError:
-        drop_draft(place, draft.id, draft.nonce)
-        raise
+    done: list[bool] = []
+    with Finally(partial(_unless_done, place, draft, done)):
+        if write_draft(place, draft.id, plan, draft.records(), session=place.store.session) is not None:
+            try:
+                _start(place, draft.id, draft.nonce)
+            except LatchworkError:
+                drop_draft(place, draft.id, draft.nonce)
+                done.append(False)
+                raise
+        done.append(True)
+
+
+def _unless_done(place: Place, draft: Draft, done: list[bool]) -> None:
+    """After an interrupt: delete the draft, in the background. One that is started stays, and is found again."""
+    if not done:
+        Background(partial(called, drop_draft, place, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
 def write_draft(

@@ -24,7 +24,7 @@ from latchwork.primitives.persistent.outside import LockHolder, LockState, force
 from latchwork.primitives.queue.backlog import Backlog
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, BacklogEnding
 from latchwork.primitives.queue.backlog_items import BacklogItem
-from latchwork.primitives.queue.backlog_shares import Share
+from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.queue.queue import PriorityQueue, Queue

@@ -76,6 +76,7 @@ class Feed:
         self._closed = False
         self._backend: BackendWatch | None = None
         self._on_close: Callable[[Feed], None] = lambda _feed: None
+        self._is_shut = False
 
     def __enter__(self) -> Self:
         return self
@@ -112,14 +113,15 @@ class Feed:
         """Stop; whoever waits gets ``Closed``. Twice is fine."""
         if self._home.is_foreign:
             return
+        if self._is_shut:
+            return
         with self._changed.mutex:
-            if self._closed:
-                return
             self._closed = True
             self._changed.ring()
         if self._backend is not None:
             self._backend.close()
         self._on_close(self)
+        self._is_shut = True  # last: after an interrupt before this the next close does all of it again
 
     def _deliver(self, changes: list[Change]) -> None:
         """Hand the changes to readers; called with the mutex held."""

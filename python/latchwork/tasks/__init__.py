@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from latchwork.tasks.running.context import TaskContext, current_task
     from latchwork.tasks.running.feeder import Feeder
     from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
+    from latchwork.tasks.running.looping import TaskLoop
     from latchwork.tasks.running.performing import PICKLED, Call, RunAsync, perform, run_async
     from latchwork.tasks.running.slots import Slots
 else:
@@ -101,6 +102,7 @@ else:
                 "Run",
                 "after_failure",
             ),
+            "latchwork.tasks.running.looping": ("TaskLoop",),
             "latchwork.tasks.running.performing": (
                 "PICKLED",
                 "Call",
@@ -150,6 +152,7 @@ __all__ = [
     "RunIn",
     "Slots",
     "TaskContext",
+    "TaskLoop",
     "TaskProcessDied",
     "TaskRefused",
     "TaskStopped",

@@ -46,7 +46,7 @@ class Registered:
     timeout_s: float | None = None
     run_in: RunIn | None = None
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         """Whether it is an ``async def``."""
         return inspect.iscoroutinefunction(self.fn)
@@ -73,6 +73,14 @@ class Registered:
         """The names of all parameters, the context among them."""
         return frozenset(inspect.signature(self.fn).parameters)
 
+    @cached_property
+    def positional(self) -> tuple[tuple[str, ...], int] | None:
+        """The parameters, and how many of them have no default; None unless all can be given by position."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        all_ = self.signature.parameters.values()
+        least = sum(each.default is inspect.Parameter.empty for each in all_)
+        return (tuple(each.name for each in all_), least) if all(each.kind in kinds for each in all_) else None
+
     def spread(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments by parameter, as the function takes them."""
         whole = inspect.signature(self.fn)
@@ -85,6 +93,8 @@ class Registered:
         Raises:
             TypeError: the message has the function's name.
         """
+        if not kwargs and self.positional is not None and self.positional[1] <= len(args) <= len(self.positional[0]):
+            return
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:

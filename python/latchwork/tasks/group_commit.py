@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.store import Backoff
@@ -221,17 +222,13 @@ def _prefix_of(store: Store) -> str:
 
 def _answer(unit: Unit, done: Committed | None) -> None:
     try:
-        unit.future.set_result(done)
-    except InvalidStateError:  # a unit is answered once
-        pass
+        resolve(unit.future, done)  # a unit is answered once
     except SystemExit:  # of a callback: it ends itself, and not this thread
         _log.exception("a callback of a group commit called exit")
 
 
 def _fail(unit: Unit, error: BaseException) -> None:
     try:
-        unit.future.set_exception(error)
-    except InvalidStateError:
-        pass
+        reject(unit.future, error)
     except SystemExit:
         _log.exception("a callback of a group commit called exit")

@@ -8,7 +8,8 @@
 Inside the ``with`` one thread runs at a time. Another gets its turn when the first waits, and at points where the
 schedule says so; virtual time stands still while anybody can run, and jumps to the next deadline when nobody can. The
 same seed, or the same decisions, give the same run. Only what blocks by locks can be simulated: conditions, events,
-queues, futures, thread pools and sleeps are, sockets and files are not (``memory://`` stores need neither).
+queues, futures, thread pools and sleeps are, and event loops that are made inside (``asyncio.run``); sockets and files
+are not (``memory://`` stores need neither).
 """
 
 from __future__ import annotations

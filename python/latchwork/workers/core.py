@@ -114,7 +114,8 @@ class Core:
         await OnInterrupt(self._undo_join)
         async with self.waits.begin(timeout_s) as (waiter, patience):
             seat = await self._joining.join(waiter, patience)
-            entry = await waiter.keep_trying(lambda: self._read_epoch(seat), patience)
+        entry = self._joining.epoch
+        assert entry is not None
         with self._lock:
             self._seat = seat
             self.is_done = seat.info.status == COMPLETED

@@ -47,7 +47,7 @@ class Watching:
         self._on_failed = on_failed
         self._on_end = on_end
         self._on_events = on_events
-        self._is_over = False
+        self.is_over = False
         self._epoch = -1
         self._has_failed = False
         self._events = -1
@@ -57,7 +57,7 @@ class Watching:
 
     async def close(self) -> None:
         """Stop. Twice is fine."""
-        self._is_over = True
+        self.is_over = True
         self._forget()
         await self._lookout.remove(self)
 
@@ -68,7 +68,7 @@ class Watching:
 
     def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""
-        if self._is_over:
+        if self.is_over:
             return True
         if self._seat.session.remaining_s() <= 0.0:
             self._end(SessionLost(f"the session of worker {self._seat.info.id} has ended; join again"))
@@ -88,7 +88,7 @@ class Watching:
 
     async def ask(self) -> bool:
         """Ask the store whether we are out; False if we are not, and the mirrors are behind."""
-        if self._is_over:
+        if self.is_over:
             return True
         error = await why_out(self._store, self._seat)
         if error is not None:
@@ -96,7 +96,7 @@ class Watching:
         return error is not None
 
     def _end(self, error: LatchworkError) -> None:
-        self._is_over = True
+        self.is_over = True
         self._on_end(error)
 
 

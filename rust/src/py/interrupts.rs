@@ -29,7 +29,13 @@ fn leaves() {
     INSIDE.set(INSIDE.get().saturating_sub(1));
 }
 
-/// Refuse a call that a signal handler makes while its thread holds what the answer may need: see `_core.pyi`.
+/// Refuse a call that is made while its thread holds a ``Mutex`` or is inside of a ``OncePerThread``.
+///
+/// No code of ours makes a call there, so a signal handler or a finalizer does, and the answer may need what its thread
+/// holds: the call would wait for itself.
+///
+/// Raises:
+///     ReentrantCall: the thread holds one, or is inside of one.
 #[pyfunction]
 pub fn refuse_inside(py: Python<'_>) -> PyResult<()> {
     if INSIDE.get() == 0 {

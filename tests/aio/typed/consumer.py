@@ -13,7 +13,7 @@ from typing_extensions import assert_type
 import latchwork
 from latchwork import At, Committed, Entry, Fence, LatchworkError, Put, aio
 from latchwork.primitives import Candidate, GroupMember, Leader, LockHolder, LockState, View, ViewChange
-from latchwork.store import Batch
+from latchwork.store.watch import Batch
 
 
 async def stores() -> None:
@@ -29,8 +29,8 @@ async def stores() -> None:
         assert_type(store.namespace("inner"), aio.Store)
         assert_type(await store.reopen(), aio.Store)
         assert_type(await store.transact(count), int)
-        assert_type(await store.transact(plain), int)  # type: ignore
-        store.get("k").value  # type: ignore
+        await store.transact(plain)  # type: ignore[arg-type]
+        print(store.get("k").value)  # type: ignore[attr-defined]
     store = await aio.connect()
     await store.close()
     assert_type(aio.Store.around(latchwork.connect()), aio.Store)
@@ -65,7 +65,7 @@ async def following(store: aio.Store) -> None:
     async with await store.mirror("k") as mirror:
         assert_type(mirror, aio.Mirror)
         assert_type(mirror["k"], Entry)
-        assert_type([key for key in mirror], list[str])
+        assert_type(list(mirror), list[str])
         await mirror.wait_until(lambda now: "k" in now, 5.0)
     async with store.pipeline() as pipe:
         assert_type(pipe, aio.Pipeline)
@@ -84,8 +84,8 @@ async def locks(store: aio.Store) -> None:
     assert_type(await lock.acquire(timeout_s=0), Fence)
     assert_type(lock.is_held, bool)
     await lock.release()
-    aio.Lock(latchwork.connect(), "orders")  # type: ignore
-    await aio.Lock(store, "orders").acquire(timeout=1)  # type: ignore
+    aio.Lock(latchwork.connect(), "orders")  # type: ignore[arg-type]
+    await aio.Lock(store, "orders").acquire(timeout=1)  # type: ignore[call-arg]
     both = aio.ReadWriteLock(store, "table")
     assert_type(both.read, aio.Side)
     async with both.write as fence:
@@ -100,9 +100,9 @@ async def locks(store: aio.Store) -> None:
     held = await keeper.acquire("item", timeout_s=5)
     assert_type(held, aio.HeldLock)
     assert_type(keeper.held(), dict[str, aio.HeldLock])
-    assert_type(await aio.lock_states(store, "locks"), list[LockState])
+    assert_type(await aio.lock_states(store), list[LockState])
     await aio.force_release(store, "nightly")
-    await aio.forget_free_locks(store, "locks")
+    await aio.forget_free_locks(store)
 
 
 async def leading(store: aio.Store) -> None:
@@ -127,7 +127,7 @@ async def leading(store: aio.Store) -> None:
         assert_type(observer, aio.Observer)
         async for leader in observer:
             assert_type(leader, Leader | None)
-    await election.run(lead)  # type: ignore
+    await election.run(lead)  # type: ignore[arg-type]
 
 
 async def meeting(store: aio.Store) -> None:
@@ -172,5 +172,30 @@ async def numbers(store: aio.Store) -> None:
     assert_type(await aio.Once(store, "schema").run(once), bytes)
 
 
-def record(numbers: range) -> list[Put]:
-    return [Put(f"used/{number}", b"") for number in numbers]
+def record(number: int) -> list[Put]:
+    return [Put(f"used/{number}", b"")]
+
+
+async def calls(store: aio.Store) -> None:
+    async with aio.Executor(store, "pictures") as executor:
+        assert_type(executor, aio.Executor)
+        future = executor.submit(scaled, b"x")
+        assert_type(future, aio.TaskFuture[bytes])
+        assert_type(await future, bytes)
+        assert_type(await executor.call(scaled, b"x", timeout_s=5), bytes)
+        async for each in executor.map(scaled, [b"x", b"y"]):
+            assert_type(each, bytes)
+        task = await executor.detached(scaled, b"x")
+        assert_type(task, aio.TaskRef)
+        assert_type(await task.cancel(), bool)
+
+
+def scaled(picture: bytes) -> bytes:
+    return picture
+
+
+async def run(context: aio.JobContext) -> None:
+    while not await context.wait_stop(1.0):
+        for item in context.work_share:
+            assert_type(context.fence(item), Fence)
+            await context.store.commit([context.fence(item)], [Put(f"done/{item}", b"")])

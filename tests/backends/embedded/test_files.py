@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,8 +15,9 @@ import textwrap
 import pytest
 
 import latchwork
-from latchwork.backends.embedded import sessions
-from latchwork.clock import SystemClock
+from latchwork.backends.embedded import layout, sessions
+from latchwork.backends.embedded.connection import patiently
+from latchwork.clock import SYSTEM_CLOCK, SystemClock
 from latchwork.errors import ConnectFailed, InvalidURL
 from latchwork.primitives import Lock
 
@@ -166,3 +169,33 @@ def test_a_lock_has_one_holder_across_real_time_namespaces(tmp_path, ahead_s):
         found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (found.stdout.strip(), found.stderr) == ("waited", "")
         assert store.session.state == "active"
+
+
+class Interrupted:
+    """A connection; before one of its statements another one makes the file's tables, or is refused."""
+
+    def __init__(self, conn, statement, other):
+        self._conn, self._statement, self._other = conn, statement, other
+
+    def execute(self, sql):
+        if self._other is not None and self._statement in sql:
+            other, self._other = self._other, None
+            with contextlib.suppress(sqlite3.OperationalError):
+                other()
+        return self._conn.execute(sql)
+
+    @property
+    def in_transaction(self):
+        return self._conn.in_transaction
+
+
+@pytest.mark.parametrize("statement", ["user_version", "application_id", "sqlite_master", "journal_mode"])
+def test_a_file_whose_tables_another_makes_at_this_moment_is_no_file_of_another_application(tmp_path, statement):
+    path = tmp_path / "store.db"
+    with (
+        contextlib.closing(layout.open_file(path, "normal")) as mine,
+        contextlib.closing(layout.open_file(path, "normal")) as other,
+    ):
+        conn = Interrupted(mine, statement, lambda: layout.prepare_file(other, path))
+        patiently(lambda: layout.prepare_file(conn, path), SYSTEM_CLOCK.now() + 10, "the file")
+        patiently(lambda: layout.prepare_file(other, path), SYSTEM_CLOCK.now() + 10, "the file")

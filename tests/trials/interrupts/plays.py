@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from trials.interrupts.play import WAIT_S, Play
+from trials.interrupts.plays_of_executor import executor
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
+from trials.interrupts.plays_of_plans import plans
 from trials.interrupts.plays_of_tasks import tasks
+from trials.interrupts.plays_of_workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -345,4 +348,4 @@ def of_protocols() -> list[Play]:
     ]
 
 
-PLAYS = [*of_protocols(), *tasks()]
+PLAYS = [*of_protocols(), *tasks(), *workers(), *plans(), *executor()]

@@ -109,7 +109,6 @@ def test_a_call_in_a_handler_of_the_first_write_of_a_store_is_served_or_refused(
         with latchwork.connect(backend_url) as store:
             hit = interrupter.call(lambda: store.put("main", b"1"), line)
         line += 2 * step
-    assert refused
     assert not late
 
 

@@ -1,6 +1,7 @@
 """Every primitive through every fault on every server.
 
     python tests/trials/primitives/check_faults.py [--backend etcd35] [--fault frozen] [--primitive Lock] [--list]
+                                                   [--driver loop]
 
 Prints a line a play and a table at the end. Exit status 1 when a rule was broken.
 """
@@ -17,7 +18,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import pytest
+
+import through_loop
+from levels import DRIVERS
 from trials.primitives.faults import Fault
+from trials.primitives.players import DRIVEN_MODULES
 from trials.primitives.plays import ALL, play
 from trials.runner import Planned, Verdict, backends_of, give_all, parser_of
 from trials.stage import Stage
@@ -48,7 +54,10 @@ def main() -> int:
     parser = parser_of(__doc__, rounds=1)
     parser.add_argument("--fault", default="", help="a part of the names of the faults")
     parser.add_argument("--primitive", action="append")
+    parser.add_argument("--driver", choices=DRIVERS, default=DRIVERS[0], help="what drives the primitives")
     options = parser.parse_args()
+    if options.driver == "loop":
+        through_loop.install(DRIVEN_MODULES, pytest.MonkeyPatch())
     logging.disable(logging.CRITICAL)
     there = backends_of(options)
     wanted = [

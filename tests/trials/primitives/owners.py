@@ -150,11 +150,12 @@ class Campaign:
 class Taker:
     """The claim of the one item of a queue: given back, or acknowledged late."""
 
-    kind = Queue
-
     def __init__(self, store, name, role, ttl_s):
-        self._queue = self.kind(store, name, max_attempts=100, label=role)
+        self._queue = self._made(store, name, max_attempts=100, label=role)
         self._claim = None
+
+    def _made(self, *args, **options):
+        return Queue(*args, **options)
 
     def prepare(self):
         self._queue.put(b"the only one", timeout_s=PATIENCE_S)
@@ -177,7 +178,8 @@ class Taker:
 
 
 class PriorityTaker(Taker):
-    kind = PriorityQueue
+    def _made(self, *args, **options):
+        return PriorityQueue(*args, **options)
 
 
 class BacklogTaker:

@@ -14,6 +14,7 @@ from collections import defaultdict
 import latchwork
 from latchwork.errors import OutcomeUnknown, Unavailable
 from patience import Deadline, eventually
+from through_loop import driver
 from trials.primitives.owners import PATIENCE_S
 from trials.primitives.players import make
 from trials.remote import Remote
@@ -59,7 +60,7 @@ class Play:
 
     def another_victim(self):
         """A process that plays the victim: the first, or the next one after it was killed."""
-        arguments = (self._url(self.ttl_s, way=0), self.primitive, _NAME, "victim", self.ttl_s)
+        arguments = (self._url(self.ttl_s, way=0), self.primitive, _NAME, "victim", self.ttl_s, driver())
         self.victim = Remote("trials.primitives.players:serve", *arguments, report=self.marks["victim"].append)
         self._open.callback(self.victim.kill)  # what it leaves behind has to go by itself
         return self.victim

@@ -6,14 +6,19 @@ Every method can be called from another process (see ``serve``): arguments and r
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 
+import pytest
+
 import latchwork
+import through_loop
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.primitives import Barrier, Counter, DoubleBarrier, Group, Lock, RateLimiter, Sequence
 from latchwork.types import Create, Put
 from trials.judges.primitive import gaps
+from trials.primitives import owners
 from trials.primitives.owners import OWNERS, PATIENCE_S
 from trials.raw import secret
 
@@ -310,6 +315,9 @@ class Membership(Player):
         self.stop()
 
 
+#: What uses primitives here: through twins, where an event loop drives them.
+DRIVEN_MODULES = (sys.modules[__name__], owners)
+
 PLAYERS = {
     **dict.fromkeys(OWNERS, Owner),
     "Counter": Counting,
@@ -328,8 +336,10 @@ def make(primitive, store, name, role, ttl_s, report):
     return PLAYERS[primitive](store, name, role, report)
 
 
-def serve(wire, url, primitive, name, role, ttl_s):
+def serve(wire, url, primitive, name, role, ttl_s, driver="thread"):
     """Play in a process of its own, until it is killed."""
     logging.disable(logging.CRITICAL)
+    if driver == "loop":
+        through_loop.install(DRIVEN_MODULES, pytest.MonkeyPatch())
     with latchwork.connect(url) as store:
         wire.serve(make(primitive, store, name, role, ttl_s, wire.report))

@@ -9,6 +9,7 @@ import pytest
 
 from backends_table import SHARED
 from trials.primitives.faults import BY_NAME, FAULTS
+from trials.primitives.players import DRIVEN_MODULES  # noqa: F401 - for the fixture `driver`
 from trials.primitives.plays import ALL, PRIMITIVES, play
 from trials.stage import Stage
 

@@ -44,6 +44,11 @@ MUTANTS = {
     "a second skip stops at what is skipped": "the rest of the cone waits for ever",
     "recover is ready at once": "a task ends before its edge appears",
     "a cancelled task may have a claim": "it runs and is cancelled",
+    "a quick end does not check its own task": "an added task's link is written over",
+    "a quick end does not check what else a successor waits for": "two leave it to each other",
+    "a quick end does not check that a task is left": "the last two leave the end of the plan to each other",
+    "a quick end does not check the successor that it makes ready": "an added task's link is written over",
+    "a quick end counts on a successor that may be skipped": "nobody looks whether the plan is complete",
 }
 
 
@@ -290,7 +295,7 @@ class PlanModel:
                 if not (yield from self._fail(fence, i)):
                     return
             else:
-                outcome = yield from self._finish(session, fence, i)
+                outcome = yield from self._finish(session, fence, i, entry)
                 if outcome != "look":
                     return
         entry = yield ("get", f"t/{i}")
@@ -309,31 +314,23 @@ class PlanModel:
         if not (yield from self._try(checks, ops, lambda: True)):
             yield from self._try(fence, [("delete", f"claims/{i}")], lambda: True)
 
-    def _finish(self, session, fence, i):  # noqa: C901 - one transaction, with what mutants leave out
+    def _finish(self, session, fence, i, entry):
         """Look: done, successors are to be looked at; else the claim is over, one way or the other."""
+        quick = yield from self._pass_on(session, fence, i, entry)
+        if quick is not None:
+            return quick
         fenced = self.mutant not in ("finish is not fenced by the claim", "two may finish")
         while True:
             entry = yield ("get", f"t/{i}")
-            state, deps, succ, attempts = entry[0]
+            state, _, succ, _ = entry[0]
             if state == "DONE" and self.mutant != "two may finish":
                 return "look"
             checks = list(fence) if fenced else []
             if self.mutant != "two may finish":
                 checks.append(("at", f"t/{i}", entry[1]))
-            ops = [("put", f"t/{i}", ("DONE", deps, succ, attempts)), ("put", f"res/{i}", session)]
-            ops.append(("delete", f"todo/{i}"))
-            settled = bool(succ)
-            for j in succ:
-                ops.append(("delete", f"in/{j}/{i}"))
-                left = yield ("children", f"in/{j}")
-                other = yield ("get", f"t/{j}")
-                if left == [str(i)] and other[0][0] == "WAITING":
-                    checks.append(("at", f"t/{j}", other[1]))
-                    ops += self._made_ready(j, other)
-                else:
-                    settled = False
-            settled = settled or self.mutant == "the item goes with the finish"
-            if settled:
+            ops = [*self._done(session, i, entry), *(("delete", f"in/{j}/{i}") for j in succ)]
+            over = self.mutant == "the item goes with the finish"
+            if over:
                 ops += [("delete", f"items/{i}"), ("delete", f"claims/{i}")]
             try:
                 yield ("commit", checks, ops)
@@ -343,7 +340,57 @@ class PlanModel:
             except Unknown:
                 pass
             else:
-                return "over" if settled else "look"
+                return "over" if over else "look"
+
+    def _done(self, session, i, entry):
+        done = ("put", f"t/{i}", ("DONE", *entry[0][1:]))
+        return [done, ("put", f"res/{i}", session), ("delete", f"todo/{i}")]
+
+    def _pass_on(self, session, fence, i, entry):  # noqa: C901, PLR0912 - one transaction, with what mutants leave out
+        """An end that knows of a later one takes its item along. None: it is none, or was refused."""
+        succ = entry[0][2]
+        unfenced = self.mutant == "finish is not fenced by the claim"
+        checks = [] if unfenced else list(fence)
+        if self.mutant != "a quick end does not check its own task":
+            checks.append(("at", f"t/{i}", entry[1]))
+        ops, ready, behind = self._done(session, i, entry), False, False
+        for j in succ:
+            ops.append(("delete", f"in/{j}/{i}"))
+            other = yield ("get", f"t/{j}")
+            if other[0][0] != "WAITING":
+                continue
+            left = [d for d in (yield ("children", f"in/{j}")) if d != str(i)]
+            if left:
+                behind = True
+                if self.mutant != "a quick end does not check what else a successor waits for":
+                    checks.append(("exists", f"in/{j}/{self.random.choice(left)}"))
+                if self.mutant != "a quick end counts on a successor that may be skipped":
+                    witness = ("exists", f"todo/{j}")
+            else:
+                ready = True
+                if self.mutant != "a quick end does not check the successor that it makes ready":
+                    checks.append(("at", f"t/{j}", other[1]))
+                ops += self._made_ready(j, other)
+        if not ready and not behind:
+            others = [each for each in (yield ("children", "todo")) if each != str(i)]
+            if not others:
+                return None
+            witness = ("exists", f"todo/{self.random.choice(others)}")
+        if not ready:
+            counts = self.mutant == "a quick end counts on a successor that may be skipped" and behind
+            if not counts and self.mutant != "a quick end does not check that a task is left":
+                checks.append(witness)
+        ops += [("delete", f"items/{i}"), ("delete", f"claims/{i}")]
+        while True:
+            try:
+                yield ("commit", checks, ops)
+            except Conflict:
+                if not unfenced and not (yield from self._holds(i, fence[0][2])):
+                    return "over"
+                return None
+            except Unknown:
+                continue
+            return "over"
 
     def _made_ready(self, j, entry):
         return [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"items/{j}", 0)]

@@ -16,7 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from trials.schedules.harness import Model, check  # noqa: E402 - the path comes first
+from levels import DRIVERS  # noqa: E402 - the path comes first
+from trials.schedules import by_loop  # noqa: E402
+from trials.schedules.harness import Model, check  # noqa: E402
 
 PROGRESS_EVERY_S = 5.0
 
@@ -54,7 +56,9 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=None, help="the first seed; by default some random one")
     parser.add_argument("--only", default="", help="a part of the names of the models to run")
     parser.add_argument("--list", action="store_true", help="only say which models there are")
+    parser.add_argument("--driver", choices=DRIVERS, default=DRIVERS[0], help="what drives the primitives")
     asked = parser.parse_args(arguments)
+    by_loop.is_on = asked.driver == "loop"
     logging.disable(logging.CRITICAL)
     seed = asked.seed if asked.seed is not None else random.randrange(10**9)
     chosen = {name: model for name, model in models().items() if asked.only.lower() in name.lower()}

@@ -40,14 +40,15 @@ from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.testing.simulation import Simulation
 from latchwork.types import Put
 from trials.judges.primitive import late_writes
+from trials.schedules import by_loop
 from trials.schedules.plans import Plan, Trouble, draw, minimise
 
 SESSION_TTL_S = 2.0
 LOCK_TTL_S = 2.0
 #: Much longer than all that everybody may do in one schedule: whoever waits longer was forgotten.
 PATIENCE_S = 200.0
-#: Schedules of each model in `make test`.
-DEFAULT_COUNT = 40
+#: Schedules of each model in `make test`; those by event loops have many more turns each.
+DEFAULT_COUNT, COUNT_BY_LOOP = 40, 4
 COUNT_VARIABLE = "LATCHWORK_SCHEDULES"
 
 _names = itertools.count()
@@ -114,7 +115,15 @@ class Writes:
 class Actor:
     """A node of the simulated cluster: a thread that does its actions one after the other, on a store of its own."""
 
-    def __init__(self, sim: Simulation, name: str, url: str, faults: list[Fault], lag_s: float | None) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        name: str,
+        url: str,
+        faults: list[Fault],
+        lag_s: float | None,
+        end_here: Callable[[], None],
+    ) -> None:
         self.sim = sim
         self.name = name
         self.is_done = False
@@ -122,6 +131,7 @@ class Actor:
         self._url = url
         self._faults = faults
         self._lag_s = lag_s
+        self._end_here = end_here
         self.opened: FaultyStore | None = None
         self.errors: list[LatchworkError] = []
 
@@ -138,6 +148,7 @@ class Actor:
                     getattr(model, name)(self)
                 except LatchworkError as error:
                     self.errors.append(error)
+        self._end_here()
         self.is_done = True
 
     def pause(self, seconds: float = 0.7) -> None:
@@ -165,6 +176,8 @@ class Model:
 
     #: How many actors a schedule has, at least and at most.
     actors = (2, 4)
+    #: Whether it uses what no event loop drives.
+    is_about_threads = False
 
     def __init__(self) -> None:
         self.claims = Claims()
@@ -205,21 +218,32 @@ def run(model_class: type[Model], plan: Plan, sim: Simulation | None = None) -> 
     url = f"memory://schedule-{next(_names)}"
     used = sim or simulation(plan)
     try:
-        with used, latchwork.connect(url, session_ttl_s=SESSION_TTL_S) as plain:
-            _play(used, model_class(), plan, url, plain)
+        with used, by_loop.driving(used, model_class) as end_here, contextlib.ExitStack() as opened:
+            opened.callback(end_here)
+            plain = opened.enter_context(latchwork.connect(url, session_ttl_s=SESSION_TTL_S))
+            _play(used, model_class(), plan, url, plain, end_here)
     finally:
         memory._by_name.pop(url.removeprefix("memory://"), None)  # the killed have not left it
     return used
 
 
-def _play(sim: Simulation, model: Model, plan: Plan, url: str, plain: latchwork.Store) -> None:
+def _play(
+    sim: Simulation, model: Model, plan: Plan, url: str, plain: latchwork.Store, end_here: Callable[[], None]
+) -> None:
     model.claims.are_judged = not plan.expires_sessions
     model.freezes = any(trouble.kind == "freeze" for trouble in plan.troubles)
     model.names = list("abcdefgh"[: len(plan.actors)])
     model.setup(plain)
     lags = [*plan.lags, *[None] * len(plan.actors)]
     actors = [
-        Actor(sim, model.names[number], url, [fault for whose, fault in plan.faults if whose == number], lags[number])
+        Actor(
+            sim,
+            model.names[number],
+            url,
+            [fault for whose, fault in plan.faults if whose == number],
+            lags[number],
+            end_here,
+        )
         for number in range(len(plan.actors))
     ]
     sim.observe(model.look)
@@ -267,6 +291,10 @@ def _arrange(sim: Simulation, trouble: Trouble, actor: Actor) -> None:
 # Checking
 
 
+def _default_count() -> int:
+    return int(os.environ.get(COUNT_VARIABLE, COUNT_BY_LOOP if by_loop.is_on else DEFAULT_COUNT))
+
+
 def check(
     model_class: type[Model],
     count: int | None = None,
@@ -275,7 +303,7 @@ def check(
     progress: Callable[[int], None] = lambda _done: None,
 ) -> None:
     """Run so many schedules of a model. The first that fails is told as small as it gets, with how to replay it."""
-    wanted = count if count is not None else int(os.environ.get(COUNT_VARIABLE, DEFAULT_COUNT))
+    wanted = count if count is not None else _default_count()
     for done in range(wanted):
         plan = draw(first_seed + done, model_class.actions(), model_class.actors)
         try:

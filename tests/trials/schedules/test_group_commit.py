@@ -17,6 +17,8 @@ PAYLOADS = Payloads()
 class GroupCommitModel(Model):
     """What was answered is so: written exactly once, or not at all."""
 
+    is_about_threads = True
+
     def __init__(self):
         super().__init__()
         self.number = 0
@@ -113,6 +115,7 @@ class FeederModel(Model):
     """Every item that was put comes to one result, by whichever node; nothing is left when all is done."""
 
     actors = (2, 3)
+    is_about_threads = True
 
     def __init__(self):
         super().__init__()

@@ -13,6 +13,8 @@ from latchwork.testing.simulation import ThreadFailed
 from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check, replay, run
 from trials.schedules.plans import Plan, Trouble
 
+pytestmark = pytest.mark.threads  # what it replays are points of runs by threads
+
 TRIES = 20
 
 

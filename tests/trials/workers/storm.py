@@ -139,7 +139,7 @@ class Storm:
     def strike(self, kind):
         """One fault, from beginning to end."""
         what, whom = kind.split()
-        key = self.random.choice(KEYS)
+        key = self.random.choice([key for key in KEYS if self.processes[key].is_alive])
         lasts_s = self.random.choice([0.3, 1.0, 1.5, 2.5]) * TTL_S
         if kind == "kill worker":
             self.processes[key].kill()

@@ -15,6 +15,8 @@ import logging
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 
@@ -110,14 +112,21 @@ def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
     Raises:
         ConnectFailed: another application's database, a newer format, or a file system without shared memory.
     """
-    _check_owner(conn, path)
+    with _transaction(conn, "BEGIN"):  # one state of the file: another process may be making its tables
+        _check_owner(conn, path)
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise ConnectFailed(f"{path} is on a file system without shared memory (mode {mode}); put it on a local disk")
-    conn.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(conn, "BEGIN IMMEDIATE"):
         if _check_owner(conn, path) == 0:
             create_tables(conn)
+
+
+@contextmanager
+def _transaction(conn: sqlite3.Connection, begin: str) -> Iterator[None]:
+    conn.execute(begin)
+    try:
+        yield
         conn.execute("COMMIT")
     finally:
         if conn.in_transaction:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, ReentrantCall, Unavailable
-from latchwork.interrupts import Mutex
+from latchwork.interrupts import Event, Mutex
 
 #: Opens a connection before a deadline.
 Opener = Callable[[float], sqlite3.Connection]
@@ -27,7 +27,7 @@ class Turn:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.thread = threading.get_ident()
-        self.come: threading.Event | None = None  # for one that waits
+        self.come: Event | None = None  # for one that waits
 
     def take(self, deadline: float) -> sqlite3.Connection:
         """An idle or a new connection; the same one again until it is given back.
@@ -72,7 +72,7 @@ class Pool:
                 self._queue[turn] = None
                 self._serve()
             if turn not in self._lent:
-                turn.come = threading.Event()
+                turn.come = Event()
         if turn.come is not None:
             SYSTEM_CLOCK.wait(turn.come, deadline - SYSTEM_CLOCK.now())
         with self._lock:
@@ -152,8 +152,9 @@ class Pool:
             raise Closed(f"{self._where} was closed{when}; connect again")
 
     def _refuse_own(self, turn: Turn) -> None:
-        """A signal handler cannot wait for what the thread it runs in will give back only after it."""
-        if len(self._lent) >= self._limit and any(other.thread == turn.thread for other in self._lent):
+        """A signal handler cannot wait for what its own thread has, or waits for, and gives back only after it."""
+        ours = any(other.thread == turn.thread for other in (*self._lent, *self._queue))
+        if ours and len(self._lent) >= self._limit:
             raise ReentrantCall(
                 f"{self._where} is in a call of this very thread; a signal handler cannot make another one: set a flag "
                 "there, and call when the thread has returned"

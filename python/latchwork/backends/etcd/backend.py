@@ -77,6 +77,11 @@ class EtcdBackend(Backend):
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
         return face
 
+    @property
+    def bears_interrupts(self) -> bool:
+        """Reads and commits of ``waiting`` may be made where a signal handler may interrupt them."""
+        return self._link.bears_interrupts
+
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock) -> EtcdBackend:
         """Open the backend; blocks until the cluster has answered.
@@ -189,7 +194,7 @@ class EtcdBackend(Backend):
             yield from self._settling.settled(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
-        return drive(steps())
+        return self._link.go_on(steps)
 
     def _verify(self, txn: Txn) -> Future[Committed]:
         """A commit that only checks: a read, safe to repeat, and in no need of a guard."""

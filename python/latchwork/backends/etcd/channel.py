@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from etcd3 import etcdrpc as pb
 
+from latchwork.backends.etcd.unbroken import make_whole, opened
 from latchwork.backends.url import StoreURL
 from latchwork.errors import InvalidURL
 
@@ -54,6 +55,7 @@ class Channel:
 
     Attributes:
         calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
+        bears_interrupts: an interrupt of a thread that makes a blocking call does the channel no harm.
         watch: the stream of watch requests and answers.
     """
 
@@ -61,9 +63,9 @@ class Channel:
         target, extra = _target(hosts, secure=secured is not None)
         options = (*_OPTIONS, *extra)
         if secured is None:
-            self._channel = grpc.insecure_channel(target, options)
+            self._channel = opened(lambda: grpc.insecure_channel(target, options))
         else:
-            self._channel = grpc.secure_channel(target, secured, options)
+            self._channel = opened(lambda: grpc.secure_channel(target, secured, options))
         self.close = self._channel.close
         self.calls: dict[str, Any] = {
             name: self._channel.unary_unary(
@@ -73,6 +75,7 @@ class Channel:
             )
             for name, (service, response) in _METHODS.items()
         }
+        self.bears_interrupts = all(make_whole(call) for call in self.calls.values())
         self.watch: Any = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=pb.WatchRequest.SerializeToString,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -21,6 +22,7 @@ from latchwork.backends.etcd.channel import Channel, credentials
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.backends.offload import Lane
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
@@ -31,6 +33,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 0.05
+_LANE_S = 1.0
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
@@ -65,8 +68,8 @@ class _Read(Outcome[T]):
         try:
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated
-            again = self._link.read_again(error, self._again, self._what, self._deadline)
-            drive(again).add_done_callback(self.ended)
+            again = partial(self._link.read_again, error, self._again, self._what, self._deadline)
+            self._link.go_on(again).add_done_callback(self.ended)
         except LatchworkError as error:
             reject(self, error)
         except ValueError as error:
@@ -81,6 +84,7 @@ class Link:
     Attributes:
         healthy: the last call that said something about the connection went well.
         survives_cut_reads, progress_is_proof: of the server; see ``versions.py``.
+        lane: where the main thread has begun what is not one call made now.
         closed: set once, by ``close``.
     """
 
@@ -90,6 +94,7 @@ class Link:
         self.call_timeout_s = url.call_timeout_s
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.healthy = True
+        self.lane = Lane("latchwork-etcd-send", in_order=True)
         self.survives_cut_reads = False
         self.progress_is_proof = False
         self.closed = False
@@ -107,19 +112,28 @@ class Link:
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
         """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
 
-        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request.
+        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request. One that
+        is not made now is begun by another thread if this is the main one: an interrupt would harm the channel.
 
         Raises:
             Closed: the connection was closed.
             ReentrantCall: this thread is sending another call; nothing is sent.
         """
+        if not now and self.lane.takes():
+            return self.lane.call(self._send, method, request, timeout_s, now=False)
+        return self._send(method, request, timeout_s, now=now)
+
+    def _send(self, method: str, request: Any, timeout_s: float, *, now: bool) -> Any:
         # A stale token would fail even the call that replaces it.
         metadata = () if method == "Authenticate" else self.metadata
+        channel = self._channel
         try:
+            if now and channel.bears_interrupts:
+                return Answered(channel.calls[method](request, timeout_s, metadata))
             with self._sending:
                 if now:
-                    return Answered(self._channel.calls[method](request, timeout_s, metadata))
-                return self._channel.calls[method].future(request, timeout_s, metadata)
+                    return Answered(channel.calls[method](request, timeout_s, metadata))
+                return channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
             return Answered(error=error)
         except ValueError as error:
@@ -218,6 +232,18 @@ class Link:
         if len(self._hosts) > 1 and rpc_errors.member_in_trouble(error):
             self._rotate()
 
+    def go_on(self, steps: Callable[[], Steps[T]]) -> Future[T]:
+        """The future of steps: of another thread's, if this is the main one.
+
+        What is cut short half-way others would wait for, or nobody would settle.
+        """
+        return self.lane.call(lambda: drive(steps()))
+
+    @property
+    def bears_interrupts(self) -> bool:
+        """An interrupt of the main thread while it makes a call ``now`` does no harm."""
+        return self._channel.bears_interrupts
+
     def watch_stream(self, requests: Iterable[Any]) -> Any:
         """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
         return self._channel.watch(requests, metadata=(*self.metadata, ("hasleader", "true")), wait_for_ready=True)
@@ -249,6 +275,7 @@ class Link:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
+        self.lane.close(_LANE_S)
 
     # Private.
 

@@ -31,7 +31,7 @@ from kazoo.retry import KazooRetry
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
+from latchwork.interrupts import Finally, mutex
 
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536
@@ -191,13 +191,15 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             if not is_mine or not self._is_open or self._is_torn or self._unsent or self._arrivals.poll(0):
                 return False
             self._is_torn = True
-            try:
+            with Finally(self._cut_if_torn):
                 self._send_some()
-            except BaseException:
-                self.cut()  # the connection's thread sees it, and fails what is in flight
-                raise
-            self._is_torn = False
+                self._is_torn = False
             return not self._unsent
+
+    def _cut_if_torn(self) -> None:
+        """After an interrupt: the connection's thread sees it, and fails what is in flight."""
+        if self._is_torn:
+            self.cut()
 
     def _send_some(self) -> None:
         """With the lock held: as much as can be sent without waiting."""

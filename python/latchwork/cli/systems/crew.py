@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,9 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from latchwork.cli.options import Url, command, wanted_url
+from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, ended_by_sigterm, quiet_logs, report
-from latchwork.cli.text import Grid, Line, console
+from latchwork.cli.text import Grid, Line, console, say_json
 from latchwork.errors import LatchworkError
 from latchwork.store import connect
 from latchwork.words import counted
@@ -79,6 +80,7 @@ def run(
         str, typer.Option("--namespace", metavar="KEY", help="The key below which all jobs are.")
     ] = "workers",
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """Run a command N times as the workers of a job, and end as the job does: 0 when all have completed, else 1.
 
@@ -86,7 +88,8 @@ def run(
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. None starts before all of the job are there. When one
     ends with an error, or a host is lost, all are ended and start again, with the same ids and another
     LATCHWORK_EPOCH. They end with this command, also when it is killed. Ctrl-C terminates the job; SIGTERM does if all
-    its workers run here, else the others wait for this host to come back.
+    its workers run here, else the others wait for this host to come back. With --json the outcome goes to stdout at
+    the end: give --logs too, or what the processes print is there as well.
     """
     where = wanted_url(url)
     quiet_logs()
@@ -119,6 +122,8 @@ def run(
                 with suppress(LatchworkError):
                     crew.handle.terminate(f"it was interrupted on {name}")
             raise
+    if as_json:
+        say_json(_as_json(crew, status))
     raise typer.Exit(_code(crew, status))
 
 
@@ -131,15 +136,12 @@ def _show(crew: Crew, *, live: bool) -> None:
                 table.update(_table(crew.slots), refresh=True)
             table.update(_table(crew.slots), refresh=True)
         return
-    before: list[SlotState] = []
+    told: dict[int, str] = {}
     is_over = False
     while not is_over:
         is_over = crew.wait(_LOOK_S)
-        now = crew.slots
-        for state in now:
-            if state not in before:
-                out.print(Line(_line(state)))
-        before = now
+        for state in crew.changes():
+            out.print(Line(_line(state, told)))
 
 
 def _table(slots: list[SlotState]) -> Group:
@@ -158,16 +160,33 @@ def _table(slots: list[SlotState]) -> Group:
     return Group(Grid(rows, right=("slot", "id", "pid", "epoch", "restarts")))
 
 
-def _line(state: SlotState) -> str:
+def _line(state: SlotState, told: dict[int, str]) -> str:
+    """A change, with how the last process ended when that is new."""
     process = "" if state.pid is None else f" as process {state.pid}"
     again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
-    why = f": {state.why}" if state.why and state.pid is None else ""
+    why = f": {state.why}" if state.pid is None and state.why != told.get(state.slot, "") else ""
+    told[state.slot] = state.why if state.pid is None else ""
     return f"worker {state.id} {state.state}{process}, epoch {state.epoch}{again}{why}"
 
 
 def _outcome(crew: Crew) -> JobStatus:
     """How the job has ended; with workers of ours out of it, how it is."""
     return crew.handle.status() if crew.errors else crew.outcome()
+
+
+def _as_json(crew: Crew, status: JobStatus) -> dict[str, object]:
+    slots = crew.slots
+    return {
+        "job": status.name,
+        "run": status.run,
+        "state": status.state,
+        "why": status.why,
+        "workers": status.n,
+        "completed": status.completed,
+        "epoch": max((state.epoch for state in slots), default=0),
+        "restarts_here": sum(state.restarts for state in slots),
+        "processes": [asdict(state) for state in slots],
+    }
 
 
 def _code(crew: Crew, status: JobStatus) -> int:

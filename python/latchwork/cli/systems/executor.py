@@ -13,7 +13,7 @@ import typer
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import attempted
-from latchwork.cli.systems.tasks import Name, run, say_value, submit
+from latchwork.cli.systems.tasks import Name, refuse_own_error, run, say_value, submit
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.executor import (
@@ -190,6 +190,9 @@ def result(
             value = ref.result(timeout_s or None)
         except TimeoutError as error:
             raise LatchworkError(str(error)) from None
+        except Exception as error:
+            refuse_own_error(error, task_id)
+            raise
         if forget:
             ref.forget()
     say_value(value, as_json=as_json)

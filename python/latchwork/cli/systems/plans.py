@@ -228,7 +228,7 @@ def _parts(status: PlanStatus, waiting: dict[str, list[str]]) -> list[Line | Gri
     parts += [Line(f"failed {task}: {why}", "red") for task, why in status.failed]
     for task, deps in waiting.items():
         more = f" and {len(deps) - _FEW:,} more" if len(deps) > _FEW else ""
-        parts.append(Line(f"waiting {task}: for {', '.join(deps[:_FEW])}{more}", "dim"))
+        parts.append(Line(f"waiting {task}: for {', '.join(deps[:_FEW]) or 'a worker'}{more}", "dim"))
     left = status.tasks.get(TaskState.WAITING, 0) - len(waiting)
     return [*parts, Line(f"and {left:,} more that wait", "dim")] if left > 0 else parts
 
@@ -335,7 +335,9 @@ def sweep(*, name: Name = "plans", url: Url = None, as_json: Json = False) -> No
 def _missing_is_usage() -> Iterator[None]:
     try:
         yield
-    except (NoSuchPlan, NoSuchTask) as error:
+    except NoSuchTask as error:
+        raise UsageError(f"{error}; see latchwork plans show") from error
+    except NoSuchPlan as error:
         raise UsageError(f"{error}; see latchwork plans list") from error
 
 

@@ -21,7 +21,7 @@ from latchwork.cli.text import say_json, told
 from latchwork.errors import LatchworkError
 from latchwork.executor import Executor, Member, Runner, TaskFuture
 from latchwork.store import connect
-from latchwork.tasks import Functions, UnknownFunction
+from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
 
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The executor's name: the key below which it is.")]
 Imports = Annotated[
@@ -240,12 +240,23 @@ def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
         return future.result(timeout_s or None)
     except BaseException as error:
         if future.done():
+            refuse_own_error(error, function)
             raise
         with suppress(LatchworkError):
             future.cancel(interrupt=True)
         if isinstance(error, TimeoutError):
             raise LatchworkError(f"task of {function!r} did not end within {timeout_s:g} s; it was cancelled") from None
         raise
+
+
+def refuse_own_error(error: BaseException, what: str) -> None:
+    """What a task raised is no defect of this command: one line, as of any other failure.
+
+    Raises:
+        LatchworkError: instead of what a task raised.
+    """
+    if isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, LatchworkError):
+        raise LatchworkError(f"task {what!r} raised {type(error).__name__}: {error}") from error
 
 
 def say_value(value: object, *, as_json: bool) -> None:

@@ -55,7 +55,7 @@ class Placing:
         Raises:
             NoSuchMember: the member that alone may run it is not there.
         """
-        if item.target is None and copies == 1 and isinstance(picker, Pull):
+        if is_for_all(item, picker, copies):
             return (ANY,)
         if isinstance(item.target, Member) and item.target.otherwise == "wait":
             return (lane_of(item.target.id),)
@@ -149,6 +149,11 @@ class Placing:
         with self._lock:
             number, count = self._put.get(member, (0, 0))
             self._put[member] = (number, count + 1)
+
+
+def is_for_all(item: TaskItem, picker: Picker, copies: int) -> bool:
+    """Whether a task goes to the lane of all, whoever is there."""
+    return item.target is None and copies == 1 and isinstance(picker, Pull)
 
 
 def read_load(value: bytes) -> tuple[int, Load]:

@@ -16,14 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
-from latchwork.errors import (
-    Closed,
-    LatchworkError,
-    MemberEvicted,
-    NodeIdInUse,
-    PermissionDenied,
-    WaitTimeout,
-)
+from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
 from latchwork.executor.keys import Keys, check_member_id, check_store
 from latchwork.executor.running.lanes import Node
 from latchwork.executor.running.shift import Plan, Shift
@@ -33,7 +26,7 @@ from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import Pause, Signal, ask, driven, ending, run, steps_of
-from latchwork.tasks import DEFAULT, Functions, Payloads, RunIn
+from latchwork.tasks import DEFAULT, Functions, Payloads, RunIn, TaskLoop
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,6 +145,7 @@ class Runner:
         self._ttl_s = float(session_ttl_s)
         self._payloads = Payloads(allow_pickle=allow_pickle)
         self._node = Node(self.node_id, functions, allow_pickle=allow_pickle, labels=labels or {}, accept=accept)
+        self._loop = TaskLoop(self.node_id)
         self._plan = Plan(
             count,
             run_in,
@@ -162,6 +156,7 @@ class Runner:
             unknown_after_s,
             stop_grace_s,
             context,
+            self._loop.run,
         )
         self._home = Home(f"runner {self.node_id!r}")
         self._changed = Bell()
@@ -172,6 +167,7 @@ class Runner:
         self._counts: dict[str, int] = {}
         self._is_draining = False
         self._is_ready = False
+        self._close_s = 30.0
 
     def __repr__(self) -> str:
         return f"<Runner {self.node_id!r} of executor {self.name!r}>"
@@ -234,6 +230,7 @@ class Runner:
         """
         if self._home.is_foreign:
             return
+        self._close_s = timeout_s
         self._stop.set()
         with self._changed.mutex:
             background, shift = self._background, self._shift
@@ -244,6 +241,7 @@ class Runner:
                 _log.warning("runner %s: %d tasks did not end in time: %s", self.node_id, len(left), left[:5])
         if background is not None and not background.is_mine:
             await background
+        self._loop.close(0.5)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Leave the group, take nothing more, and wait for what runs; False when the time is over. ``close`` then.
@@ -373,7 +371,7 @@ class Runner:
         finally:
             cancel()
             self._ready(is_ready=False)
-            shift.end(30.0)
+            shift.end(self._close_s)
             self._add_up(shift)
 
     def _ready(self, *, is_ready: bool) -> None:

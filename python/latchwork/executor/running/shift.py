@@ -23,7 +23,7 @@ from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import Feeder, GroupCommit, Payloads, RunIn, Slots
+from latchwork.tasks import Feeder, GroupCommit, Payloads, RunAsync, RunIn, Slots
 from latchwork.tasks.children import Leash
 from latchwork.types import Change, Delete
 
@@ -51,6 +51,7 @@ class Plan:
         unknown_after_s: seconds for which a task waits for a member that has its function.
         stop_grace_s: seconds from being told to stop to an end by force.
         context: what tasks get.
+        run_loop: runs ``async def`` functions; it outlives the shift.
     """
 
     slots: int
@@ -62,6 +63,7 @@ class Plan:
     unknown_after_s: float
     stop_grace_s: float
     context: object = field(default=None)
+    run_loop: RunAsync | None = None
 
 
 class Tasks(Backlog):
@@ -111,6 +113,7 @@ class Shift:
             run_in=plan.run_in,
             leash=self._leash,
             stop_grace_s=plan.stop_grace_s,
+            run_loop=plan.run_loop,
             label=node.member_id,
             clock=store.clock,
         )
@@ -137,7 +140,6 @@ class Shift:
         self._help_after_s = plan.steal_after_s
         self._sweep_s = min(_SWEEP_S, max(1.0, plan.unknown_after_s))
         self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * self._sweep_s
-        self._ended = False
 
     def _members(self) -> Collection[str] | None:
         return None if self._view is None else self._view.ids
@@ -175,10 +177,10 @@ class Shift:
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end."""
-        if self._ended:
-            return []
-        self._ended = True
+        """Stop all tasks, give them back, leave; the paths of those that did not end.
+
+        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
+        """
         self._stop.set()
         self._wake.set()
         for watch in list(self._watches):

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from latchwork.clock import Clock
-from latchwork.errors import Conflict, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.executor.futures import TaskTicket
 from latchwork.executor.items import TaskItem
-from latchwork.executor.keys import Keys, new_sid, shelf_of, task_id_of
+from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of, task_id_of
 from latchwork.executor.placing.pickers import Picker
-from latchwork.executor.placing.placing import Placing
+from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.submitting.collecting import Collector, Ends
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Session, Store
@@ -41,6 +42,13 @@ class Line:
     session: Session
     sub: Entry
     collector: Collector
+
+    def lost_error(self, executor: str) -> SessionLost:
+        """What the futures of its tasks raise when the session is lost."""
+        return SessionLost(
+            f"the session of submitter {self.sid} of executor {executor!r} has ended, and nodes drop its tasks: "
+            "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,16 @@ async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *
         session.close()
         raise
     return Line(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
+
+
+def named(error: Exception, ticket: TaskTicket) -> Exception:
+    """An error of ours about storing a task, with its name; any other as it is."""
+    kind = type(error)
+    if not isinstance(error, LatchworkError) or kind.__init__ is not Exception.__init__ or ticket.what in str(error):
+        return error
+    made = kind(f"task {ticket.id or ticket.number} of {ticket.what} is not stored: {error}")
+    made.__cause__ = error
+    return made
 
 
 async def write_anew(store: Store, line: Line) -> None:
@@ -127,6 +145,7 @@ class Preparing:
         self._placing = placing
         self._blobs = Blobs(store, keys.data)
         self._written: dict[int, BlobRef] = {}
+        self._shelf = ""
 
     async def ready(self, item: TaskItem, number: int, line: Line, wanted: Wanted, at_ms: int) -> TaskItem:
         """The item as it is stored.
@@ -135,9 +154,12 @@ class Preparing:
             NoSuchMember: the member that alone may run it is not there.
         """
         shelf = shelf_of(item.priority, at_ms, line.sid)
-        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf)
-        lanes = await self._placing.place(ready, wanted.picker, wanted.copies)
-        return await self._fitting(replace(ready, lanes=lanes))
+        shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # tickets keep it: one text for all
+        lanes = (ANY,) if is_for_all(item, wanted.picker, wanted.copies) else ()
+        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf, lanes=lanes)
+        if not lanes:
+            ready = replace(ready, lanes=await self._placing.place(ready, wanted.picker, wanted.copies))
+        return await self._fitting(ready)
 
     async def _fitting(self, item: TaskItem) -> TaskItem:
         """The item with a payload that is too large for it beside it: written once, before what names it."""

@@ -21,7 +21,8 @@ from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
-from latchwork.executor.submitting.line import Line, Preparing, Wanted, open_line, until, write_anew
+from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
+from latchwork.interrupts import surely
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
@@ -88,11 +89,7 @@ class Submitter:
     # Submitting
 
     def add(self, item: TaskItem, hint: Any, what: str, wanted: Wanted) -> TaskFuture[Any]:
-        """A task more; stored soon, in order. Does no I/O.
-
-        Raises:
-            RuntimeError: the executor was shut down.
-        """
+        """A task more; stored soon, in order. Does no I/O. ``RuntimeError`` after a shutdown."""
         self._home.check()
         with self._changed.mutex:
             if self._closing:
@@ -151,10 +148,25 @@ class Submitter:
                 line.session.notice_gone()
             await Pause(self._store.clock, self._stop, backoff.next_s())
             return
-        if not isinstance(error, LatchworkError):
-            _log.error("executor %s: tasks cannot be placed", self._keys.name, exc_info=error)
+        if len(batch) > 1:  # the fault of one of them, perhaps: no other is to fail by it
+            await self._one_by_one(batch)
+            return
         for ticket in batch:
-            self._fail(ticket, error)
+            if not isinstance(error, LatchworkError):
+                _log.error("executor %s: %s cannot be placed", self._keys.name, ticket.what, exc_info=error)
+            self._fail(ticket, named(error, ticket))
+
+    async def _one_by_one(self, batch: Sequence[TaskTicket]) -> None:
+        """Store each by itself, until the server cannot be reached."""
+        for ticket in batch:
+            try:
+                await self._send([ticket])
+            except (Unavailable, OutcomeUnknown, SessionLost) as error:
+                _log.info("executor %s: tasks wait to be stored: %s", self._keys.name, error)
+                return
+            except Exception as error:
+                if ticket.stage is Stage.WAITING:
+                    await self._trouble([ticket], error, Backoff())
 
     def _batch(self) -> list[TaskTicket]:
         """The next to be stored, which stay in line until they are."""
@@ -257,8 +269,6 @@ class Submitter:
         self._settled([each for each in placed if each[0].number not in gone])
         self._doubts = ()
 
-    # The line
-
     async def _open_line(self) -> Line:
         line = self._line
         if line is None:
@@ -272,17 +282,12 @@ class Submitter:
     async def _lose_line(self, line: Line) -> None:
         """The session has ended: what came before that counts; the rest fails, or is submitted again."""
         await line.collector.finish()
-        error = SessionLost(
-            f"the session of submitter {line.sid} of executor {self._keys.name!r} has ended, and nodes drop its tasks: "
-            "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
-        )
+        error = line.lost_error(self._keys.name)
         self._doubts = ()
         with self._changed.mutex:
             self._line = None
             left = [each for each in self._tickets.values() if each.sid == line.sid and each.stage is not Stage.OVER]
-            again = [
-                each for each in left if each.item is not None and (self._resubmits or each.stage is Stage.WAITING)
-            ]
+            again = [each for each in left if each.item and (self._resubmits or each.stage is Stage.WAITING)]
             waiting = {each.number for each in self._waiting}
             for ticket in again:
                 ticket.stage = Stage.WAITING
@@ -294,13 +299,12 @@ class Submitter:
                 self._fail(ticket, error)
         self._wake.set()
 
-    # Ends
-
     def ticket(self, number: int) -> TaskTicket | None:
         """The ticket of a result that has come; None for a task that is over."""
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 
+    @surely
     def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
         """A task is over: forget it, then tell its future."""
         with self._changed.mutex:
@@ -316,17 +320,18 @@ class Submitter:
         self.end(ticket, partial(ticket.future.end_raising, error))
         self._wake.set()
 
-    # Taking back
-
     @driven
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """See ``TaskFuture.cancel``."""
         self._home.check()
+        dropped: list[bool] = []
+        await OnInterrupt(lambda: self.end(ticket, ticket.future.end_cancelled) if dropped else None)
         while True:
             with self._changed.mutex:
                 if ticket.stage is Stage.OVER:
                     return ticket.future.cancelled()
                 if ticket.stage is Stage.WAITING:
+                    dropped.append(True)
                     ticket.stage = Stage.OVER
                     break
                 line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings
@@ -341,8 +346,8 @@ class Submitter:
         return True
 
     async def _take_back(self, ticket: TaskTicket, line: Line, interrupt: bool) -> bool:
-        done = ticket.future.done
-        return await self._stored.take_back(self._place(ticket), line.session, interrupt=interrupt, is_over=done)
+        place, done = self._place(ticket), ticket.future.done
+        return await self._stored.take_back(place, line.session, interrupt=interrupt, is_over=done)
 
     def _cancel_later(self, ticket: TaskTicket, interrupt: bool) -> None:
         if not ticket.future.done() and not self._home.is_foreign:
@@ -354,20 +359,14 @@ class Submitter:
             if line is not None and await self._take_back(ticket, line, interrupt):
                 self.end(ticket, ticket.future.end_cancelled)
         except LatchworkError as error:
-            _log.warning("executor %s: task %s is not cancelled: %s", self._keys.name, ticket.id, error)
+            _log.warning("%s is not cancelled: %s", ticket.id, error)
 
     @driven
     async def state(self, ticket: TaskTicket) -> TaskState:
         """See ``TaskFuture.state``."""
         self._home.check()
-        future = ticket.future
-        if future.cancelled():
-            return TaskState("cancelled")
-        if future.done():
-            return TaskState("done" if future.exception() is None else "failed")
-        if ticket.stage is not Stage.STORED:
-            return TaskState("submitted")
-        return await self._stored.state(self._place(ticket))
+        known = ticket.phase
+        return await self._stored.state(self._place(ticket)) if known is None else TaskState(known)
 
     def _place(self, ticket: TaskTicket) -> Place:
         return Place(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
@@ -384,8 +383,7 @@ class Submitter:
         """End the threads, and the session: what is not over now fails."""
         with self._changed.mutex:
             self._closing = self._ended = True
-            background, line = self._background, self._line
-            left = list(self._tickets.values())
+            background, left = self._background, list(self._tickets.values())
         closed = Closed(f"executor {self._keys.name!r} was closed before the task had ended")
         for ticket in left:
             self._fail(ticket, closed)
@@ -393,6 +391,7 @@ class Submitter:
         self._wake.set()
         if background is not None and not background.is_mine:
             await background
+        line = self._line  # now: the thread may have been about to open one
         if line is not None:
             await line.collector.close()
             line.session.close()

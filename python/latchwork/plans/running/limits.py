@@ -10,7 +10,7 @@ alone. A task that pauses before its next try has none.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from weakref import WeakKeyDictionary
 
 from latchwork.clock import Clock
@@ -25,6 +25,8 @@ from latchwork.types import At, Create, Delete, Op
 
 #: For so long a place that was just taken counts as taken before the mirror has it.
 _NEW_S = 1.0
+#: A refusal has us look again at most so often.
+_POKE_S = 0.1
 
 
 def is_limited(plan: bytes) -> bool:
@@ -52,6 +54,9 @@ class Limits:
         self._chosen: dict[str, str] = {}
         self._held: WeakKeyDictionary[BacklogClaim, str] = WeakKeyDictionary()
         self._idle: set[str] = set()
+        self._poked = 0.0
+        #: Has the worker look for items again.
+        self.poke: Callable[[], object] = bool
         #: Whether an item was left alone since its plan had no place.
         self.holds_back = False
 
@@ -66,8 +71,12 @@ class Limits:
     def has_room(self, plan_id: str, most: int) -> bool:
         """Whether a place of the plan seems to be free."""
         with self._mutex:
+            before, self.holds_back = (
+                self.holds_back,
+                True,
+            )  # before we look: a place that is given back now is heard of
             found = self._free(plan_id, most)
-            self.holds_back |= not found
+            self.holds_back = before or not found
         return bool(found)
 
     def choose(self, plan_id: str, most: int, path: str) -> list[Op]:
@@ -89,6 +98,11 @@ class Limits:
         with self._mutex:
             self._new.pop(self._chosen.pop(path, ""), None)
             self.holds_back = True
+            now = self._clock.now()
+            soon = now >= self._poked + _POKE_S
+            self._poked = now if soon else self._poked
+        if soon:  # it may have been given back before we said that we want one
+            self.poke()
 
     def begun(self, claim: BacklogClaim) -> None:
         """It was claimed."""
@@ -101,15 +115,21 @@ class Limits:
         """What gives the place of a claim back, for the transaction that ends the claim."""
         with self._mutex:
             key = self._held.get(claim)
-            if key is None:
-                return []
-            self._new.pop(key, None)
-        return [Delete(key)]
+        return [] if key is None else [Delete(key)]
+
+    def over(self, claim: BacklogClaim) -> bool:
+        """A claim is over; whether it had a place that items were left alone for."""
+        return self._freed(self._held.pop(claim, None))
 
     def given_back(self, claim: BacklogClaim) -> None:
         """It went before the claim: the next end of that leaves it alone, since another may have it."""
+        if self._freed(self._held.pop(claim, None)):
+            self.poke()
+
+    def _freed(self, key: str | None) -> bool:
+        """Whether to look again: the mirror tells nothing of a place that came and went between two of its looks."""
         with self._mutex:
-            self._held.pop(claim, None)
+            return key is not None and self._new.pop(key, None) is not None and self.holds_back
 
     async def tidy(self, place: Place, running: Collection[str]) -> None:
         """Delete places of ours whose claims are over: of a claim whose answer was lost, and which was given up."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, LatchworkError
+from latchwork.errors import LatchworkError
 from latchwork.plans.control import Control
 from latchwork.plans.finishing import PlanHooks
 from latchwork.plans.keys import split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
-from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.waking import ends
 from latchwork.primitives import Backlog
 from latchwork.store import Mirror, Session, Store
 from latchwork.store.steps import Signal
@@ -84,7 +84,7 @@ class Shift:
         backlog = Backlog(store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
-        hooks = PlanHooks(
+        self._hooks = hooks = PlanHooks(
             place,
             plans,
             payloads=way.payloads,
@@ -98,6 +98,7 @@ class Shift:
         self.feeder = Feeder(
             backlog, self._slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
         )
+        self.limits.poke = self.feeder.poke
         self._ended = False
 
     def begin(self) -> None:
@@ -123,21 +124,22 @@ class Shift:
 
     def _ends(self, plan_id: str) -> bool:
         try:
-            state = PlanRecord.of(self._plans[self._place.keys.plan(plan_id)].value).state
-        except KeyError:
-            return True
-        except (BadRecord, LatchworkError):
+            return ends(self._plans, self._place.keys, plan_id)
+        except LatchworkError:  # our mirror is closed
             return False
-        return state in (PlanState.CANCELLING, PlanState.REMOVING)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end. Twice is fine."""
+        """Stop all tasks, give them back, leave; the paths of those that did not end.
+
+        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
+        """
         if self._ended:
             return []
-        self._ended = True
         left = self.feeder.close(timeout_s)
         self._slots.close(min(timeout_s, 1.0) if left else timeout_s)
+        self._hooks.close()
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
         self._leash.close()
         self.session.close()
+        self._ended = True
         return left

@@ -1,15 +1,33 @@
-"""A plan that ends tells the task of another plan that waits for it."""
+"""A plan that ends tells the task of another plan that waits for it; and the other way round."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import LANE, item_id
+from latchwork.plans.keys import LANE, Keys, item_id
 from latchwork.plans.place import Place
-from latchwork.plans.records import PlanRecord, TaskState
+from latchwork.plans.records import PlanRecord, PlanState, TaskState
 from latchwork.plans.states import Edit
 from latchwork.store.steps import ask
 from latchwork.types import At, Entry, Exists
+
+_ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
+
+
+def ends(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
+    """Whether a plan, or one that it is a child of, is being cancelled or removed, or is gone; by what a mirror has."""
+    while True:
+        try:
+            plan = PlanRecord.of(plans[keys.plan(plan_id)].value)
+        except KeyError:
+            return True
+        except BadRecord:
+            return False
+        if plan.parent is None or plan.state in _ENDING:
+            return plan.state in _ENDING
+        plan_id = plan.parent[0]
 
 
 async def read_child(place: Place, plan_id: str) -> tuple[Entry, PlanRecord] | None:

@@ -40,6 +40,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, ask, called_as_steps
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Op, Put
+from latchwork.words import utc_text
 
 _log = logging.getLogger(__name__)
 
@@ -271,7 +272,7 @@ class Meeting:
         if board is not None:
             return board
         self._waits.refuse_ended(waiter)
-        late = f"{self.member_id!r} had no more time"
+        late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
 
     async def _await_board(
@@ -376,6 +377,10 @@ class _Arrival:
     def deadline_s(self) -> float | None:
         """Seconds that the first to arrive gave to the phase; None for ever."""
         return None if self.board.opening is None else self.board.opening.deadline_s
+
+
+def _since(board: Board) -> str:
+    return "" if board.opening is None else f", it was open since {utc_text(board.opening.at)}"
 
 
 def _count(parties: int | Collection[str]) -> int:

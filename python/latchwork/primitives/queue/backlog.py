@@ -16,8 +16,8 @@ from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
+from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.backlog_records import Records
-from latchwork.primitives.queue.backlog_shares import Share
 from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.backlog_waiting import Waiting
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload

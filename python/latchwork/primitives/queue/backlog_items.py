@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
-from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, split
+from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, plain_head, split
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.records import short
@@ -28,6 +28,8 @@ _KEPT_CHARS = 100
 #: What this version keeps before a value; what a later one adds is kept as it is.
 _FIELDS = frozenset({"attempts", "why", "size", "data", "nonce", "lane", "shelf", "id"})
 _NUMBER = re.compile(r"[0-9a-f]{32}\Z")
+#: What ``plain_head`` writes: read without a JSON reader.
+_PLAIN = re.compile(rb'\{"attempts": (0|[1-9]\d{0,8}), "why": "", "size": (0|[1-9]\d{0,11}), "data": ""\}\n')
 
 
 class Names:
@@ -155,9 +157,37 @@ class BacklogItem(Stored):
         head = {**self.more, **Stored.head(self)}
         return {**head, "nonce": self.nonce} if self.nonce else head
 
+    def to_bytes(self) -> bytes:
+        """What to store."""
+        if self.why or self.data_id or self.nonce or self.more:
+            return Stored.to_bytes(self)
+        return plain_head(self.attempts, self.size) + self.value
+
     def at(self, entry: Entry) -> BacklogItem:
         """The same, at the place and in the version of an entry that holds it."""
-        return replace(self, key=entry.key, version=entry.version)
+        return self._written(self.attempts, entry.key, entry.version)
+
+    def taken(self) -> BacklogItem:
+        """After one more attempt."""
+        return self._written(self.attempts + 1, self.key, self.version)
+
+    def _written(self, attempts: int, key: str, version: Hashable) -> BacklogItem:
+        """As ``replace``, in a fifth of the time: each take makes two."""
+        return BacklogItem(
+            self.id,
+            attempts,
+            self.why,
+            self.size,
+            self.data_id,
+            self.value,
+            self.lane,
+            self.shelf,
+            self.letter,
+            key,
+            version,
+            self.nonce,
+            self.more,
+        )
 
     def revived(self) -> BacklogItem:
         """With all attempts before it."""
@@ -227,6 +257,10 @@ def letter_op(names: Names, item: BacklogItem, letter: str) -> Create:
 
 
 def _read(entry: Entry, item_id: str, lane: str, shelf: str, letter: str = "") -> BacklogItem:
+    plain = _PLAIN.match(entry.value)
+    if plain is not None and not letter:
+        attempts, size, value = int(plain[1]), int(plain[2]), entry.value[plain.end() :]
+        return BacklogItem(item_id, attempts, "", size, "", value, lane, shelf, "", entry.key, entry.version)
     try:
         body, value = split(entry.value)
         attempts, why = body.whole("attempts", least=0), body.text("why")

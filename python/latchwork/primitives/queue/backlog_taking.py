@@ -25,8 +25,7 @@ from latchwork.primitives.queue.backlog_items import (
     other_letter,
     shown,
 )
-from latchwork.primitives.queue.backlog_pages import Hint, Pages
-from latchwork.primitives.queue.backlog_shares import EMPTY_S, FEW, NO_SHARE, Kept, Share
+from latchwork.primitives.queue.backlog_pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of

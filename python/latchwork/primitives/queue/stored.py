@@ -50,7 +50,9 @@ class Stored:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(self.head()).encode() + b"\n" + self.value
+        if self.why or self.data_id or type(self) is not Stored:
+            return json.dumps(self.head()).encode() + b"\n" + self.value
+        return plain_head(self.attempts, self.size) + self.value
 
     def taken(self) -> Self:
         """After one more attempt."""
@@ -59,6 +61,11 @@ class Stored:
     def given_back(self, why: str) -> Self:
         """After somebody gave it back, or up."""
         return replace(self, why=why[:MOST_WHY])
+
+
+def plain_head(attempts: int, size: int) -> bytes:
+    """What is stored before the value of an item of which nothing more is to be told."""
+    return b'{"attempts": %d, "why": "", "size": %d, "data": ""}\n' % (attempts, size)
 
 
 def split(stored: bytes) -> tuple[Record, bytes]:

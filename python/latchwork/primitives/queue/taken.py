@@ -64,8 +64,9 @@ class Taken(GuardsWork):
         self._is_over = False
         self._is_ending = False
         self._is_doubtful = False
-        fence = store.fence(claim.created, At(claim), *checks, session.fence)
-        self._ownership = Ownership.by_session(what, fence, session, store.clock)
+        self._checks = checks
+        self._fence: Fence | None = None
+        self._made: Ownership | None = None
 
     __enter__ = Itself()
 
@@ -104,7 +105,14 @@ class Taken(GuardsWork):
     @property
     def fence(self) -> Fence:
         """The check that the item is still ours, for every write that depends on it."""
-        return self._ownership.fence
+        if self._fence is None:
+            self._fence = self._store.fence(self._claim.created, At(self._claim), *self._checks, self._session.fence)
+        return self._fence
+
+    @property
+    def session(self) -> Session:
+        """The session that the claim lives by."""
+        return self._session
 
     @property
     def is_held(self) -> bool:
@@ -127,10 +135,27 @@ class Taken(GuardsWork):
 
     def remaining_s(self) -> float:
         """Seconds it is ours for certain if no further renewal of the session succeeds. Does no I/O."""
-        return 0.0 if self._is_over or self._is_ending else self._ownership.remaining_s()
+        return 0.0 if self._is_over or self._is_ending else self._session.remaining_s()
 
     def _owned(self) -> Ownership:
         return self._ownership
+
+    @property
+    def _ownership(self) -> Ownership:
+        """Made when somebody asks: most claims come to their end without."""
+        if self._made is None:
+            new = Ownership.by_session(self._what, self.fence, self._session, self._store.clock)
+            made = self.__dict__.setdefault("_first", new)
+            self._made = made
+            if made is not new:  # another thread was faster
+                new.end()
+            if self._is_over:
+                made.end()
+        return self._made
+
+    def _end_ownership(self) -> None:
+        if self._made is not None:
+            self._made.end()
 
     async def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
         self._home.check()
@@ -151,7 +176,7 @@ class Taken(GuardsWork):
         """It has come to its end, by our own doing."""
         self._is_over = True
         self._is_ending = False
-        self._ownership.end()
+        self._end_ownership()
 
     def _be_unsure(self) -> None:
         """After an interrupt: it may be over, which the next try finds out."""
@@ -190,7 +215,7 @@ class Taken(GuardsWork):
         if standing is Standing.GONE and self._is_doubtful and self._session.remaining_s() > 0.0:
             return
         self._is_over = True
-        self._ownership.end()
+        self._end_ownership()
         raise self._lost(standing) from error
 
     async def _look(self) -> Standing:

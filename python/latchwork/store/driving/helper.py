@@ -66,12 +66,14 @@ class _Helper:
                 self._loop = None
                 loop.stop()
 
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
         finally:
+            with self._lock:
+                if self._loop is loop:  # it was ended by an error: the next protocol has another thread
+                    self._loop, self._count = None, 0
             loop.close()
 
 
@@ -108,8 +110,8 @@ async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
         begin: calls the protocol.
         ends: it ends something: a cancellation makes it end nothing less.
     """
-    attempt = Attempt()
-    on = Drive(begin(), attempt, caller_here(spawn))
+    attempt, caller = Attempt(), caller_here(spawn)
+    on = Drive(begin(), attempt, caller)
     try:
         return await on.go()
     except Exception as error:

@@ -70,7 +70,7 @@ class Arrivals:
     @classmethod
     def here(cls) -> Arrivals:
         """Those of the loop that runs in this thread."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         known: Arrivals | None = getattr(_here, "arrivals", None)
         if known is None or known.loop is not loop:
             known = _here.arrivals = cls(loop)
@@ -124,9 +124,24 @@ class Arrivals:
             self.loop.call_soon(self._make)
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs in this thread.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "latchwork.aio needs a running event loop of asyncio, and none runs in this thread: call it in a coroutine "
+            "that asyncio.run() drives; with anyio take its asyncio backend, with trio the sync SDK in a thread"
+        ) from None
+
+
 def caller_here(spawn: Callable[..., Caller]) -> Caller:
     """The caller that the current task is, made at its first use; ``spawn`` is for what it has in the background."""
-    task = asyncio.current_task()
+    task = asyncio.current_task(running_loop())
     if task is None:
         return Caller(spawn)
     caller = _callers.get(task)

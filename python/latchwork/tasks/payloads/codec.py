@@ -248,6 +248,12 @@ def _are_text(values: Any) -> bool:
 
 def _named(of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:
     """Each argument, how errors name it, and its annotation."""
+    if not kwargs and of.positional is not None:
+        hints = of.hints
+        return [
+            (value, f"argument {name!r} of {of.name!r}", hints.get(name, Any))
+            for value, name in zip(args, of.positional[0], strict=False)
+        ]
     names = _positions(of.signature, len(args))
     given = [*zip(args, names, strict=True), *((value, name) for name, value in kwargs.items())]
     hint_of = _hint_by_name(of)

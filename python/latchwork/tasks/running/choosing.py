@@ -78,7 +78,7 @@ class Choosing:
 
     def taken(self, item: BacklogItem) -> None:
         """It was taken; so it says one attempt more."""
-        if is_suspect(item.not_taken()):
+        if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
     def over(self, item: BacklogItem) -> bool:

@@ -32,7 +32,6 @@ class TaskContext(StopSignal):
         takes_task_context: what a parameter's class says to get the context.
         task_id: the task, unique among those of its system.
         attempt: which try this is, from 1.
-        fence: put it among the checks of every write that must not come twice; its ``token`` grows with each try.
         node_id: the node that runs it.
         context: what the node was given for its tasks.
         deadline: when the run is stopped, on the machine's boot clock; None for never.
@@ -45,7 +44,7 @@ class TaskContext(StopSignal):
         task_id: str,
         *,
         attempt: int = 1,
-        fence: Fence | None = None,
+        fence: Fence | Callable[[], Fence] | None = None,
         store: Store | None = None,
         node_id: str = "",
         deadline: float | None = None,
@@ -56,16 +55,27 @@ class TaskContext(StopSignal):
         super().__init__(f"task {task_id}", clock)
         self.task_id = task_id
         self.attempt = attempt
-        self.fence = fence if fence is not None else Fence(0, ())
+        self._fence = fence
         self.node_id = node_id
         self.context = context
         self.deadline = deadline
         self._store = store
         self._left = remaining_s
-        self.log: logging.LoggerAdapter[logging.Logger] = _TaskLog(_log, {"task": task_id})
 
     def __repr__(self) -> str:
         return f"<TaskContext {self.task_id} attempt {self.attempt}>"
+
+    @property
+    def fence(self) -> Fence:
+        """Put it among the checks of every write that must not come twice; its ``token`` grows with each try."""
+        if callable(self._fence):
+            self._fence = self._fence()
+        return Fence(0, ()) if self._fence is None else self._fence
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose lines begin with the task's id."""
+        return _TaskLog(_log, {"task": self.task_id})
 
     @property
     def store(self) -> Store:

@@ -45,7 +45,6 @@ class Taken:
         is_lost: the claim was lost while it ran.
         margin_s: seconds before the end of the session at which it is told to stop.
         tries: how often its end was tried.
-        forget: takes back what listens for its loss.
         run: what is to be run.
         queued_at: since when it has waited for a slot, by the node's clock.
         is_hurried: it is wanted no more: it makes no pause before it is given back.
@@ -59,7 +58,6 @@ class Taken:
     is_lost: bool = False
     margin_s: float = 0.0
     tries: int = 0
-    forget: Callable[[], None] = field(default=lambda: None)
     run: Run | None = None
     queued_at: float = 0.0
     is_hurried: bool = False
@@ -124,13 +122,29 @@ class Endings:
             return
         try:
             ending = self._hooks.finish(task.claim, task.outcome)
-        except OwnershipLost:
+        except (Exception, SystemExit) as error:
+            self._undecided(task, error)
+            return
+        if isinstance(ending, Future):
+            ending.add_done_callback(partial(self._decided, task))
+        else:
+            self.end(task, ending)
+
+    def _decided(self, task: Taken, ending: Future[Ending]) -> None:
+        """In the thread that decided."""
+        error = ending.exception()
+        if error is None:
+            self.end(task, ending.result())
+        else:
+            self._undecided(task, error)
+
+    def _undecided(self, task: Taken, error: BaseException) -> None:
+        if isinstance(error, OwnershipLost):
             self._lose(task)
             return
-        except (Exception, SystemExit) as error:
-            _log.exception("the end of item %s could not be decided; it is given back", task.claim.item.path)
-            ending = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
-        self.end(task, ending)
+        path = task.claim.item.path
+        _log.error("the end of item %s could not be decided; it is given back", path, exc_info=error)
+        self.end(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end(self, task: Taken, ending: Ending) -> None:
         """End a claim so. Returns at once."""

@@ -12,15 +12,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim, Share
+from latchwork.primitives import Backlog, BacklogClaim
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -32,9 +30,10 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_taken
+from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import GIVEN_BACK_S, StartingLine
+from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, share_of
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -42,14 +41,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: So many items are claimed in one transaction at most.
-BATCH = 40
-#: Seconds after which a node that found nothing looks all the same: reads only.
+BATCH = 20
+#: Seconds after which a node that found nothing looks again: reads only.
 LOOK_S = 10.0
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 0.2
-#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
-#: in line: that costs two writes and a watch.
-MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class Feeder(Starts):
@@ -65,8 +61,7 @@ class Feeder(Starts):
         context: what the node gives its tasks.
         batch: items that are claimed in one transaction, at most.
         look_s: a node that finds nothing looks again after so many seconds, whatever it hears; reads only.
-        margin_s: tasks are told to stop so long before the session of their claims can end; None takes a tenth of what
-            is left when a task begins.
+        margin_s: tasks are told to stop so long before the session of their claims can end; by default a tenth.
     """
 
     def __init__(
@@ -93,22 +88,19 @@ class Feeder(Starts):
         self._clock = store.clock
         self._home = Home("this feeder")
         self._bell = Bell()
-        self._news, self._guarded, self._ends = (Bell(self._bell.mutex) for _ in range(3))
-        self._guards_at = math.inf
-        self._asks_until = 0
-        self._leaves_traces = False
-        self._vain, self._many = 0, 0.0
-        self._wants_room = False
+        self._news, self._ends = Bell(self._bell.mutex), Bell(self._bell.mutex)
+        self._arrivals = Arrivals()
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_over, self._is_started = True, False, False
-        self._is_poked = self._is_hungry = False
-        self._looks = self._last_found = 0
+        self._takes, self._is_started = True, False
+        self._is_poked = self._is_hungry = self._wants_room = self._leaves_traces = False
+        self._looks = self._last_found = self._asks_until = 0
         self._counts: Counter[str] = Counter()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = Choosing(hooks, self._clock, node_id)
-        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._have_guarded)
+        self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
+        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
     def start(self) -> None:
         """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
@@ -123,7 +115,7 @@ class Feeder(Starts):
             if self._is_started:
                 return
             self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
-            self._threads.append(Background(self._guard, f"latchwork-feeder-guard-{self._node_id}"))
+            self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
             for lane in dict.fromkeys(self._hooks.waits()):
                 self._threads.append(Background(partial(self._wait, lane), f"latchwork-feeder-wait-{lane}"))
             self._is_started = True
@@ -178,7 +170,7 @@ class Feeder(Starts):
                 return False
 
     def _ring_all(self) -> None:
-        for bell in (self._bell, self._news, self._guarded, self._ends):
+        for bell in (self._bell, self._news, self._ends):
             bell.ring()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
@@ -200,15 +192,14 @@ class Feeder(Starts):
         self._line.give_back(math.inf, "its node closed")
         self.drain(timeout_s)
         with self._bell.mutex:
-            self._is_over = True
             self._ring_all()
+        self._guard.end()
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
+        self.drain(timeout_s)  # what came meanwhile
         self._endings.close()
         return self.running()
-
-    # Looking
 
     async def _feed(self) -> None:
         backoff = Backoff()
@@ -218,9 +209,8 @@ class Feeder(Starts):
             except Closed:
                 return
             except (Exception, SystemExit) as error:
-                is_ours = isinstance(error, LatchworkError)
                 text = "node %s could not look for items, and will again: %s"
-                _log.warning(text, self._node_id, error, exc_info=not is_ours)
+                _log.warning(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
@@ -241,10 +231,11 @@ class Feeder(Starts):
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
-            share=self._share,
+            share=partial(share_of, self._hooks, self._arrivals),
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
+        tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
         return len(claims)
@@ -258,11 +249,11 @@ class Feeder(Starts):
         with self._bell.mutex:
             self._looks += 1
             self._last_found = found or 0
-            self._note(found)
-            self._is_hungry = found == 0 and not self._comes_again()
+            self._arrivals.note(found)
+            self._is_hungry = found == 0 and not (self._takes and self._arrivals.come_again)
             if self._is_hungry or self._looks <= self._asks_until:
                 self._news.ring()
-        if found == 0 and self._comes_again():
+        if found == 0 and self._arrivals.come_again:
             await Pause(self._clock, self._stop, AGAIN_S)
             return
         until = self._clock.now() + self._look_s
@@ -279,21 +270,6 @@ class Feeder(Starts):
                 break
         with self._bell.mutex:
             self._is_hungry = self._wants_room = False
-
-    def _share(self, lane: str) -> Share:
-        return replace(self._hooks.share(lane), is_patient=self._comes_again())
-
-    def _note(self, found: int | None) -> None:
-        """How many there are at a time, and how often there was nothing since."""
-        if found:
-            self._vain, self._many = 0, self._many + (found - self._many) / 4
-        elif found == 0:
-            self._vain += 1
-            self._many = self._many if self._vain <= MOST_VAIN else 0.0
-
-    def _comes_again(self) -> bool:
-        """Whether more is to be expected in a moment: so many came at a time that a place in the line costs more."""
-        return self._many >= MANY and self._vain <= MOST_VAIN and self._takes
 
     async def _wait(self, lane: str) -> None:
         """Wait for items of one lane while the feeder has nothing else."""
@@ -336,10 +312,10 @@ class Feeder(Starts):
         task = Taken(claim)
         self._choosing.taken(claim.item)
         with self._bell.mutex:
-            self._tasks[claim.item.path] = task
+            self._tasks[claim.item.path], takes = task, self._takes  # it may have closed while this was on its way
             self._counts["taken"] += 1
         try:
-            what = self._hooks.begin(claim)
+            what = self._hooks.begin(claim) if takes else Release(why="its node takes no more", count=False)
             if isinstance(what, Run):
                 self._prepare(task, what)
                 self._line.add(task)
@@ -360,28 +336,27 @@ class Feeder(Starts):
         task.context = TaskContext(
             run.task_id,
             attempt=claim.attempts if run.attempt is None else run.attempt,
-            fence=claim.fence,
+            fence=lambda: claim.fence,
             store=self._store,
             node_id=self._node_id,
             context=self._context,
             remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
             clock=self._clock,
         )
-        task.forget = claim.on_lost(task.lose)
+        self._guard.follow(claim.session)
+        if claim.session.lost.is_set():
+            task.lose()
         if self._stop.is_set():
             task.cut_short("its node closed")
-        self._have_guarded(self._clock.now() + left_s - margin_s)
+        self._guard.look_at(self._clock.now() + left_s - margin_s)
 
-    def _have_guarded(self, moment: float) -> None:
-        """The guard looks at this moment, or before."""
-        with self._bell.mutex:
-            if moment < self._guards_at:
-                self._guards_at = moment
-                self._guarded.ring()
+    def _give_back(self, now: float) -> float:
+        """What has waited for a slot for too long; when to look again."""
+        self._line.give_back(now - GIVEN_BACK_S, "it would have waited for a slot")
+        return self._line.oldest + GIVEN_BACK_S
 
     def _drop(self, task: Taken, why: str) -> None:
         """Give back what has not begun."""
-        task.forget()
         self._tell_lost(task)
         self._endings.end(task, Release(why=why, count=False))
 
@@ -391,10 +366,9 @@ class Feeder(Starts):
         except (Exception, SystemExit):
             _log.exception("node %s: what was to be done about item %s failed", self._node_id, task.claim.item.path)
 
-    def _ended(self, task: Taken, future: Future[Outcome]) -> None:
+    def _ended(self, task: Taken, outcome: Outcome) -> None:
         """In the slot's thread, which is free again."""
-        outcome = task.outcome = allowed(future.result(), instead=self._hooks.takes_instead)
-        task.forget()
+        outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._choosing.leave_to_others(task.claim.item)
@@ -410,7 +384,9 @@ class Feeder(Starts):
 
     def _forget(self, task: Taken, how: str) -> None:
         """A claim is over, one way or the other."""
+        again = self._hooks.claim_over(task.claim)
         with self._bell.mutex:
+            self._is_poked |= again
             if self._tasks.get(task.claim.item.path) is task:
                 del self._tasks[task.claim.item.path]
             self._counts[how] += 1
@@ -421,24 +397,3 @@ class Feeder(Starts):
                 self._ends.ring()
             elif not self._tasks and self._is_hungry:
                 self._bell.ring()
-
-    async def _guard(self) -> None:
-        """Tell tasks to stop before the session of their claims can end, renewals or not."""
-        while True:
-            with self._bell.mutex:
-                running = [task for task in self._tasks.values() if task.runs]
-                rings, ends = self._guarded.rings, self._is_over
-                self._guards_at = math.inf  # until we wait, each moment rings
-            if ends:
-                return
-            now = self._clock.now()
-            moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in running]
-            for moment, task in moments:
-                if moment <= now:
-                    await called(task.cut_short, "the session of its node was about to end")
-            soonest = min((moment for moment, _ in moments if moment > now), default=math.inf)
-            await called(self._line.give_back, now - GIVEN_BACK_S, "it would have waited for a slot")
-            soonest = min(soonest, self._line.oldest + GIVEN_BACK_S)
-            with self._bell.mutex:
-                self._guards_at = soonest
-            await self._guarded.rung(rings, self._clock, None if soonest == math.inf else soonest - now)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
 
+from latchwork.errors import LatchworkError
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
 from latchwork.types import Check, Op
+
+_log = logging.getLogger(__name__)
 
 #: So much of a reason is kept in an item.
 _MOST_WHY = 200
@@ -103,20 +108,31 @@ class FeederHooks(ABC):
     def refused(self, item: BacklogItem) -> None:  # noqa: B027 - nothing, unless a system says otherwise
         """Its extra checks did not hold: it stays where it is."""
 
+    def taken(self, claims: Sequence[BacklogClaim]) -> None:  # noqa: B027 - likewise
+        """These were taken together: called once before they are begun, in the thread that looks. It may ask the store.
+
+        What it raises is logged, and changes nothing.
+        """
+
     @abstractmethod
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """What to run for a claim; or its end, without a run. Asks no store: ``Run.call`` may."""
 
     @abstractmethod
-    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """How the claim of a run ends. It may ask the store: called in the slot's thread.
 
+        A future says it later, in a thread of the system's that decides on many at once: the slot goes on meanwhile.
         Called again, a moment later, when the transaction was refused because of its own checks.
         """
 
     def at_end(self, claim: BacklogClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
         """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
         return ()
+
+    def claim_over(self, claim: BacklogClaim) -> bool:  # noqa: ARG002 - likewise
+        """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
+        return False
 
     def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
@@ -138,6 +154,16 @@ def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
     kinds = tuple(retry.on)
     is_wanted = kind is None or issubclass(kind, kinds)
     return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
+
+
+def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str) -> None:
+    """Tell a system what was taken, if anything was; what it raises keeps nothing from being begun."""
+    try:
+        if claims:
+            hooks.taken(claims)
+    except (Exception, SystemExit) as error:
+        text = "node %s did not prepare %d items: %s"
+        _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
 
 
 def decided(outcome: Outcome, cut_short: str) -> Release | None:

@@ -1,23 +1,25 @@
 """The event loop of a node's ``async def`` tasks: one for all of them, in a thread of its own.
 
 So they can share what belongs to a loop: connections, locks, caches. One that blocks holds up the others; it belongs
-into a plain function. Nothing here touches the network.
+into a plain function. Nothing here touches the network, and ``asyncio`` is imported with the first of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import Closed
 from latchwork.interrupts import mutex, start_thread
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.performing import cancel_soon
+
+if TYPE_CHECKING:
+    import asyncio
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class TaskLoop:
         return not thread.is_alive()
 
     def _begun(self) -> asyncio.AbstractEventLoop:
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
@@ -79,6 +83,8 @@ class TaskLoop:
 
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
         asyncio.set_event_loop(loop)
         try:
             while True:
@@ -92,6 +98,8 @@ class TaskLoop:
             loop.close()
 
     def _start(self, body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
+        import asyncio
+
         whole = _whole(body, context, ended)
         task = asyncio.get_running_loop().create_task(whole, name=f"task {context.task_id}")
         self._tasks.add(task)
@@ -99,11 +107,15 @@ class TaskLoop:
 
     def _over(self, body: Coroutine[Any, Any, Any], ended: Future[Any], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        import asyncio
+
         if not ended.done():  # cancelled before it began
             body.close()
             ended.set_exception(asyncio.CancelledError())
 
     def _end(self) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         self._ending = loop.create_task(_finish())
         self._ending.add_done_callback(lambda _: loop.stop())
@@ -111,6 +123,8 @@ class TaskLoop:
 
 async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
     """Run it, and tell the slot: whatever it raises is its own, and ends neither the loop nor other tasks."""
+    import asyncio
+
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
     remove = context.on_stop(lambda: cancel_soon(loop, me))
     try:
@@ -127,6 +141,8 @@ async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Fu
 
 async def _finish() -> None:
     """Cancel all, what tasks have left running too, and wait for the end of it."""
+    import asyncio
+
     while left := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in left:
             task.cancel()

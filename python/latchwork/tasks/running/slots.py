@@ -10,11 +10,12 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -26,12 +27,12 @@ from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.looping import TaskLoop
 from latchwork.tasks.running.performing import Call, RunAsync, perform
 from latchwork.tasks.running.process import TaskProcess
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import Leash
-    from latchwork.tasks.running.looping import TaskLoop
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ class _Run:
 
     call: Call | Callable[[], Call]
     context: TaskContext
-    outcome: Future[Outcome] = field(default_factory=Future)
+    ended: Callable[[Outcome], object]
+    is_ended: bool = False
+    once: list[bool] = field(default_factory=lambda: [True])
     stopped_at: float | None = None
     is_late: bool = False
     is_begun: bool = False
@@ -57,11 +60,18 @@ class _Run:
     def end(self, outcome: Outcome) -> None:
         """The first outcome counts."""
         try:
-            self.outcome.set_result(outcome)
-        except InvalidStateError:
-            pass
-        except SystemExit:  # of a callback: it ends itself, and not the slot
-            _log.exception("a callback of task %s called exit", self.context.task_id)
+            self.is_ended = self.once.pop()
+        except IndexError:
+            return
+        try:
+            self.ended(outcome)
+        except (Exception, SystemExit):  # it ends itself, and not the slot
+            _log.exception("what was to be done at the end of task %s failed", self.context.task_id)
+
+
+def _set(future: Future[Outcome], outcome: Outcome) -> None:
+    with suppress(InvalidStateError):  # somebody else has ended it
+        future.set_result(outcome)
 
 
 def _thread(target: Callable[[], None], name: str) -> threading.Thread:
@@ -79,7 +89,7 @@ class Slots:
         leash: what processes may not outlive: a session of the node. None: nothing but the node.
         stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
         run_loop: runs coroutines of ``async def`` functions in threads; default on one loop for all of them, in a
-            thread of its own. In a process each has a loop for itself.
+            thread of its own, which ends with the slots. In a process each has a loop for itself.
         label: the node, for names of threads and processes.
         clock: the machine's, but in a simulation.
     """
@@ -106,8 +116,8 @@ class Slots:
         self.count = count
         self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
         self._grace_s, self._label, self._clock = stop_grace_s, label, clock
-        self._run_loop = run_loop if run_loop is not None else self._run_on_loop
-        self._loop: TaskLoop | None = None
+        self._loop = TaskLoop(label)
+        self._run_loop: RunAsync = run_loop or self._loop.run
         self._home = Home("these slots")
         self._mutex = mutex()
         self._changed = condition(self._mutex)  # the watcher has something to look at
@@ -144,7 +154,7 @@ class Slots:
     def stuck(self) -> list[str]:
         """The tasks whose outcome was given without their end: their functions do not stop. Sorted."""
         with self._mutex:
-            return sorted(run.context.task_id for run in self._runs if run.outcome.done())
+            return sorted(run.context.task_id for run in self._runs if run.is_ended)
 
     def start(self, call: Call | Callable[[], Call], context: TaskContext) -> Future[Outcome]:
         """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
@@ -157,14 +167,19 @@ class Slots:
             LatchworkError: no slot is free.
             Closed: these slots were closed.
         """
+        outcome: Future[Outcome] = Future()
+        outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        self.begin(call, context, partial(_set, outcome))
+        return outcome
+
+    def begin(self, call: Call | Callable[[], Call], context: TaskContext, ended: Callable[[Outcome], object]) -> None:
+        """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
         self._home.check()
-        run = _Run(call, context)
-        run.outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        run = _Run(call, context, ended)
         with Finally(partial(self._unless_started, run)):
             self._take_in(run)
             run.forget = context.on_stop(self._wake)
             run.is_started = True
-        return run.outcome
 
     def _unless_started(self, run: _Run) -> None:
         """After an interrupt: nobody has the outcome, so it does not run, or is told to stop."""
@@ -227,19 +242,9 @@ class Slots:
         for thread in [*self._threads, *([self._watcher] if self._watcher is not None else [])]:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - self._clock.now()))
-        if self._loop is not None:
-            self._loop.close(max(0.5, until - self._clock.now()))
+        self._loop.close(max(0.5, until - self._clock.now()))
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs)
-
-    def _run_on_loop(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-        """Run a coroutine on the loop that all have, which begins with the first."""
-        from latchwork.tasks.running.looping import TaskLoop  # imports asyncio, which few nodes need
-
-        with self._mutex:
-            if self._loop is None:
-                self._loop = TaskLoop(self._label)
-        return self._loop.run(body, context)
 
     def _wake(self) -> None:
         with self._mutex:
@@ -331,7 +336,7 @@ class Slots:
     def _looked_at(self, run: _Run, now: float) -> float | None:
         """Do what is due for a call; the next moment to look at it, None for never."""
         context = run.context
-        if run.outcome.done() or run.is_late:
+        if run.is_ended or run.is_late:
             return None
         if context.deadline is not None and now >= context.deadline and not context.should_stop:
             context.stop()

@@ -10,19 +10,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
+from latchwork.primitives import Share
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.endings import Taken
+from latchwork.tasks.running.feeding import FeederHooks
 from latchwork.tasks.running.slots import Slots
 
 #: Items are claimed for so many seconds ahead, and so many at most.
 AHEAD_S, MOST_AHEAD = 0.02, 64
 #: Seconds after which what has not begun is given back.
 GIVEN_BACK_S = 0.25
+#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
+#: in the line of those that wait: that costs two writes and a watch.
+MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class StartingLine:
@@ -40,7 +46,7 @@ class StartingLine:
         self,
         slots: Slots,
         clock: Clock,
-        ended: Callable[[Taken, Future[Outcome]], None],
+        ended: Callable[[Taken, Outcome], None],
         drop: Callable[[Taken, str], None],
         look_at: Callable[[float], None],
     ) -> None:
@@ -107,7 +113,7 @@ class StartingLine:
         if run.timeout_s is not None:
             context.deadline = self._clock.now() + run.timeout_s
         try:
-            future = self._slots.start(run.call, context)
+            self._slots.begin(run.call, context, partial(self._ended, task))
         except Closed as error:
             self._drop(task, str(error))
             return True
@@ -115,8 +121,34 @@ class StartingLine:
             with self._lock:
                 self._queued.appendleft(task)
             return False
-        future.add_done_callback(lambda done: self._ended(task, done))
         return True
+
+
+class Arrivals:
+    """How many items a node found at a time. One thread only."""
+
+    def __init__(self) -> None:
+        self._many = 0.0
+        self._vain = 0
+
+    def note(self, found: int | None) -> None:
+        """What a look found; None of one that was not made."""
+        if found:
+            self._vain, self._many = 0, self._many + (found - self._many) / 4
+        elif found == 0:
+            self._vain += 1
+            self._many = self._many if self._vain <= MOST_VAIN else 0.0
+
+    @property
+    def come_again(self) -> bool:
+        """Whether more is to be expected in a moment."""
+        return self._many >= MANY and self._vain <= MOST_VAIN
+
+
+def share_of(hooks: FeederHooks, arrivals: Arrivals, lane: str) -> Share:
+    """Which of the takers of a lane a node is: one that leaves others' items to them while more come soon."""
+    share = hooks.share(lane)
+    return replace(share, is_patient=True) if arrivals.come_again else share
 
 
 def ahead_of(slots: int, typical_s: float) -> int:

@@ -5,6 +5,7 @@ A simulated thread gets the simulation's, any other thread (a test runner's) kee
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import importlib
 import os
@@ -27,11 +28,13 @@ from latchwork.testing._sim.locks import (
     real_sleep,
     real_start,
 )
+from latchwork.testing._sim.loops import SimLoop
 from latchwork.testing._sim.tasks import hide
 from latchwork.testing._sim.turns import Turns
 
 hide(__file__)
 
+_real_new_event_loop = asyncio.events.new_event_loop
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
 _real_start_beside = interrupts._start_beside  # noqa: SLF001 - ours
@@ -77,6 +80,7 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
 
     lock = inside(partial(SimLock, sim), real_lock)
     monotonic = inside(sim.now, real_monotonic)
+    new_event_loop = inside(SimLoop, _real_new_event_loop)
     urandom = inside(sim.random.randbytes, _real_urandom)
     return [
         (threading, "Lock", lock),
@@ -91,6 +95,8 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         (time, "sleep", inside(sim.sleep, real_sleep)),
         (builtins, "__import__", as_one_step(_real_import)),
         (importlib, "import_module", as_one_step(_real_import_module)),
+        (asyncio, "new_event_loop", new_event_loop),
+        (asyncio.events, "new_event_loop", new_event_loop),
         (os, "urandom", urandom),
         (random, "_urandom", urandom),
         *_thread_stand_ins(sim),

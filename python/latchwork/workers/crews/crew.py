@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from latchwork.checks import check_store
@@ -53,6 +54,7 @@ class Crew:
         self._failing = threading.Lock()
         self._mutex = mutex()
         self._slots: list[Slot] = []
+        self._changes: SimpleQueue[SlotState] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._handle: JobHandle | None = None
 
@@ -78,6 +80,14 @@ class Crew:
     def slots(self) -> list[SlotState]:
         """The processes, by slot. Does no I/O."""
         return [slot.state for slot in self._slots]
+
+    def changes(self) -> list[SlotState]:
+        """What the processes went through since the last call, in order; each is given once."""
+        found = []
+        with suppress(Empty):
+            while True:
+                found.append(self._changes.get_nowait())
+        return found
 
     @property
     def errors(self) -> list[LatchworkError | OSError]:
@@ -105,6 +115,7 @@ class Crew:
                 order=self._order,
                 number=number,
                 failing=self._failing,
+                on_change=self._changes.put,
             )
             self._slots.append(slot)
             slot.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,6 +42,7 @@ class Slot:
         order: what the crew runs.
         number: the slot's number on this host.
         failing: held by the slot whose process has failed, until all are told: what fails because of it does not count.
+        on_change: called with each state, in the thread that brought it about; quick.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Slot:
         order: Order,
         number: int,
         failing: threading.Lock,
+        on_change: Callable[[SlotState], object] = bool,
     ) -> None:
         self._store = store
         self._job = job
@@ -61,6 +64,7 @@ class Slot:
         self._order = order
         self._number = number
         self._failing = failing
+        self._on_change = on_change
         self._mutex = mutex()
         self._stopping = threading.Event()
         self._state = SlotState(number)
@@ -265,4 +269,6 @@ class Slot:
             self._tell(state="left", pid=None)
 
     def _tell(self, **news: object) -> None:
-        self._state = replace(self._state, **news)  # type: ignore[arg-type]
+        before, self._state = self._state, replace(self._state, **news)  # type: ignore[arg-type]
+        if self._state != before:
+            self._on_change(self._state)

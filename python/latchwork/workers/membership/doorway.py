@@ -18,10 +18,12 @@ class Doorway:
 
     Attributes:
         head: the job's head, as the last to join has written it; a hint, it may have changed.
+        epoch: the epoch, as one of them has read it; a hint, too: what was over by then is refused, and told.
     """
 
     def __init__(self, on_empty: Callable[[Doorway], object] = bool) -> None:
         self.head: Entry | None = None
+        self.epoch: Entry | None = None
         self._on_empty = on_empty
         self._lock = mutex()
         self._line: list[Signal] = []

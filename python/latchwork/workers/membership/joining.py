@@ -46,6 +46,9 @@ class Joining:
         run: refuse any other; None takes the one there is.
         create: the head of the job to create if there is none; None waits for somebody to submit it.
         replace_live: whether a live namesake is fenced out; else its end is waited for.
+
+    Attributes:
+        epoch: the epoch we have joined in; None before.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Joining:
         self._job = keys
         self._what = f"job {keys.job!r}"
         self._info = info
+        self.epoch: Entry | None = None
         self._door = Doorway()
         self._turn = Signal()
         self._run = run
@@ -86,6 +90,7 @@ class Joining:
                 is_new = hint is not None
                 seat = await waiter.keep_trying(partial(self._try, scene, waiter, patience, is_new=is_new), patience)
                 if seat is not None:
+                    await waiter.keep_trying(partial(self._read_epoch, seat), patience)
                     return seat
                 self._door.head = None
                 if hint is not None:
@@ -98,6 +103,15 @@ class Joining:
             self._leave_line()
             if self._place is not None and self._queue is not None:
                 await self._queue.leave(self._place)
+
+    async def _read_epoch(self, seat: Seat) -> None:
+        """The epoch we have joined in: for one that is new, as another one of our process has just read it."""
+        known = self._door.epoch
+        if known is None or known.key != seat.keys.epoch or not seat.is_new:
+            known = self._door.epoch = await ask(self._store.get, seat.keys.epoch)
+        if known is None:
+            raise JobTerminated(f"{self._what}: the job is no more")
+        self.epoch = known
 
     async def _line_up(self, waiter: Waiter, patience: Patience) -> None:
         """Wait for those of our process that came before us; who has no more time does not, and tries once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -31,9 +32,11 @@ class Looks(Protocol):
 
     Attributes:
         lease: the key of its lease.
+        is_over: whether it is in the job no more, and has been told.
     """
 
     lease: str
+    is_over: bool
 
     def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""
@@ -69,16 +72,23 @@ class Lookout:
 
     async def remove(self, worker: Looks) -> None:
         """Look no more for one; the last one ends all. Twice is fine."""
-        with self._shelf.mutex if self._shelf is not None else self._own:
-            self._workers.pop(worker, None)
-            if self._workers:
-                return
-            if self._shelf is not None and self._shelf.lookouts.get(self._keys.folder) is self:
-                del self._shelf.lookouts[self._keys.folder]
-        self._closed.set()
+        if not self._drop([worker]):
+            return
         self.wake()
         if not self._background.is_mine:
             await self._background
+
+    def _drop(self, workers: Iterable[Looks]) -> bool:
+        """Look no more for these; True once there is nobody left, and nobody will come."""
+        with self._shelf.mutex if self._shelf is not None else self._own:
+            for worker in workers:
+                self._workers.pop(worker, None)
+            if self._workers:
+                return False
+            if self._shelf is not None and self._shelf.lookouts.get(self._keys.folder) is self:
+                del self._shelf.lookouts[self._keys.folder]
+        self._closed.set()
+        return True
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -94,6 +104,8 @@ class Lookout:
                 except LatchworkError as error:
                     _log.info("the run of job %r is looked at again: %s", self._keys.job.job, error)
                     pause_s = backoff.next_s()
+                if self._closed.is_set():
+                    return
                 await self._bell.rung(rings, self._store.clock, pause_s)
         finally:
             self.picture.close()
@@ -107,6 +119,8 @@ class Lookout:
         is_behind = False
         for each in doubtful:
             is_behind |= not await each.ask()
+        if self._drop(each for each in workers if each.is_over):
+            return None
         if head is None or head.is_final:
             return _BEHIND_S if is_behind else None
         pause_s = await self._tell_losses({each.lease for each in workers if each not in doubtful})

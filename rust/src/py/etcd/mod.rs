@@ -235,7 +235,8 @@ impl EtcdCodec {
                 return Ok(None);
             });
         }
-        Ok((found.len() <= self.most_ops).then_some(found))
+        let puts = found.iter().filter(|op| matches!(op, Op::Put(..))).count(); // each is followed by a read
+        Ok((found.len() + puts <= self.most_ops).then_some(found))
     }
 
     fn checks<'py>(&self, checks: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Check<'py>>>> {

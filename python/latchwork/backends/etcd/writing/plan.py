@@ -12,7 +12,7 @@ Compares of a transaction (all must hold):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -36,8 +36,9 @@ from latchwork.backends.outcomes import describe
 from latchwork.errors import InvalidKey, SessionLost
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
-#: Operations whose puts and the reads of what they found stand side by side; of more, each put is nested with its read.
-PAIRED_LIMIT = 40
+#: Operations, each put counted twice, whose puts and the reads of what they found stand side by side; of more, each put
+#: is nested with its read. A server allows 128 by default, and the guard is one.
+PAIRED_LIMIT = 100
 
 
 class Commit:
@@ -130,7 +131,7 @@ class Compiler:
         conditions = [self._check(check) for check in checks]
         if ops:
             conditions += self._write_conditions(checks, ops, ended, learned)
-        paired = len(ops) <= PAIRED_LIMIT
+        paired = len(ops) + sum(isinstance(op, Put) for op in ops) <= PAIRED_LIMIT
         specs = [self._operation(op, learned, paired=paired) for op in ops]
         return Txn(
             conditions,
@@ -196,8 +197,8 @@ class Compiler:
         for key in written:
             if key not in known:
                 above.update(dict.fromkeys(self._ancestors(key)))
-            if bound and len(written) > 1:
-                _refuse_within(key, bound)
+        if bound and len(written) > 1:
+            _refuse_within(written, frozenset(bound), self._ancestors)
         for gone in deleted:
             above.pop(gone, None)
         conditions = [condition for key in above for condition in self._unbound(key)]
@@ -286,12 +287,14 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
     return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
 
 
-def _refuse_within(key: str, bound: list[str]) -> None:
-    for leaf in bound:
-        if key.startswith(leaf + "/"):
-            raise InvalidKey(
-                f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
-            )
+def _refuse_within(written: Sequence[str], bound: frozenset[str], above: Callable[[str], Sequence[str]]) -> None:
+    for parent in dict.fromkeys(key.rpartition("/")[0] for key in written):
+        for leaf in above(f"{parent}/"):
+            if leaf in bound:
+                key = next(each for each in written if each.startswith(f"{parent}/"))
+                raise InvalidKey(
+                    f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
+                )
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:

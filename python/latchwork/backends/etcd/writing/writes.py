@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import grpc
@@ -26,7 +27,7 @@ from latchwork.backends.etcd.writing.plan import Commit
 from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.slots import Slot, Slots
 from latchwork.backends.etcd.writing.txn import Txn
-from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.backends.futures import Outcome, Steps, chain, reject, resolve
 from latchwork.errors import Closed, QuotaExceeded, ReentrantCall, SessionLost, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -35,30 +36,30 @@ _log = logging.getLogger(__name__)
 class _Write(Outcome[Any]):
     """A transaction under way, and the future of what it did."""
 
-    __slots__ = ("_asked", "_deadline", "_replan", "_slot", "_writer")
+    __slots__ = ("_writer", "asked", "deadline", "replan", "slot")
 
     def __init__(
         self, writer: Writer, asked: Txn | Commit, replan: Callable[[], Txn], slot: Slot, deadline: float
     ) -> None:
         super().__init__()
         self._writer = writer
-        self._asked = asked
-        self._replan = replan
-        self._slot = slot
-        self._deadline = deadline
+        self.asked = asked
+        self.replan = replan
+        self.slot = slot
+        self.deadline = deadline
 
     def answered(self, rpc: Any) -> None:
         """The first try has ended. Only the simple end is told here, every other one by the writer."""
         try:
-            found = self._asked.outcome(rpc.result())
+            found = self.asked.outcome(rpc.result())
         except (grpc.RpcError, ValueError):
             found = None
         if found is not None:
-            self._slot.revision, result = found
-            self._writer.slots.give_back(self._slot)
+            self.slot.revision, result = found
+            self._writer.slots.give_back(self.slot)
             resolve(self, result)
         else:
-            chain(drive(self._writer.go_on(rpc, self._asked, self._replan, self._slot, self._deadline)), self)
+            self._writer.go_on(rpc, self)
 
 
 class Writer:
@@ -89,7 +90,7 @@ class Writer:
         deadline = deadline or link.clock.now() + link.call_timeout_s
         slot = self.slots.take() if link.healthy and not self.settling.unsettled and not self.slots.closing else None
         if slot is None:
-            return drive(self._until_done(asked.txn(), replan, deadline))
+            return link.go_on(partial(self._until_done, asked.txn(), replan, deadline))
         try:
             request = asked.request(self._keys, slot)
         except BaseException:
@@ -98,6 +99,7 @@ class Writer:
         outcome = _Write(self, asked, replan, slot, deadline)
         try:
             rpc = link.send("Txn", request, link.attempt_s(self._send_s), now=now)
+            rpc.add_done_callback(outcome.answered)
         except Closed as error:
             reject(outcome, error)
             return outcome
@@ -107,16 +109,16 @@ class Writer:
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
             self.settling.leave_slot(slot)
             raise
-        rpc.add_done_callback(outcome.answered)
         return outcome
 
-    def go_on(
-        self, rpc: Any, asked: Txn | Commit, replan: Callable[[], Txn], slot: Slot, deadline: float
-    ) -> Steps[Any]:
+    def go_on(self, rpc: Any, write: _Write) -> None:
         """Go on with a transaction whose first try did not succeed."""
-        result = yield from self._judge(rpc, asked.txn(), slot, deadline)
+        chain(self._link.go_on(partial(self._second, rpc, write)), write)
+
+    def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
+        result = yield from self._judge(rpc, write.asked.txn(), write.slot, write.deadline)
         if result is None:
-            result = yield from self._until_done(replan(), replan, deadline)
+            result = yield from self._until_done(write.replan(), write.replan, write.deadline)
         return result
 
     def explain(self, txn: Txn, deadline: float) -> Steps[None]:

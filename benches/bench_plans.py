@@ -1,0 +1,333 @@
+"""What a plan costs: tasks a second, a step of a chain, the time to build one; and the same of what others use.
+
+    python benches/bench_plans.py [--backends sqlite,etcd35,zookeeper] [--workers 4] [--slots 4] [--tasks 2000]
+                                  [--what fan,deps,chain,build,chord,killed] [--peers PYTHON] [--prefect] [--json FILE]
+
+Workers are processes, and they, the builder and the server share the machine. Tasks do nothing: they return a number.
+``fan`` has no dependencies, ``deps`` has layers of 100 of which each task depends on 10 of the layer before, a chain
+has 50 steps, a chord one task behind all others. A rate is of the time from the start of a plan, which is stored by
+then, to its end; ``with build`` counts from the first ``add``. ``killed`` loses a worker of ours, and the scheduler of
+those who have one, in the midst of a plan, and says what came of it.
+
+Peers run in an environment of their own, ``.venv/peers/bin/python`` by default; without it they are left out. Celery
+has no graphs but groups, chords and chains. A rate of a peer counts from the first call, as ``with build`` does.
+Prefect is left out unless asked for: it runs where ``pip install prefect`` was done there. Prints figures, and judges
+none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from executor_sides import CelerySide, DaskSide, Peer
+
+import latchwork
+from latchwork.plans import Plans, PlanState, PlanWorker
+from latchwork.tasks import Functions
+from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+
+SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
+FUNCTIONS = Functions()
+LAYER, DEPS, CHAIN = 100, 10, 50
+WAIT_S = 600.0
+HERE = Path(__file__).parent
+PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
+
+
+@FUNCTIONS.task(name="noop")
+def noop(number: int = 0) -> int:
+    """Nothing."""
+    return number
+
+
+@FUNCTIONS.task(name="first")
+def first(parts: list[int]) -> int:
+    """The first of what came before."""
+    return parts[0]
+
+
+@FUNCTIONS.task(name="nap")
+def nap(number: int) -> int:
+    """A twentieth of a second."""
+    time.sleep(0.05)
+    return number
+
+
+def fan(plan, count):
+    """No dependencies."""
+    for number in range(count):
+        plan.add(noop, number)
+
+
+def deps(plan, count):
+    """Layers; each task has the results of 10 of the layer before."""
+    chance, before = random.Random(3), []
+    for begin in range(0, count, LAYER):
+        layer = []
+        for number in range(begin, min(count, begin + LAYER)):
+            some = chance.sample(before, DEPS) if before else []
+            layer.append(plan.add(first, some) if some else plan.add(noop, number))
+        before = layer
+
+
+def wide(plan, count):
+    """Three edges for each task."""
+    chance, refs = random.Random(3), []
+    for number in range(count):
+        some = chance.sample(refs[-LAYER:], min(3, len(refs)))
+        refs.append(plan.add(noop, number, after=some))
+
+
+def chain(plan, count):
+    """One after the other."""
+    ref = plan.add(noop, 0)
+    for _ in range(count - 1):
+        ref = plan.add(noop, ref)
+
+
+def chord(plan, count):
+    """One behind all others, with all their results."""
+    plan.add(first, [plan.add(noop, number) for number in range(count)])
+
+
+def naps(plan, count):
+    """No dependencies, and something to do."""
+    for number in range(count):
+        plan.add(nap, number)
+
+
+class Crew:
+    """Workers in processes of their own."""
+
+    def __init__(self, url, workers, slots):
+        self.url, self.slots = url, slots
+        self.processes = [self.start() for _ in range(workers)]
+        for each in self.processes:
+            each.stdout.readline()
+
+    def start(self):
+        command = [sys.executable, __file__, "--role", self.url, "--slots", str(self.slots)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def kill_one(self):
+        victim = self.processes.pop()
+        victim.kill()
+        victim.wait()
+
+    def close(self):
+        """The seconds of a processor that each has used."""
+        used = []
+        for each in self.processes:
+            each.stdin.close()
+            used.append(float(each.stdout.readline() or 0))
+            each.wait(60)
+        return used
+
+
+def work(url, slots):
+    """Role: a worker, until its input ends."""
+    with latchwork.connect(url, session_ttl_s=10) as store:
+        with PlanWorker(store, slots=slots, functions=FUNCTIONS):
+            print("ready", flush=True)
+            sys.stdin.read()
+        print(time.process_time(), flush=True)
+
+
+@contextmanager
+def server_of(backend):
+    """The URL of a server of one backend."""
+    with ExitStack() as stack:
+        if backend == "sqlite":
+            yield f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/plans.db"
+        else:
+            yield stack.enter_context(SERVERS[backend]()).url()
+
+
+def run(store, make, count):
+    """Build and run a plan; seconds to build, to run, and of this processor to build."""
+    used, begun = time.process_time(), time.perf_counter()
+    with Plans(store, functions=FUNCTIONS).new() as plan:
+        make(plan, count)
+    built, used = time.perf_counter(), time.process_time() - used
+    status = plan.handle.wait(WAIT_S)
+    ended = time.perf_counter()
+    if status.state is not PlanState.COMPLETED:
+        raise SystemExit(f"plan ended as {status}")
+    return built - begun, ended - built, used
+
+
+def rates(url, chosen):
+    """Tasks a second of plans of one shape after the other."""
+    with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
+        crew = Crew(store.url, chosen.workers, chosen.slots)
+        run(store, fan, 100)
+        for what, make in (("fan", fan), ("deps", deps), ("chord", chord)):
+            if what in chosen.what:
+                count = min(1000, chosen.tasks) if what == "chord" else chosen.tasks
+                built, took, _ = run(store, make, count)
+                yield {"what": what, "tasks_s": count / took, "with_build_s": count / (built + took)}
+        if "chain" in chosen.what:
+            took = [run(store, chain, CHAIN)[1] / CHAIN * 1000 for _ in range(chosen.rounds)]
+            yield {"what": "chain", "step_ms": statistics.median(took)}
+        used = crew.close()
+        yield {"what": "processor", "workers_s": sum(used)}
+
+
+def builds(url, count):
+    """Seconds to build and start a plan that nobody runs."""
+    with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
+        used, begun = time.process_time(), time.perf_counter()
+        with Plans(store, functions=FUNCTIONS, name="unrun").new() as plan:
+            wide(plan, count)
+            added = time.perf_counter() - begun
+        took, used = time.perf_counter() - begun, time.process_time() - used
+        yield {"what": "build", "add_s": added, "build_s": took, "processor_s": used}
+
+
+def killed(url, chosen, count=400):
+    """A worker is killed in the midst of a plan: how many tasks have a result."""
+    with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
+        crew = Crew(store.url, chosen.workers, chosen.slots)
+        with Plans(store, functions=FUNCTIONS).new() as plan:
+            naps(plan, count)
+        time.sleep(count * 0.05 / chosen.workers / chosen.slots / 2)
+        crew.kill_one()
+        status = plan.handle.wait(WAIT_S)
+        yield {"what": "killed", "of": "worker", "asked": count, "done": sum(status.tasks.values())}
+        crew.close()
+
+
+def measured(backend, chosen):
+    """All that was asked for, of one backend."""
+    with server_of(backend) as url:
+        if {"fan", "deps", "chord", "chain"} & chosen.what:
+            yield from rates(url, chosen)
+    with server_of(backend) as url:
+        if "build" in chosen.what:
+            yield from builds(url, 10_000)
+        if "killed" in chosen.what:
+            yield from killed(url, chosen)
+
+
+class Canvas(CelerySide):
+    """Celery with four processes, whose tasks are those of ``plans_peers.py``."""
+
+    def workers(self):
+        command = [
+            self.python,
+            "-m",
+            "celery",
+            "-A",
+            "plans_peers",
+            "worker",
+            "--loglevel",
+            "ERROR",
+            "--pool",
+            "prefork",
+        ]
+        self.run([*command, "-c", "4"], BENCH_REDIS=self.url, PYTHONPATH=str(HERE))
+
+
+class Flow(Peer):
+    """Prefect, with a server that it starts itself."""
+
+    name, peer = "Prefect", "prefect"
+
+    def start(self):
+        """A flow brings its own."""
+
+
+def asked(side, what, count, rounds):
+    """What a peer says of one shape; None if it has none."""
+    command = [side.python, str(HERE / "plans_peers.py"), side.peer, what, side.url, str(count), str(rounds)]
+    env = {**os.environ, "BENCH_REDIS": side.url, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    if done.returncode:
+        print(f"{side.name}: no {what}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+
+
+def peers(chosen):
+    """The same shapes, by others."""
+    python = str(chosen.peers)
+    sides = [(Canvas(python), ("fan", "chord", "chain")), (Canvas(python, syncs=True), ("fan", "chord", "chain"))]
+    sides.append((DaskSide(python), ("fan", "deps", "chord", "chain")))
+    sides += [(Flow(python), ("fan", "chain"))] if chosen.prefect else []
+    for side, shapes in sides:
+        with side:
+            for what in (each for each in shapes if each in chosen.what):
+                count = CHAIN if what == "chain" else min(1000, chosen.tasks) if what == "chord" else chosen.tasks
+                took = asked(side, what, count, chosen.rounds if what == "chain" else 1)
+                if took is not None:
+                    one = {"step_ms": took / count * 1000} if what == "chain" else {"with_build_s": count / took}
+                    yield side.name, {"what": what, **one}
+    if "killed" in chosen.what:
+        yield "Dask", scheduler_killed(python)
+
+
+def scheduler_killed(python, count=400):
+    """Dask's scheduler is killed when a third is done, and another one started at its address."""
+    with DaskSide(python) as side:
+        command = [python, str(HERE / "plans_peers.py"), "dask", "killed", side.url, str(count), "1"]
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        client.stdout.readline()
+        side.scheduler.kill()
+        side.scheduler.wait()
+        port = side.url.rpartition(":")[2]
+        dask = [python, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"]
+        side.run(dask)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        found = json.loads(client.stdout.readline())
+        client.wait(60)
+        return {"what": "killed", "of": "scheduler", **found}
+
+
+def shown(side, figure):
+    """A line for a figure."""
+    parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
+    print(f"{side:32}{figure['what']:10}" + "   ".join(parts), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="sqlite,etcd35,zookeeper")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--tasks", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--what", default="fan,deps,chain,chord,build,killed", type=lambda text: set(text.split(",")))
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--prefect", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.role:
+        work(chosen.role, chosen.slots)
+        return
+    figures = []
+    for backend in filter(None, chosen.backends.split(",")):
+        for figure in measured(backend, chosen):
+            shown(backend, figure)
+            figures.append({"side": backend, **figure})
+    for side, figure in peers(chosen) if chosen.peers.exists() else ():
+        shown(side, figure)
+        figures.append({"side": side, **figure})
+    if chosen.json:
+        chosen.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Ends of many tasks at once: what follows from them is read together, and decided for one after the other.
+
+While one round is on its way, what comes gathers for the next. A first try passes on, see ``Edges.passed_on``: one
+transaction, whose checks other ends may break. Who is refused, or has nobody to leave the look to, comes a second time:
+result first, then the look for all of these together, then the item, with checks that no other end can break.
+
+What is remembered of a plan chooses which task an end relies on, and saves reads. Each end checks what it relies on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress, held
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
+from latchwork.primitives import BacklogClaim
+from latchwork.store import Backoff
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, Signal
+from latchwork.tasks import Done, Ending, Outcome, Release
+from latchwork.types import Check
+
+#: So many plans, and of each so many tasks, are remembered.
+_PLANS, _TASKS = 32, 20_000
+#: So many rounds an end is taken to be on its way.
+_ROUNDS = 4
+#: So many of what a task waits for are asked for at first; then more.
+_FIRST_LOOK, _LONGER = 2, 8
+#: Of so many tasks that have not ended one is chosen that others rely on.
+_WITNESSES = 64
+
+
+@dataclass(eq=False, slots=True)
+class End:
+    """A run that returned.
+
+    Attributes:
+        claim: of its item.
+        plan_id, name: which task it is.
+        outcome: what it returned.
+        result: the same as it is stored.
+        plan, task: as they were when it began; None: read them, and look.
+        ending: how its claim ends.
+    """
+
+    claim: BacklogClaim
+    plan_id: str
+    name: str
+    outcome: Outcome
+    result: bytes
+    plan: PlanRecord | None = None
+    task: Task | None = None
+    ending: Future[Ending] = field(default_factory=Future)
+
+    def end(self, ending: Ending) -> None:
+        """The claim ends so."""
+        if not self.ending.done():
+            self.ending.set_result(ending)
+
+    def fail(self, error: Exception) -> None:
+        """It could not be decided."""
+        if not self.ending.done():
+            self.ending.set_exception(error)
+
+
+@dataclass(eq=False, slots=True)
+class Known:
+    """What a worker remembers of one plan, since its start or its last recover.
+
+    Attributes:
+        tasks: successors, as they were read.
+        waits: by successor what it waits for, without the last ones that are known to be done.
+        done: tasks that are done: they stay so.
+        last: a task that had not ended, and may be the last to.
+        flying: ends of the rounds before, on their way.
+    """
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    waits: dict[str, list[str]] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    last: str | None = None
+    flying: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+
+    def learn(self, tasks: Iterable[Task]) -> None:
+        """Successors that were read."""
+        if len(self.tasks) > _TASKS:
+            self.tasks.clear()
+            self.waits.clear()
+        for task in tasks:
+            self.tasks[task.name] = task
+            self.waits[task.name] = list(task.record.deps)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Successors that may have been rewritten."""
+        for name in names:
+            self.tasks.pop(name, None)
+            self.waits.pop(name, None)
+
+    def is_waiting(self, name: str) -> bool:
+        """Whether a successor waits."""
+        task = self.tasks.get(name)
+        return task is not None and task.record.state is TaskState.WAITING
+
+    def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
+        """What a successor may wait for, the last first, without what is done or on its way."""
+        waits = self.waits[name]
+        while waits and waits[-1] in self.done:
+            waits.pop()
+        found: list[str] = []
+        for dep in reversed(waits):
+            if dep not in self.done and not away(dep):
+                found.append(dep)
+                if len(found) >= most:
+                    break
+        return found
+
+
+class Ends:
+    """Decides on ends, in a thread of its own. Safe to share between threads.
+
+    Args:
+        place: where the plans are.
+        progress: what follows.
+        alone: ends one task by itself, in whatever state it is found.
+        stop: set when the worker closes.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        progress: Progress,
+        alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
+        stop: Signal,
+    ) -> None:
+        self._place = place
+        self._progress = progress
+        self._alone = alone
+        self._clock = place.store.clock
+        self._stop = stop
+        self._bell = Bell()
+        self._waiting: list[End] = []
+        self._thread: Background | None = None
+        self._is_closed = False
+        self._plans: OrderedDict[tuple[str, int, int], Known] = OrderedDict()
+
+    def add(self, end: End) -> Future[Ending]:
+        """Decide on an end, soon. Returns at once.
+
+        Raises:
+            Closed: it was closed.
+        """
+        with self._bell.mutex:
+            if self._is_closed:
+                raise Closed("the worker of this plan was closed")
+            self._waiting.append(end)
+            self._bell.ring()
+            if self._thread is None:
+                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
+        return end.ending
+
+    def close(self) -> None:
+        """Decide on what has come, and nothing more. Twice is fine."""
+        with self._bell.mutex:
+            self._is_closed = True
+            self._bell.ring()
+            thread = self._thread
+        if thread is not None and not thread.is_mine:
+            thread.block()
+
+    async def _run(self) -> None:
+        while True:
+            with self._bell.mutex:
+                rings, ends, self._waiting = self._bell.rings, self._waiting, []
+                is_over = self._is_closed and not ends
+            if is_over:
+                return
+            if not ends:
+                await self._bell.rung(rings, self._clock, None)
+                continue
+            by_plan: dict[str, list[End]] = {}
+            for end in ends:
+                by_plan.setdefault(end.plan_id, []).append(end)
+            for plan_id, some in by_plan.items():
+                await self._decide(plan_id, some)
+
+    async def _decide(self, plan_id: str, ends: list[End]) -> None:
+        """All of these, however long the store is away: what ran has run."""
+        backoff = Backoff()
+        while left := [end for end in ends if not end.ending.done()]:
+            try:
+                await self._decide_once(plan_id, left)
+            except (Unavailable, OutcomeUnknown) as error:
+                if await Pause(self._clock, self._stop, backoff.next_s()):
+                    _give_back(left, error)
+                await self._drop_lost(left)
+            except Exception as error:
+                for end in left:
+                    end.fail(error)
+
+    async def _decide_once(self, plan_id: str, ends: Sequence[End]) -> None:
+        again = [end for end in ends if end.task is None]
+        first = [end for end in ends if end.task is not None]
+        if first:
+            again += await self._pass_on(plan_id, first)
+        if again:
+            await self._end_and_look(plan_id, again)
+
+    async def _drop_lost(self, ends: Sequence[End]) -> None:
+        for end in ends:
+            if not end.claim.is_held:
+                await self._end_alone(end)
+
+    # The first try
+
+    async def _pass_on(self, plan_id: str, ends: Sequence[End]) -> list[End]:
+        """End what leaves the look to others; the rest."""
+        plan = ends[0].plan
+        assert plan is not None
+        known = self._known(plan_id, plan)
+        own = {end.name: at for at, end in enumerate(ends)}
+        before = frozenset().union(*known.flying)
+        others = await self._others(plan_id, known, ends, lambda name: name in own or name in before)
+        left: list[End] = []
+        seen: dict[str, list[str]] = {}
+        behind = _last_of(ends)
+        for at, end in enumerate(ends):
+            assert end.task is not None
+            waiting = [known.tasks[each] for each in end.task.record.succ if known.is_waiting(each)]
+            relies: dict[str, str] = {}
+            gone: list[str] = []
+            for each in waiting:
+                if each.name in others:
+                    relies[each.name] = others[each.name]
+                elif own[behind[each.name]] > at:
+                    relies[each.name] = behind[each.name]
+                else:
+                    flying = [dep for dep in each.record.deps if dep in before and dep not in known.done]
+                    gone += [self._place.keys.edge(plan_id, each.name, d) for d in (*flying, *seen.get(each.name, ()))]
+                seen.setdefault(each.name, []).append(end.name)
+            another = None if waiting else await self._another(plan_id, known, own, before)
+            edit = self._place.edges.passed_on(
+                plan_id, plan, end.task, end.result, waiting=waiting, others=relies, another=another, gone=gone
+            )
+            if edit is None:
+                left.append(end)
+            else:
+                end.end(Done(tuple(edit.checks), tuple(edit.ops)))
+        known.flying.append(frozenset(own))
+        return left
+
+    async def _others(
+        self, plan_id: str, known: Known, ends: Sequence[End], away: Callable[[str], bool]
+    ) -> dict[str, str]:
+        """By successor a task that it waits for, besides those that end now."""
+        names = dict.fromkeys(each for end in ends if end.task is not None for each in end.task.record.succ)
+        unknown = [each for each in names if each not in known.tasks]
+        if unknown:
+            known.learn(await self._place.tasks(plan_id, unknown))
+        found: dict[str, str] = {}
+        most, left = _FIRST_LOOK, [each for each in names if known.is_waiting(each)]
+        while left:
+            pairs = [(each, dep) for each in left for dep in known.candidates(each, away, most)]
+            there = await self._place.edges_there(plan_id, pairs)
+            known.done.update(dep for pair in pairs if pair not in there for dep in pair[1:])
+            found.update(reversed(there))
+            asked = {each for each, _ in pairs}
+            left = [each for each in left if each in asked and each not in found]
+            most *= _LONGER
+        return found
+
+    async def _another(self, plan_id: str, known: Known, own: Iterable[str], before: Iterable[str]) -> str | None:
+        """A task of the plan that has not ended, and will most likely not soon."""
+        if known.last is None or known.last in own or known.last in before:
+            ending = {*own, *before}
+            names = [each for each in await self._place.left(plan_id, _WITNESSES + len(ending)) if each not in ending]
+            known.last = max(names, default=None)
+        return known.last
+
+    def _known(self, plan_id: str, plan: PlanRecord) -> Known:
+        key = (plan_id, plan.started_ms, plan.turn)
+        known = self._plans.setdefault(key, Known())
+        self._plans.move_to_end(key)
+        if len(self._plans) > _PLANS:
+            self._plans.popitem(last=False)
+        return known
+
+    # The second
+
+    async def _end_and_look(self, plan_id: str, ends: Sequence[End]) -> None:
+        """Write results, then look at all that comes after them, then the items go."""
+        try:
+            _, plan = await self._place.plan(plan_id)
+        except NoSuchPlan:  # removed meanwhile
+            for end in ends:
+                end.end(Done())
+            return
+        found = {task.name: task for task in await self._place.tasks(plan_id, [end.name for end in ends])}
+        known = self._known(plan_id, plan)
+        known.last = None
+        simple: list[tuple[End, Task]] = []
+        for end in ends:
+            task = found.get(end.name)
+            if task is not None:
+                known.forget(task.record.succ)
+            if task is not None and _is_simple(plan, task):
+                simple.append((end, task))
+            else:
+                await self._end_alone(end)
+        ended: list[tuple[End, Task]] = []
+        for some in _together(simple):
+            ended += await self._write(plan_id, plan, some)
+        if ended:
+            succ = dict.fromkeys(each for _, task in ended for each in task.record.succ)
+            await self._progress.look(plan_id, plan, list(succ))
+            await self._progress.complete(plan_id)
+        for end, _ in ended:
+            end.end(Done())
+
+    async def _write(self, plan_id: str, plan: PlanRecord, some: list[tuple[End, Task]]) -> list[tuple[End, Task]]:
+        """Write these results, all or none; of which that is known. The others were ended one by one."""
+        if all(end.claim.is_held for end, _ in some):
+            edits = [self._place.edges.finished(plan_id, plan, task, end.result, ()) for end, task in some]
+            checks: list[Check] = [end.claim.fence for end, _ in some]
+            checks += [check for each in edits for check in each.checks]
+            if await self._place.commit(Edit(checks, [op for each in edits for op in each.ops])):
+                return some
+        for end, _ in some:
+            await self._end_alone(end)
+        return []
+
+    async def _end_alone(self, end: End) -> None:
+        try:
+            held(end.claim)
+            end.end(await self._alone(end.claim, end.plan_id, end.name, end.outcome))
+        except NoSuchPlan:  # removed meanwhile
+            end.end(Done())
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except LatchworkError as error:
+            end.fail(error)
+
+
+def _give_back(ends: Iterable[End], error: LatchworkError) -> None:
+    for end in ends:
+        end.end(Release(str(error)[:200], count=False))
+
+
+def _last_of(ends: Sequence[End]) -> dict[str, str]:
+    """By successor, the last of these that it comes after."""
+    return {each: end.name for end in ends if end.task is not None for each in end.task.record.succ}
+
+
+def _is_simple(plan: PlanRecord, task: Task) -> bool:
+    """Whether it is to be done, as expected, and has not many successors."""
+    is_live = plan.state in (PlanState.READY, PlanState.CANCELLING)
+    return is_live and task.record.state is TaskState.READY and len(task.record.succ) <= MOST_TOGETHER
+
+
+def _together(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
+    """As many as fit into each transaction."""
+    found: list[list[tuple[End, Task]]] = []
+    room = 0
+    for end, task in ends:
+        cost = 5 + len(task.record.succ) + len(end.result) // 10_000
+        if room < cost:
+            found.append([])
+            room = MOST_WRITES
+        found[-1].append((end, task))
+        room -= cost
+    return found

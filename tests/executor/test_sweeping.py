@@ -1,0 +1,111 @@
+"""What the dead have left is removed; nothing of those that live is."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.test_deaths import starts
+from executor.work import blob, mark, square
+from latchwork.executor import Member, TaskDied
+from latchwork.executor.keys import Keys
+from latchwork.executor.running.sweeping import Sweeper
+from latchwork.primitives import Backlog
+from latchwork.store.steps import run
+from latchwork.tasks import Retry
+
+KEYS = Keys("executor")
+
+
+@pytest.fixture
+def sweep(store):
+    with closing(Backlog(store, KEYS.backlog)) as backlog:
+        yield lambda members=(): run(Sweeper(store, KEYS, backlog, unknown_after_s=60.0).sweep(members))
+
+
+def below(store, prefix):
+    return [entry.key for entry in store.list(prefix, recursive=True)]
+
+
+def test_a_sweep_removes_what_a_submitter_that_is_gone_has_left_everywhere(store, sweep):
+    store.put(KEYS.result("gone", 7), b"x")
+    store.put(f"{KEYS.data}/gone/1/0", b"x")
+    with closing(Backlog(store, KEYS.backlog)) as backlog:
+        for lane in ("any", "m.n1"):
+            backlog.put(lane, "5-000000000000-gone", "gone.000000001.0", b"x")
+    store.put(KEYS.cancel("gone-member", "x.0"), b"")
+    swept = sweep()
+    assert (swept.submitters, swept.shelves, swept.members) == (("gone",), 2, ("gone-member",))
+    assert below(store, "executor") == []
+
+
+def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
+    pool = pools()
+    futures = [pool.submit(square, 3), pool.submit("length", b"x" * 50_000)]
+    ref = pool.detached(square, 4, id="kept")
+    pool.flush(PATIENCE_S)
+    sid = futures[0].id.partition(".")[0]
+    store.put(KEYS.result(sid, 900), b"x")
+    store.put(KEYS.cancel("n1", "x.0"), b"")
+    before = below(store, "executor")
+    assert sweep(["n1"]).submitters == ()
+    assert [key for key in before if key not in below(store, "executor") and "/results/" not in key] == []
+    assert ref.state().phase == futures[1].state().phase == "queued"
+
+
+def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(store, sweep, pools, monkeypatch):
+    """It looks first at what is there, and then at who lives: who is new then is among those."""
+    store.put(KEYS.result("gone", 7), b"x")
+    pool, children, found = pools(), store.children, []
+
+    def late(prefix):
+        names = children(prefix)
+        if prefix == KEYS.results and not found:
+            found.append(pool.submit(square, 5))
+            pool.flush(PATIENCE_S)
+        return names
+
+    monkeypatch.setattr(store, "children", late)
+    assert sweep().submitters == ("gone",)
+    assert found[0].state().phase == "queued"
+
+
+def test_a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches(runners, pool, store, eventually):
+    """From the lane of a member that is gone a task goes to that of all, where each new runner looks."""
+    gone = runners("gone", own_store=True, accept=lambda _: False)
+    again = Retry(attempts=3, initial_s=1.5, jitter=0.0)
+    future = pool.with_options(target=Member("gone", "any"), retry=again).submit("fail-twice", "moved")
+    pool.flush(PATIENCE_S)
+    gone.close()
+    first = runners("n1", own_store=True)
+    eventually(lambda: len(starts(store, "moved")) == 1)
+    eventually(lambda: store.children("executor/backlog/lanes/any/items") != [])
+    first.close()
+    runners("n2", own_store=True)
+    assert future.result(PATIENCE_S) == 3
+
+
+def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(runners, pools, store, connect):
+    pool = pools()
+    future = pool.submit("length", b"x" * 50_000)
+    pool.flush(PATIENCE_S)
+    with connect() as dying:
+        Backlog(dying, KEYS.backlog).try_take(["any"])  # and dies
+    runners("n1", own_store=True, max_attempts=1)
+    with pytest.raises(TaskDied, match="'length'"):
+        future.result(PATIENCE_S)
+    assert below(store, KEYS.data) == []
+    left = [key for key in below(store, KEYS.backlog) if "/takers/" not in key and "/shelves/" not in key]
+    assert [key.split("/")[2] for key in left] == ["dead"]
+
+
+def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(runners, pools, store, eventually):
+    runners("n1", own_store=True)
+    pool = pools()
+    futures = [pool.submit(blob, 200_000), pool.submit(mark, "x")]
+    for future in futures:
+        future.result(PATIENCE_S)
+    pool._submitter._line.session.close()
+    eventually(lambda: below(store, KEYS.data) == below(store, KEYS.results) == [])

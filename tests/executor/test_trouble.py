@@ -1,0 +1,313 @@
+"""What may be wrong: with a function, a value, a node, a submitter, the store. Each is one clear error, and no other
+task is lost by it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.test_deaths import starts
+from executor.work import WORK, blob, boom, length, mark, square, wait
+from latchwork.errors import QuotaExceeded, SessionLost
+from latchwork.executor import Runner, dead_tasks, inspect, list_tasks
+from latchwork.primitives import Backlog
+from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
+from latchwork.testing.faults import FaultyStore
+
+TTL_S = 2.0
+ABOVE_THE_LIMIT = 64 * 1024 * 1024 + 1
+SKEWED = Functions()
+
+
+@SKEWED.task(name="square")
+def square_of_text(n: str) -> str:
+    return n
+
+
+@task(name="trouble-dies", run_in="process")
+def dies() -> None:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(name="trouble-square", run_in="process")
+def square_in_process(n: int) -> int:
+    return n * n
+
+
+def others_end(pool):
+    """No other task is lost."""
+    assert pool.submit(square, 6).result(PATIENCE_S) == 36
+
+
+# Functions
+
+
+def test_a_function_that_is_registered_nowhere_is_refused_at_submit_by_its_name(runners, pool):
+    def local(n: int) -> int:
+        return n
+
+    runners()
+    with pytest.raises(UnknownFunction, match="local"):
+        pool.submit(local, 1)
+    with pytest.raises(UnknownFunction, match="lambda"):
+        pool.submit(lambda: 1)
+    with pytest.raises(UnknownFunction, match="nowhere"):
+        pool.submit("nowhere", 1)
+    others_end(pool)
+
+
+def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners, pools):
+    lonely = Functions()
+    lonely.task(name="lonely")(square_of_text)
+    runners(unknown_after_s=0.5)
+    with pytest.raises(UnknownFunction, match="'lonely'"):
+        pools(functions=lonely).submit("lonely", "x").result(PATIENCE_S)
+    others_end(pools())
+
+
+def test_a_function_with_other_parameters_on_the_runner_fails_its_task_by_name(runners, pools, pool):
+    runners("old", functions=SKEWED)
+    with pytest.raises(BadPayload, match="'square'"):
+        pool.submit(square, 3).result(PATIENCE_S)
+    assert pools(functions=SKEWED).submit("square", "x").result(PATIENCE_S) == "x"
+
+
+# Values
+
+
+def test_an_argument_above_the_limit_is_refused_at_submit_by_name(runners, pool):
+    runners()
+    with pytest.raises(PayloadTooLarge, match="'length'"):
+        pool.submit(length, b"x" * ABOVE_THE_LIMIT)
+    others_end(pool)
+
+
+def test_a_result_above_the_limit_fails_its_task_by_name(runners, pool, store, eventually):
+    runners()
+    with pytest.raises(PayloadTooLarge, match="'blob'"):
+        pool.submit(blob, ABOVE_THE_LIMIT).result(PATIENCE_S)
+    others_end(pool)
+    eventually(lambda: store.children("executor/data") == [])
+
+
+# Nodes
+
+
+def test_a_task_that_kills_its_process_fails_alone_and_its_node_goes_on(runners, pools):
+    from latchwork.tasks import DEFAULT
+
+    pool = pools(functions=DEFAULT)
+    runner = runners(functions=DEFAULT, slots=1)
+    future = pool.submit(dies)
+    with pytest.raises(TaskProcessDied, match="SIGKILL") as raised:
+        future.result(PATIENCE_S)
+    assert future.id in str(raised.value)
+    assert pool.submit(square_in_process, 5).result(PATIENCE_S) == 25
+    assert runner.health().ok
+
+
+def test_a_runner_that_is_cut_off_loses_its_tasks_to_others_and_comes_back(runners, pool, store, connect, eventually):
+    options = {"functions": WORK, "slots": 2, "session_ttl_s": TTL_S}
+    with FaultyStore(connect()) as cut, Runner(cut, node_id="n1", **options) as first:
+        first.wait_ready(PATIENCE_S)
+        future = pool.submit(wait, "cut")
+        eventually(lambda: starts(store, "cut") == ["n1"])
+        runners("n2", own_store=True)
+        cut.cut_off()
+        eventually(lambda: starts(store, "cut") == ["n1", "n2"])
+        store.put("cut/go", b"")
+        assert future.result(PATIENCE_S) == "n2"
+        cut.reconnect()
+        eventually(lambda: first.health().ok)
+        assert first.stats().done == 0
+        others_end(pool)
+
+
+# Submitters
+
+
+def test_a_submitter_that_is_cut_off_is_told_and_what_it_submits_then_runs(runners, pools, store, connect, eventually):
+    runners(own_store=True)
+    with FaultyStore(connect()) as cut:
+        pool = pools(store=cut, session_ttl_s=TTL_S)
+        future = pool.submit(wait, "cut")
+        eventually(lambda: starts(store, "cut"))
+        cut.cut_off()
+        eventually(lambda: store.children("cut/stops"))  # nobody waits for it any more
+        with pytest.raises(SessionLost, match="submit again"):
+            future.result(PATIENCE_S)
+        late = pool.submit(square, 5)
+        cut.reconnect()
+        assert late.result(PATIENCE_S) == 25
+        pool.shutdown()
+
+
+def test_a_submitter_that_was_frozen_is_told_and_goes_on(processes, runners, store, eventually):
+    runners(own_store=True)
+    submitter = processes("serve_submitter", {"session_ttl_s": TTL_S})
+    submitter.submit("wait", "frozen")
+    eventually(lambda: starts(store, "frozen"))
+    submitter.pause()
+    eventually(lambda: store.children("frozen/stops"))
+    submitter.resume()
+    assert submitter.outcomes() == ["SessionLost"]
+    submitter.submit("square", 7)
+    assert submitter.outcomes() == ["SessionLost", "49"]
+
+
+def test_a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself(runners, pool):
+    class Broken:
+        def pick(self, task, view, load):
+            raise ValueError(f"cannot place {task.function}")
+
+    broken = pool.with_options(picker=Broken())
+    fine, bad = [], []
+    for number in range(6):
+        fine.append(pool.submit(square, number))
+        bad.append(broken.submit(mark, "never"))
+    runners()
+    assert [future.result(PATIENCE_S) for future in fine] == [0, 1, 4, 9, 16, 25]
+    for future in bad:
+        with pytest.raises(ValueError, match="cannot place mark"):
+            future.result(PATIENCE_S)
+
+
+# The store
+
+
+def test_a_store_that_is_away_for_longer_than_every_ttl_loses_no_task_that_is_to_be_submitted_again(
+    store, connect, pools, eventually
+):
+    """All that were told are told the truth: detached tasks go on, others are submitted again, or fail."""
+    stores = [FaultyStore(connect()) for _ in range(3)]
+    mine, other, nodes = stores
+    options = {"functions": WORK, "slots": 4, "session_ttl_s": TTL_S}
+    with mine, other, nodes, Runner(nodes, node_id="n1", **options) as runner:
+        runner.wait_ready(PATIENCE_S)
+        again = pools(store=mine, session_ttl_s=TTL_S, on_session_lost="resubmit")
+        fails = pools(store=other, session_ttl_s=TTL_S)
+        waiting, failing = again.submit(wait, "again"), fails.submit(wait, "fails")
+        ref = again.detached(wait, "detached", id="away")
+        eventually(lambda: all(starts(store, key) for key in ("again", "fails", "detached")))
+        for each in stores:
+            each.cut_off()
+        eventually(lambda: store.children("executor/group/members") == store.children("executor/subs") == [])
+        for each in stores:
+            each.reconnect()
+        with pytest.raises(SessionLost, match="submit again"):
+            failing.result(PATIENCE_S)
+        eventually(lambda: len(starts(store, "again")) >= 2 and len(starts(store, "detached")) >= 2)
+        store.put("again/go", b"")
+        store.put("detached/go", b"")
+        assert waiting.result(PATIENCE_S) == "n1"
+        assert ref.result(PATIENCE_S) == "n1"
+        assert len(starts(store, "fails")) == 1
+        others_end(fails)
+        for pool in (again, fails):
+            pool.shutdown()
+
+
+def is_full(store, monkeypatch, key):
+    """Refuse writes below a key, as a server without room does; returns what gives room again."""
+    commit, room = store.commit, []
+
+    def refused(checks, ops):
+        if not room and any(key in op.key for op in ops):
+            raise QuotaExceeded("the server has no room left; free some")
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", refused)
+    return lambda: room.append(True)
+
+
+def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(runners, pools, connect, store, monkeypatch):
+    runners(own_store=True)
+    mine = connect()
+    pool = pools(store=mine)
+    others_end(pool)
+    give_room = is_full(mine, monkeypatch, "/items/")
+    future = pool.submit(mark, "never")
+    with pytest.raises(QuotaExceeded, match=r"'mark'.*no room"):
+        future.result(PATIENCE_S)
+    give_room()
+    others_end(pool)
+    assert starts(store, "never") == []
+
+
+def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, connect, store, eventually, monkeypatch):
+    mine = connect()
+    with Runner(mine, node_id="n1", functions=WORK, max_attempts=50) as runner:
+        runner.wait_ready(PATIENCE_S)
+        give_room = is_full(mine, monkeypatch, "/results/")
+        future = pool.submit(square, 9)
+        time.sleep(1.0)
+        assert not future.done()
+        give_room()
+        assert future.result(PATIENCE_S) == 81
+        others_end(pool)
+
+
+# What nobody of ours wrote
+
+HOSTILE = [
+    b"",
+    b"\xff\xfe\n\n",
+    b"[]\n",
+    b"{}\n",
+    b'{"n":1}\n',
+    b'{"fn":"os:system","n":1,"sid":"x","lanes":["any"],"shelf":"s"}\nplain:echo owned > /tmp/owned',
+    b'{"fn":"","n":1,"sid":"d","lanes":["any"],"shelf":"s"}\npickle:\x80\x04cos\nsystem\n(S"true"\ntR.',
+    b'{"fn":"square","n":1,"sid":"d","lanes":["any"],"shelf":"s"}\nplain:\xc1\xc1',
+    b'{"fn":"square","n":1,"sid":"d","lanes":["any"],"shelf":"s","retry":{"attempts":1e99}}\nplain:\x01',
+    b"\n".join([b'{"fn":"square","n":1,"sid":"../..","lanes":["a/b"],"shelf":"s"}', b"plain:\x91\x01"]),
+]
+
+
+def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(runners, pool, store, eventually):
+    with closing(Backlog(store, "executor/backlog")) as backlog:
+        for number, value in enumerate(HOSTILE):
+            backlog.put("any", "0-000000000000-x", f"x.{number:09d}.0", value)
+    store.put("executor/backlog/lanes/any/items/0-000000000000-x/raw", b"no item at all")
+    store.put("executor/backlog/lanes/any/claims/0-000000000000-x/raw2", b"no claim")
+    runner = runners(slots=2)
+    others_end(pool)
+    assert runner.health().ok
+    eventually(lambda: dead_tasks(store))
+    assert isinstance(inspect(store).dead, int)
+    list_tasks(store)
+
+
+def test_hostile_results_fail_one_future_and_no_other(runners, pool, store):
+    futures = [pool.submit(wait, "hostile") for _ in range(3)]
+    pool.flush(PATIENCE_S)
+    sid = futures[0].id.partition(".")[0]
+    for name in ("x", "0/x", "0/9999", "7/001", "0/001/2"):
+        store.put(f"executor/results/{sid}/{name}", b"\xff")
+    store.put(f"executor/results/{sid}/0/001", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(BadPayload):
+        futures[1].result(PATIENCE_S)
+    store.put(f"executor/results/{sid}/0/002", b'{"owner":"../..","id":"x","size":-1,"digest":""}')
+    with pytest.raises(BadPayload):
+        futures[2].result(PATIENCE_S)
+    runners()
+    store.put("hostile/go", b"")
+    assert futures[0].result(PATIENCE_S) == "n1"
+
+
+def test_hostile_marks_loads_and_records_stop_nothing(runners, pool, store, eventually):
+    for key in ("load/x", "load/n1", "functions/x", "subs/x", "detached/00/d.x", "outcomes/00/d.x", "cancels/n1/x"):
+        store.put(f"executor/{key}", b"\xff\x00{")
+    runner = runners()
+    store.put("executor/cancels/n1/\u0078.9.9", b"")
+    spread = [pool.submit(square, number) for number in range(4)]
+    assert [future.result(PATIENCE_S) for future in spread] == [0, 1, 4, 9]
+    with pytest.raises(ValueError, match="still"):
+        pool.submit(boom, "still").result(PATIENCE_S)
+    inspect(store)
+    assert runner.health().ok

@@ -1,0 +1,191 @@
+"""Defects of the executor: tasks that run twice or never, run for nobody, or are told wrongly to whoever waits."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, of
+
+RACES, TROUBLE, DEATHS = "executor/races", "executor/trouble", "executor/deaths"
+
+DEFECTS = (
+    # Submitting.
+    Defect(
+        "Executor",
+        "a submit whose answer was lost may land after it was put again",
+        "executor/submitting/submitter.py",
+        "        await write_anew(self._store, line)\n        places",
+        "        places",
+        of(RACES, "a_submit_whose_answer_is_lost_runs_each_task_once", on="memory-land_late"),
+    ),
+    Defect(
+        "Executor",
+        "one task that cannot be stored fails all that would be stored with it",
+        "executor/submitting/submitter.py",
+        "        if len(batch) > 1:  #",
+        "        if False:  #",
+        of(TROUBLE, "a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "an error of storing does not say of which task",
+        "executor/submitting/line.py",
+        "    if not isinstance(error, LatchworkError) or kind",
+        "    if error is not None or kind",
+        of(TROUBLE, "a_full_store_fails_what_is_submitted_by_name_and_nothing_else", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "tasks of a lost session fail though they were to be submitted again",
+        "executor/submitting/submitter.py",
+        "each.item and (self._resubmits or each.stage is Stage.WAITING)",
+        "each.item and each.stage is Stage.WAITING",
+        of(DEATHS, "a_lost_submitters_tasks_are_submitted_again_when_asked", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "results that were read stay in the store",
+        "executor/submitting/collecting.py",
+        "                if len(self._read) >= _MOST_DELETED or not batch:\n",
+        "                if False:\n",
+        of(RACES, "results_whose_deletion_is_lost_are_told_once_and_leave_nothing", on="memory-fail"),
+    ),
+    Defect(
+        "Executor",
+        "a detached task is taken for another one of the same id",
+        "executor/refs.py",
+        '                if record.text("digest", "") != digest:\n',
+        "                if False:\n",
+        of("executor/detached", "the_same_id_is_one_task", on="memory"),
+    ),
+    # Taking back.
+    Defect(
+        "Executor",
+        "a cancel whose answer was lost counts as done",
+        "executor/stored.py",
+        "                if clock.now() >= until:\n                    raise\n",
+        "                return\n",
+        of(RACES, "a_cancel_whose_answer_is_lost_is_true_and_the_task_never_runs", on="memory-cut_before"),
+    ),
+    Defect(
+        "Executor",
+        "who cancelled a task, and did not hear of it, is told that it was over",
+        "executor/stored.py",
+        '        return has_tried and ended(entry.value).phase == "cancelled"\n',
+        "        return False\n",
+        of(RACES, "cancel_task_whose_answer_is_lost_says_that_it_was_this_one", on="memory-False-cut_after"),
+    ),
+    Defect(
+        "Executor",
+        "one copy of a task that is taken back stays",
+        "executor/stored.py",
+        "        return list(found.values())\n",
+        "        return list(found.values())[:1]\n",
+        of("executor/looking", "all_copies_of_a_task_are_taken_back_by_one_cancel", on="memory"),
+    ),
+    # Running.
+    Defect(
+        "Runner",
+        "a task is taken though its submitter is gone",
+        "executor/running/lanes.py",
+        "        return [] if item.is_detached else [_is_there(self._keys, item.sid)]\n",
+        "        return []\n",
+        of(RACES, "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
+    ),
+    Defect(
+        "Runner",
+        "a task begins after its submitter was seen dead",
+        "executor/running/lanes.py",
+        "            if item.sid in self._gone:",
+        "            if False:",
+        of(RACES, "a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken", on="memory-death"),
+    ),
+    Defect(
+        "Runner",
+        "a mark that comes before its task is forgotten",
+        "executor/running/lanes.py",
+        "            if self._marked.pop(claim.item.id, None) is not None:\n",
+        "            if False:\n",
+        of(RACES, "a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken", on="memory-mark"),
+    ),
+    Defect(
+        "Runner",
+        "tasks of a submitter that is gone run on",
+        "executor/running/lanes.py",
+        "            return [path for path, owner in self._running.values() if owner == sid]\n",
+        "            return []\n",
+        of(DEATHS, "running_tasks_of_a_lost_submitter_are_stopped_and_detached_ones_go_on", on="memory"),
+    ),
+    Defect(
+        "Runner",
+        "the finish of a copy leaves the others",
+        "executor/running/lanes.py",
+        "        return [*ops, *self._other_copies(item, keep)]\n",
+        "        return ops\n",
+        of(RACES, "copies_whose_finish_is_lost_give_one_result", on="memory-fail"),
+    ),
+    Defect(
+        "Runner",
+        "who waits for a dead letter is not told",
+        "executor/running/lanes.py",
+        "        return (), self._over(found, Outcome.failed(_died(found, item)), keep=item.id)\n",
+        "        return (), ()\n",
+        of(RACES, "a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome", on="memory-fail"),
+    ),
+    Defect(
+        "Runner",
+        "a task that is tried again stays in a lane that nobody watches",
+        "executor/running/lanes.py",
+        "        return None if lane in (ANY, self._node.lane) else ANY\n",
+        "        return None\n",
+        of("executor/sweeping", "a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches", on="memory"),
+    ),
+    Defect(
+        "Runner",
+        "an exception that the submitter did not name is tried again",
+        "executor/running/lanes.py",
+        "    if outcome.failure is None or not item.retry_on:\n",
+        "    if outcome is not None:\n",
+        of("executor/items", "classes_that_are_tried_again_are_known_by_their_names"),
+    ),
+    Defect(
+        "Runner",
+        "a sweep takes those that live for gone",
+        "executor/running/sweeping.py",
+        "        return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()\n",
+        "        return seen\n",
+        of("executor/sweeping", "a_sweep_removes_nothing_of_those_that_live", on="memory"),
+    ),
+    # Async tasks.
+    Defect(
+        "Runner",
+        "an async task that has to stop is not cancelled",
+        "tasks/running/looping.py",
+        "    remove = context.on_stop(lambda: cancel_soon(loop, me))\n",
+        "    remove = context.on_stop(lambda: None)\n",
+        of("executor/async", "an_async_task_of_a_runner_that_closes_runs_elsewhere", on="memory"),
+    ),
+    Defect(
+        "Runner",
+        "an async task whose time is over does not say so",
+        "tasks/running/performing.py",
+        "        if context.is_overdue:\n",
+        "        if False:\n",
+        of("executor/async", "an_async_task_whose_time_is_over_is_cancelled_and_its_submitter_told", on="memory"),
+    ),
+    Defect(
+        "Runner",
+        "exit in an async task ends the loop of all",
+        "tasks/running/looping.py",
+        "                except (SystemExit, KeyboardInterrupt):  #",
+        "                except KeyboardInterrupt:  #",
+        of("executor/async", "exit_in_an_async_task_is_its_failure_and_ends_no_other", on="memory"),
+    ),
+    # Placing.
+    Defect(
+        "Executor",
+        "a runner runs what is meant for another label",
+        "executor/items.py",
+        "            return all(labels.get(name) == value for name, value in item.target.labels.items())\n",
+        "            return True\n",
+        of("executor/items", "who_may_run_a_task"),
+    ),
+)

@@ -1,0 +1,136 @@
+"""Defects of what drives protocols in event loops, of the twins, and of the loops that run functions of users."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, of
+
+DEFECTS = (
+    Defect(
+        "aio",
+        "what a cancelled call noted is not undone",
+        "store/driving/helper.py",
+        "        if on.is_over:\n            attempt.undo()\n        else:",
+        "        if not on.is_over:",
+        of("aio/cancellation", "a_call_that_is_cancelled_at_any_await_leaves_nothing_behind", on="memory-waiting_lock"),
+    ),
+    Defect(
+        "aio",
+        "what ends something and is cancelled at once ends nothing",
+        "store/driving/helper.py",
+        "        if ends and not begun and not isinstance(error, GeneratorExit):\n",
+        "        if False:\n",
+        of(
+            "aio/loops",
+            "what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything",
+        ),
+    ),
+    Defect(
+        "aio",
+        "a session is left open when its opening is cancelled as it ends",
+        "store/driving/loop.py",
+        "                if future.done():\n                    step.dropped(future)\n                else:",
+        "                if not future.done():",
+        of("aio/loops", "what_was_opened_is_closed_if_its_task_was_cancelled_meanwhile", on="memory-late"),
+    ),
+    Defect(
+        "aio",
+        "a session is left open when its opening is cancelled on its way",
+        "aio/threads.py",
+        "            if not resolve(future, result) and self._undo is not None:\n",
+        "            if not resolve(future, result) and False:\n",
+        of("aio/loops", "what_was_opened_is_closed_if_its_task_was_cancelled_meanwhile", on="memory-early"),
+    ),
+    Defect(
+        "aio",
+        "each end of a wait wakes the loop by itself",
+        "store/driving/loop.py",
+        "        if not self._is_due:  # who sees",
+        "        if True:  # who sees",
+        of("aio/loops", "many_wake_ups_from_other_threads_are_one_wake_up_of_the_loop"),
+    ),
+    Defect(
+        "aio",
+        "calls that are gathered are all sent at once",
+        "aio/stores.py",
+        "arrivals.room(store.connection)",
+        "arrivals.room(object())",
+        of("aio/loops", "calls_that_are_gathered_wait_for_room_before_they_are_sent", on="memory"),
+    ),
+    Defect(
+        "aio",
+        "tasks of one thread are one caller",
+        "store/driving/loop.py",
+        "        caller = _callers[task] = Caller(spawn)\n",
+        "        caller = _here.__dict__.setdefault('caller', Caller(spawn))\n",
+        of("aio/loops", "tasks_of_one_thread_are_callers_of_their_own", on="memory"),
+    ),
+    Defect(
+        "aio",
+        "a store does its work in the loop's thread",
+        "store/store.py",
+        "        self._calls_apart = Calls(core.apart, scope,",
+        "        self._calls_apart = Calls(core.backend, scope,",
+        of("aio/guard", "nothing_of_ours_waits_in_the_thread_of_a_loop", on="sqlite")
+        + of("aio/guard", "nothing_of_ours_waits_in_the_thread_of_a_loop", on="memory"),
+    ),
+    Defect(
+        "aio",
+        "work of a leader is not cancelled when it is told to stop",
+        "aio/users.py",
+        "            self._is_stopped = True\n            self._task.cancel()\n",
+        "            self._is_stopped = True\n",
+        of("aio/loops", "work_of_a_leader_is_cancelled_before_its_leadership_can_end", on="memory"),
+    ),
+    Defect(
+        "aio",
+        "a task in the cluster goes on although nobody waits for it",
+        "aio/executors.py",
+        '            spawn(self._take_back_quietly, "taking a task back")\n',
+        "            pass\n",
+        of("aio/executor", "a_task_that_nobody_waits_for_any_more_is_told_to_stop", on="memory-cancel"),
+    ),
+    Defect(
+        "aio",
+        "a map of very many keeps the loop until all are submitted",
+        "aio/turns.py",
+        "            await asyncio.sleep(0)\n",
+        "            pass\n",
+        of("aio/executor", "a_map_of_very_many_lets_others_have_the_loop", on="memory"),
+    ),
+    Defect(
+        "async jobs",
+        "a run that is told to stop is not cancelled",
+        "store/driving/own_loop.py",
+        "        self._is_stopped = True\n        if self.task is not None:\n            self.task.cancel()\n",
+        "        self._is_stopped = True\n",
+        of(
+            "jobs/async_runs",
+            "all_async_runs_of_a_node_are_tasks_of_one_loop_and_are_cancelled_when_it_closes",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "async jobs",
+        "SystemExit of a task that nobody waits for ends the loop of all runs",
+        "store/driving/own_loop.py",
+        "        except (SystemExit, KeyboardInterrupt):\n",
+        "        except ZeroDivisionError:\n",
+        of("jobs/async_runs", "the_loop_goes_on_when_a_background_task_raises_system_exit", on="memory"),
+    ),
+    Defect(
+        "async jobs",
+        "a run that was cancelled because it was told to stop has failed",
+        "store/driving/own_loop.py",
+        "            error = None if self._is_stopped else asyncio.CancelledError()",
+        "            error = asyncio.CancelledError()",
+        of("jobs/async_runs", "a_run_that_is_cancelled_because_it_was_told_to_stop_has_not_failed", on="memory"),
+    ),
+    Defect(
+        "async jobs",
+        "tasks that runs left behind outlive the node",
+        "store/driving/own_loop.py",
+        "    for task in left:\n        task.cancel()\n",
+        "    left = ()\n",
+        of("jobs/async_runs", "a_closed_loop_ends_what_functions_left_behind_and_runs_nothing_more"),
+    ),
+)

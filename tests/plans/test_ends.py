@@ -1,0 +1,184 @@
+"""Ends that are decided together: on what each relies, what happens to one that is refused, and what a task costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import latchwork
+from latchwork.errors import Conflict
+from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
+from latchwork.plans.keys import LANE, split_id
+from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress
+from latchwork.plans.records import result_value
+from latchwork.plans.running.ends import End, Ends
+from latchwork.store.observe.calls import StoreObserver
+from latchwork.store.steps import Signal, run
+from latchwork.tasks import Functions, Outcome, Payloads
+from latchwork.types import Absent, Exists
+
+WAIT_S = 60.0
+FUNCTIONS = Functions()
+OUTCOME = Outcome(Payloads().encode(7, "seven"))
+
+
+@FUNCTIONS.task(name="echo")
+def echo(*values: object) -> int:
+    return len(values)
+
+
+class Bench:
+    """A started plan whose tasks are taken here, and ended by hand."""
+
+    def __init__(self, store, build):
+        self.store, self.place = store, Place(store, "plans")
+        with Plans(store, functions=FUNCTIONS).new(id="p") as plan:
+            build(plan)
+        _, self.plan = run(self.place.plan("p"))
+        self.progress = Progress(self.place)
+        self.ends = Ends(self.place, self.progress, None, Signal())
+        self.claims = {}
+        self.take()
+
+    def take(self):
+        """Claim what is ready."""
+        run(self.progress.look("p", self.plan, [each.name for each in run(self.place.all_tasks("p"))]))
+        for claim in self.place.backlog.try_take([LANE], limit=40):
+            self.claims[split_id(claim.item.id)[1]] = claim
+
+    def decide(self, *names, again=False):
+        """How the claims of these end, decided in one round."""
+        tasks = {each.name: each for each in run(self.place.tasks("p", names))}
+        result = result_value(OUTCOME.to_bytes())
+        made = []
+        for name in names:
+            seen = (None, None) if again else (self.plan, tasks[name])
+            made.append(End(self.claims[name], "p", name, OUTCOME, result, *seen))
+        run(self.ends._decide_once("p", made))
+        return [each.ending.result(0) for each in made]
+
+    def commit(self, name, done):
+        """Whether the end of a claim lands."""
+        part = self.claims[name].ack_part(done.ops)
+        try:
+            self.store.commit([*part.checks, *done.checks], part.ops)
+        except Conflict:
+            part.given_up()
+            return False
+        part.committed()
+        return True
+
+    def state(self, name):
+        return run(self.place.tasks("p", [name]))[0].record.state
+
+
+@pytest.fixture
+def two_and_sum(store):
+    def build(plan):
+        plan.add(echo, [plan.add(echo, 1, name="one"), plan.add(echo, 2, name="two")], name="sum")
+
+    return Bench(store, build)
+
+
+def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
+    bench, keys = two_and_sum, two_and_sum.place.keys
+    one, two = bench.decide("one", "two")
+    assert Exists(keys.edge("p", "sum", "two")) in one.checks
+    assert Absent(keys.edge("p", "sum", "one")) in two.checks
+    assert [bench.commit("one", one), bench.commit("two", two)] == [True, True]
+    assert bench.state("sum") is TaskState.READY
+
+
+def test_an_end_does_not_make_ready_what_waits_for_one_that_was_to_come_before_it(two_and_sum):
+    bench = two_and_sum
+    _, two = bench.decide("one", "two")
+    assert not bench.commit("two", two)
+    assert bench.state("sum") is TaskState.WAITING
+
+
+def test_an_end_that_is_refused_is_written_and_looked_after_and_its_item_goes_last(two_and_sum):
+    bench = two_and_sum
+    one, two = bench.decide("one", "two")
+    assert not bench.commit("two", two)
+    (again,) = bench.decide("two", again=True)
+    assert (bench.state("two"), bench.state("sum")) == (TaskState.DONE, TaskState.WAITING)
+    assert not bench.commit("one", one)  # it relied on an edge that is gone
+    both = bench.decide("one", again=True)
+    assert bench.state("sum") is TaskState.READY
+    assert bench.commit("two", again)
+    assert bench.commit("one", both[0])
+
+
+def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
+    bench = two_and_sum
+    (one,) = bench.decide("one")
+    (two,) = bench.decide("two")
+    assert Absent(bench.place.keys.edge("p", "sum", "one")) in two.checks
+    assert not bench.commit("one", one) or bench.commit("two", two)
+    assert bench.state("sum") is TaskState.READY
+
+
+def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end_the_plan(store):
+    bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(4)])
+    first = bench.decide("n0", "n1")
+    witnesses = {check for done in first for check in done.checks if isinstance(check, Exists)}
+    assert witnesses == {Exists(bench.place.keys.todo("p", "n3"))}
+    assert [bench.commit(name, done) for name, done in zip(("n0", "n1"), first, strict=True)] == [True, True]
+    last = bench.decide("n2", "n3")
+    assert run(bench.place.plan("p"))[1].state is PlanState.COMPLETED
+    assert [bench.commit(name, done) for name, done in zip(("n2", "n3"), last, strict=True)] == [True, True]
+
+
+def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(two_and_sum):
+    bench = two_and_sum
+    (one,) = bench.decide("one")
+    assert bench.commit("one", one)
+    key = bench.place.keys.task("p", "sum")
+    bench.store.put(key, bench.store.get(key).value)  # as an added task does
+    (two,) = bench.decide("two")
+    assert not bench.commit("two", two)
+    (two,) = bench.decide("two", again=True)
+    assert bench.state("sum") is TaskState.READY
+    assert bench.commit("two", two)
+
+
+class Calls(StoreObserver):
+    def __init__(self):
+        self.count = Counter()
+
+    def called(self, info):
+        self.count[info.call] += 1
+
+
+def fan(plan, count):
+    for number in range(count):
+        plan.add(echo, number)
+
+
+def layers(plan, count):
+    before = []
+    for number in range(0, count, 20):
+        before = [plan.add(echo, before[at : at + 5], number) for at in range(20)]
+
+
+#: By shape: requests for each task from its start to its end, all threads and waits of the worker included, and bytes
+#: of keys and values for each task that stay. A task alone costs some ten requests; many together share them.
+COSTS = [(fan, 3.0, 600), (layers, 5.0, 1100)]
+
+
+@pytest.mark.parametrize(("shape", "requests", "stored"), COSTS, ids=["fan", "layers"])
+def test_a_task_among_many_costs_few_requests_and_bytes(backend_url, store, shape, requests, stored):
+    count, calls = 300, Calls()
+    with Plans(store, functions=FUNCTIONS).new() as plan:
+        shape(plan, count)
+    with (
+        latchwork.connect(backend_url, observers=[calls]) as theirs,
+        PlanWorker(theirs, slots=4, functions=FUNCTIONS),
+    ):
+        assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    made = sum(calls.count.values()) / count
+    assert made <= requests, (made, calls.count)
+    left = sum(len(entry.key) + len(entry.value) for entry in store.list("plans", recursive=True)) / count
+    assert left <= stored, left

@@ -1,0 +1,83 @@
+"""What is removed, swept, and deleted when its time is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from latchwork.plans import NoResult, PlanState, PlanWorker
+from latchwork.plans.records import PlanRecord
+from plans.work import (
+    FUNCTIONS,
+    WAIT_S,
+    add,
+    echo,
+    fails,
+    large,
+    nothing_left,
+    plans_record,
+    run_of,
+    size_of,
+    total,
+    wait_until,
+)
+
+
+def test_a_removed_plan_leaves_nothing_and_its_id_is_free(store, plans, worker):
+    for _ in range(2):
+        with plans.new(id="again", on_failure="continue") as plan:
+            plan.map(add, range(5))
+            plan.add(add, plan.add(fails))
+            plan.add(size_of, plan.add(large, 2_000_000))
+        plan.handle.wait(WAIT_S)
+        plan.handle.remove()
+        nothing_left(store)
+
+
+def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, place, worker):
+    session = store.open_session(2.0)
+    first = place.edges.drafted("dead", plans_record(), session)
+    store.commit(first.checks, first.ops)
+    store.put("plans/tasks/orphan/t00000", b"x")
+    living = place.edges.drafted("living", plans_record(), store.session)
+    store.commit(living.checks, living.ops)
+    session.close()
+    assert plans.sweep() == 2
+    nothing_left(store, but=("living",))
+    assert plans.sweep() == 0
+
+
+def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_them(store, plans, worker):
+    with plans.new(keep_results_s=0.2) as plan:
+        middle = plan.add(large, 1_000_000)
+        named = plan.add(echo, 7, name="named")
+        plan.add(echo, named)
+        last = plan.add(size_of, middle)
+    handle = plan.handle
+    assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    wait_until(lambda: run_of(plans).are_results_gone)
+    assert store.get(f"plans/results/{handle.id}/{middle.name}") is None
+    with pytest.raises(NoResult, match="kept no longer"):
+        handle.result(middle, 0)
+    assert (handle.result("named", 0), handle.result(last, 0)) == ([7], 1_000_000)
+    assert store.list(f"plans/data/{handle.id}", recursive=True) == []
+
+
+def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed(store, plans):
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new(keep_results_s=3600.0) as kept:
+            kept.add(total, [kept.add(add, 1, 2)])
+        with plans.new(keep_results_s=0.0, on_failure="continue") as failed:
+            failed.add(fails, failed.add(add, 1, 2))
+        assert failed.handle.wait(WAIT_S).state is PlanState.FAILED
+        assert kept.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    key = f"plans/plans/{kept.id}"
+    record = PlanRecord.of(store.get(key).value)
+    plans.sweep()
+    assert len(store.list(f"plans/results/{kept.id}")) == 2
+    store.put(key, replace(record, keep_results_s=0.0).to_bytes())
+    assert plans.sweep() == 1
+    assert [each.key.rpartition("/")[2] for each in store.list(f"plans/results/{kept.id}")] == ["t00001"]
+    assert plans.sweep() == 0
+    assert len(store.list(f"plans/results/{failed.id}")) == 2

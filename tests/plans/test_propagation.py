@@ -1,0 +1,71 @@
+"""What follows from the end of a task, whoever has left it."""
+
+from __future__ import annotations
+
+from latchwork.plans import PlanState, PlanWorker, TaskState
+from latchwork.plans.records import result_value
+from latchwork.store.steps import run
+from latchwork.tasks import Outcome, Payloads
+from plans.work import CALLS, FUNCTIONS, WAIT_S, add, echo, nothing_left, total, wait_until
+
+
+def test_a_result_that_was_not_propagated_is_propagated_without_another_call(store, plans, place):
+    with plans.new() as plan:
+        first = plan.add(add, 1, name="first")
+        plan.add(add, first, name="second")
+    handle = plan.handle
+    outcome = Outcome(Payloads().encode(41, "a result")).to_bytes()
+    task = run(place.tasks(plan.id, ["first"]))[0]
+    entry, record = run(place.plan(plan.id))
+    ready = place.edges.made_ready(plan.id, record, task)
+    store.commit(ready.checks, ready.ops)
+    task = run(place.tasks(plan.id, ["first"]))[0]
+    done = place.edges.finished(plan.id, record, task, result_value(outcome), [])
+    store.commit(done.checks, done.ops)
+    for each in store.list("plans/backlog/lanes", recursive=True):
+        if "@start" in each.key:  # whoever takes that looks at all tasks
+            store.delete(each.key)
+    with PlanWorker(store, functions=FUNCTIONS):
+        assert handle.result("second", WAIT_S) == 41
+        assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    assert CALLS == [("add", 41)]
+    assert entry.key == f"plans/plans/{plan.id}"
+
+
+def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store, plans, place):
+    with plans.new(id="p") as plan:
+        one, two = plan.add(echo, 1, name="one"), plan.add(echo, 2, name="two")
+        plan.add(total, [one, two], name="sum")
+        plan.add(echo, name="alone")
+        plan.add(echo, name="apart")
+
+    async def passed_on(plan, task):
+        waiting = await place.tasks("p", task.record.succ)
+        others = {each.name: dep for each in waiting for dep in each.record.deps if dep != task.name}
+        others = {each: dep for each, dep in others.items() if await place.edges_there("p", [(each, dep)])}
+        another = next((each for each in await place.left("p", 10) if each != task.name), None)
+        return place.edges.passed_on("p", plan, task, b"=", waiting=waiting, others=others, another=another)
+
+    for pair in (("one", "two"), ("alone", "apart")):
+        _, record = run(place.plan("p"))
+        tasks = run(place.tasks("p", pair))
+        for key in [e.key for e in store.list("plans/todo/p", recursive=True)]:
+            if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
+                store.delete(key)
+        edits = [run(passed_on(record, each)) for each in tasks]
+        assert [run(place.commit(each)) for each in edits] == [True, False]
+        assert run(passed_on(record, tasks[1])) is None or pair == ("one", "two")
+    last = run(passed_on(record, run(place.tasks("p", ["two"]))[0]))
+    assert last is not None
+    assert run(place.commit(last))
+    assert run(place.tasks("p", ["sum"]))[0].record.state is TaskState.READY
+
+
+def test_a_task_that_vanishes_is_skipped_quietly(store, plans, worker, place, caplog):
+    with plans.new() as plan:
+        plan.add("waits", name="running")
+    wait_until(lambda: CALLS)
+    plan.handle.remove()
+    nothing_left(store)
+    assert plans.list() == []
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]

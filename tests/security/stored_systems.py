@@ -1,0 +1,104 @@
+"""Stored records of backlogs, tasks, executors, workers and plans: an example each, and what reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from latchwork.errors import BadRecord
+from latchwork.executor import refs
+from latchwork.executor.items import TaskItem
+from latchwork.executor.keys import Keys
+from latchwork.executor.placing import placing
+from latchwork.executor.placing.targets import Label, Member, of_body, to_body
+from latchwork.executor.submitting import collecting
+from latchwork.plans import records as plans
+from latchwork.primitives.queue import stored
+from latchwork.records import Record
+from latchwork.tasks import BlobRef, Retry
+from latchwork.types import Entry
+from latchwork.workers import records as workers
+
+BLOB = BlobRef("owner", "id", 5, "ab")
+ITEM = TaskItem(
+    "s1-7", "m:f", b"", "s1", 7, BLOB.to_record(), 3, Label(zone="a"), Retry(2), ("m:E",), 5.0, ("any",), "s"
+)
+TASK = plans.TaskRecord(
+    plans.TaskState.READY, 3, "m:f", ("a",), ("a",), ("b",), Retry(2), 5.0, attempts=1, why="w", args_at=BLOB
+)
+PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
+WORKER = workers.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
+JOB = workers.Head("r1", 4, next=2, created=5.0, labels={"team": "a"})
+
+
+def at(value, key="k"):
+    """An entry with that value."""
+    return Entry(key, value, 1, 1, 1)
+
+
+def dumped(**body):
+    return json.dumps(body).encode()
+
+
+def read_split(value):
+    head, rest = stored.split(value)
+    return head.whole("attempts", 0, least=0), head.text("why", ""), rest
+
+
+def read_target(value):
+    return of_body(Record.of(value).body) or "nobody in particular"
+
+
+#: By name: the module that reads it, a value as the product writes it, and the function that reads.
+ROWS = {
+    "item of a backlog": ("primitives.queue.stored", stored.Stored("a", 1, "why", 5).to_bytes(), read_split),
+    "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.of),
+    "task of an executor with a target": (
+        "executor.items", replace(ITEM, target=Member("m1", "any")).to_bytes(), TaskItem.of
+    ),
+    "target": ("executor.placing.targets", json.dumps(to_body(Member("m1", "fail"))).encode(), read_target),
+    "load of a runner": (
+        "executor.placing.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
+    ),
+    "functions of a runner": (
+        "executor.placing.placing", dumped(functions=["m:f"], allow_pickle=True), placing.read_functions
+    ),
+    "detached task": (
+        "executor.refs",
+        dumped(fn="m:f", lanes=["any"], shelf="s", digest="d", nonce="n"),
+        lambda value: refs._place_of(Keys("e"), "t", at(value)),
+    ),
+    "large outcome": (
+        "executor.submitting.collecting",
+        json.dumps(BLOB.to_record()).encode(),
+        lambda value: collecting.ref_of(value) or "here",
+    ),
+    "large value": ("tasks.blobs", json.dumps(BLOB.to_record()).encode(), lambda value: BlobRef.of(Record.of(value))),
+    "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
+    "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
+    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_wanted),
+    "worker": ("workers.records", WORKER.to_bytes(), lambda value: workers.WorkerInfo.of(at(value)).to_bytes()),
+    "job of workers": ("workers.records", JOB.to_bytes(), lambda value: workers.Head.of(at(value)).to_bytes()),
+    "event of workers": (
+        "workers.records",
+        workers.Event("lost", 3, 1, 2, 5.0, "why").to_bytes(),
+        lambda value: workers.Event.or_none(at(value)) or "no event",
+    ),
+    "lease of a worker": (
+        "workers.records",
+        workers.live_body(WORKER),
+        lambda value: (workers.read_incarnation(at(value)), workers.read_key(at(value))),
+    ),
+    "epoch of workers": ("workers.records", workers.epoch_body(3), lambda value: workers.read_epoch(at(value)) + 1),
+}  # fmt: skip
+
+
+def read_result(value):
+    """A result of a plan is marked by its first byte; JSON alone is none."""
+    try:
+        return plans.read_result(b"@" + value)
+    except BadRecord as error:
+        return str(error)
+
+
+ROWS["large result of a plan"] = ("plans.records", json.dumps(BLOB.to_record()).encode(), read_result)

@@ -1,0 +1,79 @@
+"""What a node takes ahead of its slots, and which items it takes alone. Pure."""
+
+from __future__ import annotations
+
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.primitives import BacklogItem
+from latchwork.tasks import FeederHooks
+from latchwork.tasks.running.choosing import SUSPECT, Choosing
+from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, Arrivals, ahead_of
+
+
+def item(name, attempts, why=""):
+    return BacklogItem(name, attempts, why, lane="any", shelf="s")
+
+
+class Everything(FeederHooks):
+    def lanes(self):
+        return ["any"]
+
+    def begin(self, claim):
+        raise NotImplementedError
+
+    def finish(self, claim, outcome):
+        raise NotImplementedError
+
+
+def choosing():
+    return Choosing(Everything(), SYSTEM_CLOCK, "n1")
+
+
+def test_a_node_of_long_calls_claims_nothing_ahead():
+    assert ahead_of(8, 1.0) == 0
+
+
+def test_a_node_of_short_calls_claims_for_some_milliseconds_and_not_without_end():
+    assert ahead_of(8, 0.01) == 16
+    assert ahead_of(8, 0.0) == MOST_AHEAD
+
+
+def test_a_node_takes_one_item_at_a_time_that_came_back_from_nodes_that_died():
+    chosen = choosing()
+    first, second = item("a", SUSPECT), item("b", SUSPECT)
+    chosen.begin()
+    assert chosen.accept(first)
+    chosen.extra(first)
+    assert not chosen.accept(second)
+    chosen.taken(item("a", SUSPECT + 1))
+    chosen.begin()
+    assert not chosen.accept(second)
+    assert chosen.accept(item("fresh", 0))
+    assert chosen.over(item("a", SUSPECT + 1))
+    assert chosen.accept(second)
+
+
+def test_an_item_that_was_given_back_with_a_reason_is_taken_with_others():
+    chosen = choosing()
+    chosen.taken(item("a", SUSPECT + 1))
+    assert chosen.accept(item("b", SUSPECT, why="try 1 failed"))
+
+
+def test_a_suspect_that_another_node_was_faster_to_take_keeps_us_from_no_other():
+    chosen = choosing()
+    chosen.begin()
+    chosen.extra(item("a", SUSPECT))
+    chosen.begin()
+    assert chosen.accept(item("b", SUSPECT))
+
+
+def test_more_is_expected_of_many_at_a_time_until_looks_were_in_vain():
+    arrivals = Arrivals()
+    assert not arrivals.come_again
+    for _ in range(5):
+        arrivals.note(int(4 * MANY))
+    assert arrivals.come_again
+    for _ in range(MOST_VAIN):
+        arrivals.note(0)
+    assert arrivals.come_again
+    arrivals.note(0)
+    assert not arrivals.come_again

@@ -1,0 +1,108 @@
+"""Plays of plans and their workers: no thread, no draft and no half of a plan is left behind."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from latchwork.plans import NoSuchPlan, Plans, PlanState, PlanWorker
+from latchwork.tasks import Functions
+from trials.interrupts.play import Play
+from trials.interrupts.plays_of_many import _until
+
+if TYPE_CHECKING:
+    from latchwork import Store
+
+FUNCTIONS = Functions()
+
+
+@FUNCTIONS.task(name="same")
+def same(value: int) -> int:
+    return value
+
+
+class _Worker:
+    def __init__(self, store: Store, name: str) -> None:
+        self.label = f"play-{uuid.uuid4().hex}"
+        self.worker = PlanWorker(store, name, functions=FUNCTIONS, label=self.label)
+
+
+def _threads(label: str) -> list[str]:
+    return [each.name for each in threading.enumerate() if label in each.name]
+
+
+def _workers() -> list[Play]:
+    def use(made: _Worker, *_: object) -> None:
+        with made.worker:
+            pass
+
+    def start(made: _Worker, *_: object) -> None:
+        made.worker.start()
+
+    def after(made: _Worker, *_: object) -> None:
+        _until(lambda: not _threads(made.label), f"threads are left: {_threads(made.label)}")
+
+    def closed(made: _Worker, *_: object) -> None:
+        made.worker.close()
+        after(made)
+
+    return [Play("PlanWorker.with", _Worker, use, after), Play("PlanWorker.start", _Worker, start, closed)]
+
+
+def _builder(mine: Store, name: str) -> Any:
+    builder = Plans(mine, name, functions=FUNCTIONS).new(id="p")
+    builder.add("same", builder.add("same", 1), name="last")
+    return builder
+
+
+def _state(store: Store, name: str) -> PlanState | None:
+    try:
+        return Plans(store, name, functions=FUNCTIONS).get("p").state()
+    except NoSuchPlan:
+        return None
+
+
+def _builders() -> list[Play]:
+    def start(builder: Any, *_: object) -> None:
+        builder.start()
+
+    def after(builder: Any, _mine: Store, other: Store, name: str) -> None:
+        _until(lambda: _state(other, name) in (PlanState.READY, None), "a draft is left")
+        builder.start()
+        assert _state(other, name) is PlanState.READY
+        with PlanWorker(other, name, functions=FUNCTIONS):
+            assert builder.handle.result("last", 10.0) == 1
+
+    return [Play("PlanBuilder.start", _builder, start, after)]
+
+
+def _handles() -> list[Play]:
+    def started(mine: Store, name: str) -> Any:
+        return _builder(mine, name).start()
+
+    def add(handle: Any, *_: object) -> None:
+        handle.add("same", 7, name="more")
+
+    def added(handle: Any, _mine: Store, other: Store, name: str) -> None:
+        names = [node.id for node in Plans(other, name, functions=FUNCTIONS).get("p").graph().nodes]
+        if "more" not in names:
+            handle.add("same", 7, name="more")
+        with PlanWorker(other, name, functions=FUNCTIONS):
+            assert handle.wait(10.0).state is PlanState.COMPLETED
+            assert handle.result("more", 0) == 7
+
+    def cancel(handle: Any, *_: object) -> None:
+        handle.cancel()
+
+    def cancelled(handle: Any, _mine: Store, other: Store, name: str) -> None:
+        if _state(other, name) is PlanState.READY:
+            handle.cancel()
+        with PlanWorker(other, name, functions=FUNCTIONS):
+            assert handle.wait(10.0).state is PlanState.CANCELLED
+
+    return [Play("PlanHandle.add", started, add, added), Play("PlanHandle.cancel", started, cancel, cancelled)]
+
+
+def plans() -> list[Play]:
+    return [*_workers(), *_builders(), *_handles()]
