@@ -1,0 +1,122 @@
+"""Commands: what people, clocks and other shards ask of the owner of a shard. Anybody inserts, the owner consumes.
+
+A command that was consumed stays, with ``done_at``: a repeated ``unique_key`` finds it and starts nothing more. One
+that could not be done has an ``error``. ``args`` of each type:
+
+``start``          code, version, params, priority (None: that of the definition), start_from, scope, dry,
+                   schedule_time (None: when the command was written); ``instance`` is set once there is one
+``recover``        start_from
+``force_success``, ``force_start``   task
+``pause``, ``resume``, ``stop``, ``rerun``, ``wake``   none
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from latchwork.errors import LatchworkError
+from latchwork.workflows.database.tables import command, shard
+
+
+class CommandType(str, Enum):
+    """What can be asked."""
+
+    START = "start"
+    RECOVER = "recover"
+    RERUN = "rerun"
+    RESUME = "resume"
+    PAUSE = "pause"
+    STOP = "stop"
+    FORCE_SUCCESS = "force_success"
+    FORCE_START = "force_start"
+    BACKFILL = "backfill"
+    TIMER = "timer"
+    WAKE = "wake"
+    FAILOVER = "failover"
+    WAITING_THREAD = "waiting_thread"
+
+
+#: What only masters write; who else asks for it is refused.
+INTERNAL = frozenset({CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD})
+
+
+class KeyReused(LatchworkError):
+    """A unique key was given before, for something else."""
+
+
+class Asked(NamedTuple):
+    """A command that was written.
+
+    Attributes:
+        id: of it.
+        shard: whose owner consumes it.
+        is_new: whether it was written just now; False: its unique key was there.
+    """
+
+    id: int
+    shard: int
+    is_new: bool
+
+
+def ask(
+    connection: sa.Connection,
+    kind: CommandType,
+    *,
+    shard_id: int,
+    instance: int | None = None,
+    args: Mapping[str, Any] | None = None,
+    unique_key: str | None = None,
+    by: str = "",
+) -> Asked:
+    """Write a command, unless its unique key was given before for the same.
+
+    Args:
+        connection: a transaction.
+        kind: what is asked.
+        shard_id: of the instance; of a start any, see ``draw``.
+        instance: which, unless it is a start.
+        args: as the head of this module says.
+        unique_key: at most 200 characters; the same key and the same command again change nothing.
+        by: who asks.
+    Raises:
+        KeyReused: the key was given before, for another command.
+    """
+    given = dict(args or {})
+    row = {"type": kind.value, "args": given, "unique_key": unique_key, "by": by[:200]}
+    new = sa.insert(command).values(**row, shard=shard_id, instance=instance, created_at=time.time())
+    if unique_key is None:
+        return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+    try:
+        with connection.begin_nested():
+            return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+    except sa.exc.IntegrityError:
+        there = connection.execute(sa.select(command).where(command.c.unique_key == unique_key)).one()
+    is_same = there.type == kind.value and _asked(there.args) == _asked(given)
+    if not is_same or (kind is not CommandType.START and there.instance != instance):
+        raise KeyReused(
+            f"the key {unique_key!r} was used for command {there.id}, which is another one; give each command its own"
+        )
+    return Asked(int(there.id), int(there.shard), is_new=False)
+
+
+def draw(connection: sa.Connection) -> int:
+    """A shard for a new instance.
+
+    Raises:
+        LatchworkError: the database has none: nobody has set it up.
+    """
+    ids: list[int] = list(connection.execute(sa.select(shard.c.id)).scalars())
+    if not ids:
+        raise LatchworkError("the database has no shards; run `latchwork workflows init` first")
+    return secrets.choice(ids)
+
+
+def _asked(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the version: there may be a newer one when a client asks again, and it means the same."""
+    return {name: value for name, value in args.items() if name != "version"}
