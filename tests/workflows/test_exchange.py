@@ -11,7 +11,7 @@ from latchwork.workflows.keys import Item, attempt_of, groups_of, lane_of, log_r
 from latchwork.workflows.state import Outcome
 
 HEAD = Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 600.0)
-SPEC = Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"day": "2026-11-22", "got.rows": 3}, 1.5e9)
+SPEC = Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"day": "2026-11-22", "got.rows": 3}, 1.5e9, "Europe/Berlin")
 RESULT = Result(Outcome.FAILURE, 99, "w1", "host", 1.0, 2.5, 4711, -9, {"rows": 3}, "killed", "1/7/42/2.99.log")
 
 

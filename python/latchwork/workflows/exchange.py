@@ -83,6 +83,7 @@ class Spec:
         env: environment variables, likewise.
         values: what ``${name}`` stands for, but for secrets.
         schedule_time: what ``${time:...}`` starts from, in seconds since the epoch.
+        tz: name of the time zone that it is told in.
     """
 
     head: Head
@@ -90,6 +91,7 @@ class Spec:
     env: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     schedule_time: float = 0.0
+    tz: str = "UTC"
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
         """What to store in the item, and what in the key of its own, if it is large.
@@ -103,6 +105,7 @@ class Spec:
             "env": self.env,
             "values": self.values,
             "schedule_time": self.schedule_time,
+            "tz": self.tz,
         }
         whole = _bytes({**head, **body})
         if len(whole) <= INLINE_BYTES:
@@ -134,6 +137,7 @@ class Spec:
             record.text_map("env"),
             record.mapping("values"),
             record.moment_s("schedule_time"),
+            record.text("tz", "UTC"),
         )
 
 

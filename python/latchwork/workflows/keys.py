@@ -4,13 +4,14 @@ Keys:  <name>/id                       which database belongs to this store
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
        <name>/backlog/...              tasks that workers take; see ``primitives.Backlog``
-       <name>/running/<shard>/<x>      who runs an attempt; written by the claim, dies with the worker's session
-       <name>/results/<shard>/<x>      how an attempt ended; written by its end, deleted once it is in the database
+       <name>/shards/<shard>/...       what the shard's master follows, by one watch:
+         .../running/<x>               who runs an attempt; written by the claim, dies with the worker's session
+         .../results/<x>               how an attempt ended; written by its end, deleted once it is in the database
+         .../poke                      look now
        <name>/cancels/<x>              an attempt that is to be ended, and not taken again
        <name>/data/<x>                 the second part of a large spec; deleted with the item
        <name>/slots/<task group>/size  how many tasks of a group run at a time
        <name>/slots/<task group>/<i>   one of them; written by a claim, dies with the worker's session
-       <name>/pokes/<shard>            look now
        <name>/workers/...              the workers; see ``primitives.Group``
 
 ``x`` is ``<task>.<n>``: the id of the task's row, which a rerun has another of, and the number of the attempt. A lane
@@ -86,29 +87,32 @@ class Keys:
         self.cancels = f"{name}/cancels"
         self.slots = f"{name}/slots"
         self.workers = f"{name}/workers"
-        self.every_running = f"{name}/running"
-        self.every_result = f"{name}/results"
         self.every_data = f"{name}/data"
+        self.shards = f"{name}/shards"
 
     def high(self, shard: int) -> str:
         """The mark that a database from before is known by."""
         return f"{self.high_marks}/{shard_name(shard)}"
 
+    def shard(self, shard: int) -> str:
+        """The prefix of all that a shard's master follows."""
+        return f"{self.shards}/{shard_name(shard)}"
+
     def running_of(self, shard: int) -> str:
         """The prefix of the attempts of a shard that run."""
-        return f"{self.every_running}/{shard_name(shard)}"
+        return f"{self.shard(shard)}/running"
 
     def running(self, shard: int, x: str) -> str:
         """Who runs an attempt."""
-        return f"{self.every_running}/{shard_name(shard)}/{x}"
+        return f"{self.running_of(shard)}/{x}"
 
     def results_of(self, shard: int) -> str:
         """The prefix of a shard's results."""
-        return f"{self.every_result}/{shard_name(shard)}"
+        return f"{self.shard(shard)}/results"
 
     def result(self, shard: int, x: str) -> str:
         """How an attempt ended."""
-        return f"{self.every_result}/{shard_name(shard)}/{x}"
+        return f"{self.results_of(shard)}/{x}"
 
     def cancel(self, x: str) -> str:
         """Tells the worker that has it to end an attempt, and the others not to take it."""
@@ -120,7 +124,7 @@ class Keys:
 
     def poke(self, shard: int) -> str:
         """Tells the shard's master to look now."""
-        return f"{self.name}/pokes/{shard_name(shard)}"
+        return f"{self.shard(shard)}/poke"
 
     def group_size(self, task_group: str) -> str:
         """How many tasks of a group run at a time: a number as text."""
