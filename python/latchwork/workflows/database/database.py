@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,7 +114,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     )
 
     @sa.event.listens_for(engine, "connect")
-    def prepare(connection: sqlite3.Connection, _: object) -> None:
+    def prepare(connection: Any, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
             connection.execute("PRAGMA journal_mode = WAL")

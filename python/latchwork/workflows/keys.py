@@ -1,0 +1,196 @@
+"""The keys of workflows in the store, and the names of items. Nothing here does I/O.
+
+Keys:  <name>/id                       which database belongs to this store
+       <name>/high/<shard>             transactions of the shard's owners when results were last deleted
+       <name>/cluster/...              the masters' job manager: shards are items of a job
+       <name>/backlog/...              tasks that workers take; see ``primitives.Backlog``
+       <name>/shards/<shard>/...       what the shard's master follows, by one watch:
+         .../running/<x>               who runs an attempt; written by the claim, dies with the worker's session
+         .../results/<x>               how an attempt ended; written by its end, deleted once it is in the database
+         .../poke                      look now
+       <name>/cancels/<x>              an attempt that is to be ended, and not taken again
+       <name>/data/<x>                 the second part of a large spec; deleted with the item
+       <name>/slots/<task group>/size  how many tasks of a group run at a time
+       <name>/slots/<task group>/<i>   one of them; written by a claim, dies with the worker's session
+       <name>/workers/...              the workers; see ``primitives.Group``
+
+``x`` is ``<task>.<n>``: the id of the task's row, which a rerun has another of, and the number of the attempt. A lane
+is a worker group, or ``<worker group>~<task group>``: who finds a group full leaves out a lane, and no single items.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from latchwork.errors import InvalidKey
+from latchwork.records import short
+
+#: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.
+Order = Literal["instance", "submitted"]
+
+_ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
+_X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
+_BETWEEN = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the name of an item says.
+
+    Attributes:
+        task: the id of the task's row.
+        n: the number of the attempt.
+        shard: whose master is told of it.
+        priority: of the task in its instance, 0 to 4.
+    """
+
+    task: int
+    n: int
+    shard: int
+    priority: int = 2
+
+    @property
+    def x(self) -> str:
+        """What the attempt is called in other keys."""
+        return x_of(self.task, self.n)
+
+    @property
+    def id(self) -> str:
+        """The name itself; as text in the order of priority, then of tasks."""
+        return f"{self.priority:02d}{self.task:020d}.{self.n}.{self.shard}"
+
+    @classmethod
+    def of(cls, item_id: str) -> Item:
+        """What a name says.
+
+        Raises:
+            InvalidKey: nobody of ours made it.
+        """
+        found = _ITEM.fullmatch(item_id)
+        if found is None:
+            raise InvalidKey(f"{short(item_id)} is no name of an item of workflows")
+        priority, task, n, shard = (int(each) for each in found.groups())
+        return cls(task, n, shard, priority)
+
+
+class Keys:
+    """The keys of one installation."""
+
+    def __init__(self, name: str = "workflows") -> None:
+        self.name = name
+        self.id = f"{name}/id"
+        self.high_marks = f"{name}/high"
+        self.cluster = f"{name}/cluster"
+        self.backlog = f"{name}/backlog"
+        self.cancels = f"{name}/cancels"
+        self.slots = f"{name}/slots"
+        self.workers = f"{name}/workers"
+        self.every_data = f"{name}/data"
+        self.shards = f"{name}/shards"
+
+    def high(self, shard: int) -> str:
+        """The mark that a database from before is known by."""
+        return f"{self.high_marks}/{shard_name(shard)}"
+
+    def shard(self, shard: int) -> str:
+        """The prefix of all that a shard's master follows."""
+        return f"{self.shards}/{shard_name(shard)}"
+
+    def running_of(self, shard: int) -> str:
+        """The prefix of the attempts of a shard that run."""
+        return f"{self.shard(shard)}/running"
+
+    def running(self, shard: int, x: str) -> str:
+        """Who runs an attempt."""
+        return f"{self.running_of(shard)}/{x}"
+
+    def results_of(self, shard: int) -> str:
+        """The prefix of a shard's results."""
+        return f"{self.shard(shard)}/results"
+
+    def result(self, shard: int, x: str) -> str:
+        """How an attempt ended."""
+        return f"{self.results_of(shard)}/{x}"
+
+    def cancel(self, x: str) -> str:
+        """Tells the worker that has it to end an attempt, and the others not to take it."""
+        return f"{self.cancels}/{x}"
+
+    def data(self, x: str) -> str:
+        """The second part of a large spec."""
+        return f"{self.every_data}/{x}"
+
+    def poke(self, shard: int) -> str:
+        """Tells the shard's master to look now."""
+        return f"{self.shard(shard)}/poke"
+
+    def group_size(self, task_group: str) -> str:
+        """How many tasks of a group run at a time: a number as text."""
+        return f"{self.slots}/{task_group}/size"
+
+    def slot(self, task_group: str, number: int) -> str:
+        """One of the slots of a task group, from 0."""
+        return f"{self.slots}/{task_group}/{number}"
+
+
+def shard_name(shard: int) -> str:
+    """What a shard is called in keys, and as an item of the masters' job."""
+    return f"{shard:02d}"
+
+
+def x_of(task: int, n: int) -> str:
+    """What an attempt is called."""
+    return f"{task}.{n}"
+
+
+def attempt_of(x: str) -> tuple[int, int]:
+    """The id of the task's row, and the number of the attempt.
+
+    Raises:
+        InvalidKey: nobody of ours made this name.
+    """
+    found = _X.fullmatch(x)
+    if found is None:
+        raise InvalidKey(f"{short(x)} is no name of an attempt")
+    return int(found[1]), int(found[2])
+
+
+def lane_of(worker_group: str, task_group: str | None = None) -> str:
+    """Where tasks of a worker group are, or those of them that need a slot of a task group."""
+    return worker_group if task_group is None else f"{worker_group}{_BETWEEN}{task_group}"
+
+
+def groups_of(lane: str) -> tuple[str, str | None]:
+    """The worker group of a lane, and its task group if it has one."""
+    worker_group, between, task_group = lane.partition(_BETWEEN)
+    return worker_group, task_group if between else None
+
+
+def shelf_of(order: Order, instance: int, instance_priority: int, task_priority: int, submitted_at: float) -> str:
+    """Where in its lane a task is.
+
+    Args:
+        order: by what tasks are taken.
+        instance: id of the instance.
+        instance_priority: 0, the first, to 4.
+        task_priority: likewise.
+        submitted_at: seconds since the epoch; those of one minute share a shelf.
+    """
+    if order == "instance":
+        return f"{instance_priority:02d}{instance:020d}"
+    return f"{instance_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
+
+
+def log_ref(code: int, instance: int, x: str, claim: int) -> str:
+    """Where the log of a run of an attempt is: nobody else ever writes there.
+
+    Args:
+        code: of the workflow.
+        instance: id of the instance.
+        x: the attempt.
+        claim: the token of its claim.
+    """
+    task, n = attempt_of(x)
+    return f"{code}/{instance}/{task}/{n}.{claim}.log"
