@@ -4,12 +4,13 @@ It knows no system: who has an account, what changed and what a page shows is to
 work without JavaScript; what is vendored in ``static`` is all that a browser loads.
 """
 
-from latchwork.web.app import Site, make_app
+from latchwork.web.app import Link, Site, make_app
 from latchwork.web.bars import Bar, Bars
 from latchwork.web.drawings import graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
 from latchwork.web.live import Hub
+from latchwork.web.pages import Pages
 from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
 from latchwork.web.problems import Problem
 from latchwork.web.server import HttpServer
@@ -24,6 +25,8 @@ __all__ = [
     "HttpServer",
     "Hub",
     "Identity",
+    "Link",
+    "Pages",
     "Problem",
     "Role",
     "SignedIn",

@@ -1,4 +1,4 @@
-"""An app: static files, sign-in, errors as documents or pages, and what every answer carries. Routes are added to it."""
+"""An app: static files, sign-in, errors as documents or pages, headers of every answer. Routes are added to it."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ _BAR = 16
 _HEAD = 24
 _NAMES = 190
 _WIDTH = 1000
+_TICK = Markup('<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/><text class="tick" x="{0}" y="11">{2}</text>')
 _STEPS_S = (
     0.1,
     0.2,
@@ -71,7 +72,7 @@ class Bars:
         if not bars:
             return Markup("")
         first = min(bar.start for bar in bars)
-        last = max(max((bar.end if bar.end is not None else now) for bar in bars), first + 0.1)
+        last = max(first + 0.1, *(bar.end if bar.end is not None else now for bar in bars))
         height = _HEAD + _ROW * len(self.rows) + 4
         head = Markup('<svg class="bars" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
             _WIDTH, height, f"what ran when, {duration(last - first)} in all"
@@ -100,12 +101,12 @@ def _ticks(first: float, last: float, height: int) -> list[Markup]:
     span = last - first
     step = next((each for each in _STEPS_S if span / each <= 6), 86_400.0 * max(1, round(span / 86_400 / 6)))
     form = "%H:%M:%S" if span < 86_400 else "%m-%d %H:%M"
-    found, at = [], (int(first / step) + 1) * step if step >= 1 else first
+    found: list[Markup] = []
+    at = (int(first / step) + 1) * step if step >= 1 else first
     while at <= last and len(found) < 12:
         x = f"{_at(at, first, last):.1f}"
         text = f"{datetime.fromtimestamp(at, timezone.utc):{form}}" if step >= 1 else f"+{at - first:.1f} s"
-        line = '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/><text class="tick" x="{0}" y="11">{2}</text>'
-        found.append(Markup(line).format(x, height, text))
+        found.append(_TICK.format(x, height, text))
         at += step
     return found
 

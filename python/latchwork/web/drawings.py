@@ -28,8 +28,7 @@ def graph_svg(
         'markerWidth="7" markerHeight="7" orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
     ).format(w=_number(layout.width), h=_number(layout.height), title=_shown(graph.title), name=name)
     parts = [head, *(_line(each, name) for each in layout.lines)]
-    for node in graph.nodes:
-        parts.append(_box(node, layout.boxes[node.id], (links or {}).get(node.id, "")))
+    parts += [_box(node, layout.boxes[node.id], (links or {}).get(node.id, "")) for node in graph.nodes]
     return Markup("").join([*parts, Markup("</svg>")])
 
 

@@ -14,7 +14,7 @@ from latchwork.errors import BadRecord
 from latchwork.records import read_json
 
 
-class FormInvalid(ValueError):  # noqa: N818 - named for what happened
+class FormInvalid(ValueError):
     """A field holds what it does not take.
 
     Attributes:

@@ -40,6 +40,11 @@ class Hub:
         self._seen_at = float("-inf")
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether streams are to end."""
+        return self._closed
+
     def close(self) -> None:
         """End all streams, within a period. Twice is fine."""
         self._closed = True

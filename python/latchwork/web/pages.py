@@ -19,6 +19,9 @@ from latchwork.web.identity import Identity
 from latchwork.words import counted
 
 _HERE = Path(__file__).parent
+#: Stands where there is no value: a dash.
+_NOTHING = "\N{EN DASH}"
+_DASH = Markup("\N{EN DASH}")
 
 
 class Pages:
@@ -76,7 +79,7 @@ def harmless(value: Any) -> Any:
 def moment(wall_s: float | None) -> Markup:
     """``2026-11-22 19:55:29``, of UTC."""
     if wall_s is None:
-        return Markup("–")
+        return _DASH
     try:
         at = datetime.fromtimestamp(wall_s, timezone.utc)
     except (ValueError, OSError, OverflowError):
@@ -87,7 +90,7 @@ def moment(wall_s: float | None) -> Markup:
 def duration(seconds: float | None) -> str:
     """``0.4 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``, ``3 d 4 h``."""
     if seconds is None:
-        return "–"
+        return _NOTHING
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -104,7 +107,7 @@ def duration(seconds: float | None) -> str:
 def elapsed(start: float | None, end: float | None) -> Markup:
     """How long something took, or has taken so far: then it goes on counting in the browser."""
     if start is None:
-        return Markup("–")
+        return _DASH
     return Markup("{}").format(duration(end - start)) if end is not None else ticking(start)
 
 

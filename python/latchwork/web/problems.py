@@ -15,7 +15,7 @@ from latchwork.words import printable
 MEDIA_TYPE = "application/problem+json"
 
 
-class Problem(Exception):  # noqa: N818 - the name of the standard
+class Problem(Exception):
     """An answer that says what is wrong. Raised by routes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Problem(Exception):  # noqa: N818 - the name of the standard
         self.status = status
         self.detail = detail
         self.errors = list(errors)
-        self.more = more
+        self.more = {name: value for name, value in more.items() if value is not None}
         self.headers = dict(headers or {})
 
     @property

@@ -1,4 +1,4 @@
-"""How often somebody may guess a password. Kept in memory: it slows down, it locks nobody out for good. Safe to share."""
+"""How often somebody may guess a password. Kept in memory: it slows down, it locks nobody out for good."""
 
 from __future__ import annotations
 

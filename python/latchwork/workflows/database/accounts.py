@@ -20,7 +20,7 @@ _SESSION_S = 14 * 86_400.0
 _LINK_S = 3600.0
 #: When a token was last used is written at most so often.
 _USED_S = 300.0
-TOKEN_PREFIX = "lw_"
+TOKEN_PREFIX = "lw_"  # noqa: S105 - what every token begins with
 _SESSION, _LINK = "session", "link"
 
 

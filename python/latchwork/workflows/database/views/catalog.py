@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.workflows.database.tables import definition, definition_version, schedule
 from latchwork.workflows.definitions.model import Definition
 
-Row = sa.Row[Any]
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
 #: Workflows of one database, as far as lists of all go.
 MOST = 5000
 

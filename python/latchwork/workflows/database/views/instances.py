@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.workflows.database.tables import attempt, command, definition, event, instance, task
 
-Row = sa.Row[Any]
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
 #: Parts of one statement; SQLite takes 500.
 _TOGETHER = 100
 

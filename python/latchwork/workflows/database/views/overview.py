@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.workflows.database.tables import command, instance, shard
 from latchwork.workflows.database.views import instances
 
-Row = sa.Row[Any]
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
 #: What is counted is counted as far as this.
 MOST = 1000
 
