@@ -69,6 +69,7 @@ LIBRARIES = {
     "sqlalchemy": ("workflows",),
     "alembic": ("workflows",),
     "yaml": ("workflows",),
+    "fsspec": ("workflows",),
     "fastapi": ("web", "workflows"),
     "jinja2": ("web", "workflows"),
 }

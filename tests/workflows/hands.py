@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from latchwork.primitives import Backlog
 from latchwork.types import Absent, At, Create, Delete
-from latchwork.workflows.database import Database, commands, definitions, runs
+from latchwork.workflows.database import Database, consuming, definitions, runs
+from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.tables import attempt, command, event, instance
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.exchange import Result, Running, Spec
@@ -108,9 +109,9 @@ class Stage:
 
     def send(self, kind, instance_id=None, *, shard=0, **args):
         with self.database.write() as connection:
-            number = commands.send(connection, shard, kind, time.time(), instance=instance_id, args=args)
+            asked = ask(connection, CommandType(kind), shard_id=shard, instance=instance_id, args=args)
         self.poke()
-        return number
+        return asked.id
 
     def poke(self, shard=0):
         self.store.put(self.keys.poke(shard), b"")
@@ -121,7 +122,7 @@ class Stage:
 
     def command(self, number):
         with self.database.read() as connection:
-            return commands.find(connection, number)
+            return consuming.find(connection, number)
 
     def known(self, instance_id):
         with self.database.read() as connection:

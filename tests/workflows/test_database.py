@@ -23,7 +23,7 @@ def test_the_migrations_make_the_tables(database):
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
     assert not needs_upgrade(database)
-    assert upgrade(database) == "0001"
+    assert upgrade(database) == "0002"
 
 
 def test_several_that_start_at_once_make_the_tables_once(database_url):

@@ -1,134 +1,122 @@
-"""Commands: what people and schedules want of instances. Written by anybody, done once, by the shard's master.
+"""Commands: what people, clocks and other shards ask of the owner of a shard. Anybody inserts, the owner consumes.
 
-A command is never deleted while it counts: done is a time in its row, so that a key given twice is known however late.
+A command that was consumed stays, with ``done_at``: a repeated ``unique_key`` finds it and starts nothing more. One
+that could not be done has an ``error``. ``args`` of each type:
+
+``start``          code, version, params, priority (None: that of the definition), start_from, scope, dry,
+                   schedule_time (None: when the command was written); ``instance`` is set once there is one
+``recover``        start_from
+``force_success``, ``force_start``   task
+``pause``, ``resume``, ``stop``, ``rerun``, ``wake``   none
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork.workflows.database.tables import command
-from latchwork.workflows.errors import NotAllowed, UnknownWorkflow
-
-#: What people may ask for.
-PUBLIC = frozenset({"start", "pause", "resume", "stop", "recover", "rerun", "force_success", "force_start", "backfill"})
-#: What masters tell each other.
-INTERNAL = frozenset({"wake", "fire", "failover", "waiting_thread"})
+from latchwork.errors import LatchworkError
+from latchwork.workflows.database.tables import command, shard
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRow:
-    """One command.
+class CommandType(str, Enum):
+    """What can be asked."""
+
+    START = "start"
+    RECOVER = "recover"
+    RERUN = "rerun"
+    RESUME = "resume"
+    PAUSE = "pause"
+    STOP = "stop"
+    FORCE_SUCCESS = "force_success"
+    FORCE_START = "force_start"
+    BACKFILL = "backfill"
+    TIMER = "timer"
+    WAKE = "wake"
+    FAILOVER = "failover"
+    WAITING_THREAD = "waiting_thread"
+
+
+#: What only masters write; who else asks for it is refused.
+INTERNAL = frozenset({CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD})
+
+
+class KeyReused(LatchworkError):
+    """A unique key was given before, for something else."""
+
+
+class Asked(NamedTuple):
+    """A command that was written.
 
     Attributes:
-        id: its number.
-        shard: whose master does it.
-        type: in a word.
-        instance: what it is for; of a start, what came of it; None before.
-        args: what it takes.
-        by: who asked.
-        done_at: None while it is open.
-        error: why it was not done; None if it was.
+        id: of it.
+        shard: whose owner consumes it.
+        is_new: whether it was written just now; False: its unique key was there.
     """
 
     id: int
     shard: int
-    type: str
-    instance: int | None
-    args: Mapping[str, Any]
-    by: str
-    done_at: float | None
-    error: str | None
+    is_new: bool
 
 
-_COLUMNS = (
-    command.c.id,
-    command.c.shard,
-    command.c.type,
-    command.c.instance,
-    command.c.args,
-    command.c.by,
-    command.c.done_at,
-    command.c.error,
-)
-
-
-def check_public(kind: str) -> str:
-    """Let a command of people pass.
-
-    Raises:
-        NotAllowed: masters alone give it.
-        UnknownWorkflow: there is none of this name.
-    """
-    if kind in INTERNAL:
-        raise NotAllowed(f"{kind} is a command of masters to each other; nobody else may give it")
-    if kind not in PUBLIC:
-        raise UnknownWorkflow(f"there is no command {kind!r}; there are {', '.join(sorted(PUBLIC))}")
-    return kind
-
-
-def send(
+def ask(
     connection: sa.Connection,
-    shard: int,
-    kind: str,
-    now: float,
+    kind: CommandType,
     *,
+    shard_id: int,
     instance: int | None = None,
     args: Mapping[str, Any] | None = None,
     unique_key: str | None = None,
     by: str = "",
-) -> int:
-    """Write a command; its number. With a key that was used before: that of the first one, and nothing is written."""
-    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(command)
-    values = {
-        "shard": shard,
-        "type": kind,
-        "instance": instance,
-        "args": dict(args or {}),
-        "unique_key": unique_key,
-        "by": by[:200],
-        "created_at": now,
-    }
-    made = insert.values(**values).on_conflict_do_nothing(index_elements=["unique_key"]).returning(command.c.id)
-    number = connection.execute(made).scalar_one_or_none()
-    if number is None:
-        there = sa.select(command.c.id).where(command.c.unique_key == unique_key)
-        number = connection.execute(there).scalar_one()
-    return int(number)
+) -> Asked:
+    """Write a command, unless its unique key was given before for the same.
+
+    Args:
+        connection: a transaction.
+        kind: what is asked.
+        shard_id: of the instance; of a start any, see ``draw``.
+        instance: which, unless it is a start.
+        args: as the head of this module says.
+        unique_key: at most 200 characters; the same key and the same command again change nothing.
+        by: who asks.
+    Raises:
+        KeyReused: the key was given before, for another command.
+    """
+    given = dict(args or {})
+    row = {"type": kind.value, "args": given, "unique_key": unique_key, "by": by[:200]}
+    new = sa.insert(command).values(**row, shard=shard_id, instance=instance, created_at=time.time())
+    if unique_key is None:
+        return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+    try:
+        with connection.begin_nested():
+            return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+    except sa.exc.IntegrityError:
+        there = connection.execute(sa.select(command).where(command.c.unique_key == unique_key)).one()
+    is_same = there.type == kind.value and _asked(there.args) == _asked(given)
+    if not is_same or (kind is not CommandType.START and there.instance != instance):
+        raise KeyReused(
+            f"the key {unique_key!r} was used for command {there.id}, which is another one; give each command its own"
+        )
+    return Asked(int(there.id), int(there.shard), is_new=False)
 
 
-def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
-    """The open commands of a shard, the oldest first."""
-    chosen = sa.select(*_COLUMNS).where(command.c.shard == shard, command.c.done_at.is_(None))
-    return [CommandRow(*row) for row in connection.execute(chosen.order_by(command.c.id).limit(most))]
-
-
-def is_any_open(connection: sa.Connection, shard: int) -> bool:
-    """Whether a shard has open commands."""
-    chosen = sa.select(command.c.id).where(command.c.shard == shard, command.c.done_at.is_(None)).limit(1)
-    return connection.execute(chosen).first() is not None
-
-
-def done(connection: sa.Connection, number: int, now: float, *, instance: int | None, error: str | None) -> None:
-    """It is done, or cannot be."""
-    values: dict[str, Any] = {"done_at": now, "error": error}
-    if instance is not None:
-        values["instance"] = instance
-    connection.execute(sa.update(command).where(command.c.id == number).values(**values))
-
-
-def find(connection: sa.Connection, number: int) -> CommandRow:
-    """A command.
+def draw(connection: sa.Connection) -> int:
+    """A shard for a new instance.
 
     Raises:
-        UnknownWorkflow: there is none of this number.
+        LatchworkError: the database has none: nobody has set it up.
     """
-    row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == number)).first()
-    if row is None:
-        raise UnknownWorkflow(f"there is no command {number}")
-    return CommandRow(*row)
+    ids: list[int] = list(connection.execute(sa.select(shard.c.id)).scalars())
+    if not ids:
+        raise LatchworkError("the database has no shards; run `latchwork workflows init` first")
+    return secrets.choice(ids)
+
+
+def _asked(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the version: there may be a newer one when a client asks again, and it means the same."""
+    return {name: value for name, value in args.items() if name != "version"}

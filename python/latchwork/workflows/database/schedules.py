@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.schedules import Cron, Fired, next_step
-from latchwork.workflows.database import commands
+from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.tables import definition, fire, schedule
 
 
@@ -89,7 +89,7 @@ def rows(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRo
     return [ScheduleRow(**row) for row in connection.execute(chosen).mappings()]
 
 
-def start(connection: sa.Connection, row: ScheduleRow, at: float, now: float) -> int | None:
+def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     """A fire time is started: its row, its command and the cursor; the command's number.
 
     Returns:
@@ -102,12 +102,10 @@ def start(connection: sa.Connection, row: ScheduleRow, at: float, now: float) ->
     if connection.execute(made).first() is None:
         return None
     args = {"code": row.code, "version": row.version, "schedule_time": at}
-    number = commands.send(
-        connection, row.shard, "fire", now, args=args, unique_key=f"fire:{row.code}:{at!r}", by="schedule"
-    )
+    asked = ask(connection, CommandType.TIMER, shard_id=row.shard, args=args, by="schedule")
     mine = sa.and_(fire.c.code == row.code, fire.c.fire_time == at)
-    connection.execute(sa.update(fire).where(mine).values(command=number))
-    return number
+    connection.execute(sa.update(fire).where(mine).values(command=asked.id))
+    return asked.id
 
 
 def enable(connection: sa.Connection, code: int, now: float, *, enabled: bool) -> None:

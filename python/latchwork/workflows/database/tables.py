@@ -41,6 +41,7 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 _ACTIVE = text("active")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
+_PEOPLE = text("by <> ''")
 
 #: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are.
 about = Table(
@@ -209,8 +210,11 @@ event = Table(
     Column("kind", String(40), nullable=False),
     Column("by", String(200), nullable=False, server_default=text("''")),
     Column("details", JSON),
+    # Of what is no instance; empty: of everything.
+    Column("project", String(100), nullable=False, server_default=text("''")),
     Index(None, "instance", "id"),
     Index(None, "at"),
+    Index("ix_event_people", "id", sqlite_where=_PEOPLE, postgresql_where=_PEOPLE),
 )
 
 #: Named values for ``${name}``: of everything (empty project), or of a project.
@@ -253,4 +257,52 @@ bundle = Table(
     Column("created_at", Float, nullable=False),
     Column("size", Integer, nullable=False),
     Column("data", LargeBinary),
+)
+
+#: Who may use the API and the pages. ``password`` is what ``scrypt`` made of it; NULL: none, so tokens and links only.
+account = Table(
+    "account",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("password", String(300)),
+    Column("enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("created_at", Float, nullable=False),
+)
+
+#: What an account may do in a project; the project that is empty stands for all.
+account_role = Table(
+    "account_role",
+    metadata,
+    Column("account", String(100), ForeignKey("account.name", ondelete="CASCADE"), primary_key=True),
+    Column("project", String(100), primary_key=True),
+    Column("role", String(10), nullable=False),
+)
+
+#: Tokens for programs, by the sha256 of their text. ``role``: no more than this, whatever the account may do.
+api_token = Table(
+    "api_token",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("account", String(100), ForeignKey("account.name", ondelete="CASCADE"), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("role", String(10)),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("used_at", Float),
+    Index(None, "account"),
+)
+
+#: Browsers that are signed in, and links that sign one in once, by the sha256 of what the browser has.
+web_session = Table(
+    "web_session",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("account", String(100), ForeignKey("account.name", ondelete="CASCADE"), nullable=False),
+    Column("kind", String(8), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index(None, "account"),
+    Index(None, "expires_at"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from latchwork.workflows.database.commands import CommandRow
+from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.definitions.model import PRIORITIES, Priority
 from latchwork.workflows.state import (
     Event,
@@ -23,7 +23,7 @@ from latchwork.workflows.state import (
 )
 
 #: Commands that make an instance.
-STARTS = frozenset({"start", "fire"})
+STARTS = frozenset({"start", "timer"})
 
 
 class Malformed(ValueError):
@@ -51,7 +51,7 @@ class Wanted:
     priority: Priority | None
 
 
-def start_of(row: CommandRow, now: float) -> Wanted:
+def start_of(row: CommandRow) -> Wanted:
     """What a start asks for.
 
     Raises:
@@ -59,7 +59,8 @@ def start_of(row: CommandRow, now: float) -> Wanted:
     """
     args = row.args
     code, version, priority = args.get("code"), args.get("version"), args.get("priority")
-    params, at = args.get("params", {}), args.get("schedule_time", now)
+    params, at = args.get("params") or {}, args.get("schedule_time")
+    at = row.created_at if at is None else at
     good = type(code) is int and type(version) is int and isinstance(params, dict) and isinstance(at, (int, float))
     if not good or priority not in {None, *PRIORITIES}:
         raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
@@ -96,7 +97,7 @@ _PLAIN: dict[str, Callable[[], Event]] = {
 
 
 def _names(row: CommandRow, field: str) -> tuple[str, ...]:
-    found = row.args.get(field, [])
+    found = row.args.get(field) or []
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise Malformed(f"command {row.id}: {field} is no list of names")
     return tuple(found)
@@ -104,6 +105,6 @@ def _names(row: CommandRow, field: str) -> tuple[str, ...]:
 
 def _scope(row: CommandRow) -> Scope:
     try:
-        return Scope(row.args.get("scope", Scope.DOWNSTREAM))
+        return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
     except ValueError:
         raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None

@@ -18,7 +18,7 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, commands, runs, schedules
+from latchwork.workflows.database import Database, Shard, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
@@ -263,7 +263,7 @@ class ShardRun:
         """Whether there are commands, or schedules that have to start something."""
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
-            has_commands = commands.is_any_open(connection, self._id)
+            has_commands = consuming.is_any_open(connection, self._id)
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)

@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import Unavailable
-from latchwork.workflows.database import attempts, commands, runs, schedules
+from latchwork.workflows.database import attempts, consuming, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
-from latchwork.workflows.database.commands import CommandRow
+from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.database.tables import event
 from latchwork.workflows.definitions.model import PRIORITIES
@@ -228,12 +228,12 @@ class Writing:
         for row in rows:
             at = row.next_fire(self._now) if row.online and row.enabled else None
             if at is not None and at <= self._now:
-                schedules.start(self._connection, row, at, self._now)
+                schedules.start(self._connection, row, at)
                 self.written.fired = True
 
     def do_commands(self) -> None:
         """The open commands of the shard, in their order, each done or refused."""
-        rows = commands.open_of(self._connection, self._shard, MOST_COMMANDS)
+        rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
             try:
@@ -246,10 +246,10 @@ class Writing:
             except Exception as defect:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
                 instance, error = None, f"{type(defect).__name__}: {defect}"[:1000]
-            commands.done(self._connection, row.id, self._now, instance=instance, error=error)
+            consuming.done(self._connection, row.id, self._now, instance=instance, error=error)
 
     def _start(self, row: CommandRow) -> int:
-        wanted = orders.start_of(row, self._now)
+        wanted = orders.start_of(row)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         after = advance(version.plan, Instance(), [wanted.event], self._now)
         priority = wanted.priority or version.definition.priority
@@ -274,7 +274,7 @@ class Writing:
             Instance(),
         )
         self._save(stored, version, after, {})
-        self.tell(made, row.type if row.type == "fire" else "start", by=row.by)
+        self.tell(made, row.type, by=row.by)
         return made
 
     def _change(self, row: CommandRow) -> int | None:

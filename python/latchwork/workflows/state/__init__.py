@@ -4,6 +4,7 @@
 """
 
 from latchwork.workflows.state.advance import advance
+from latchwork.workflows.state.commands import possible
 from latchwork.workflows.state.events import (
     Claimed,
     Ended,
@@ -61,4 +62,5 @@ __all__ = [
     "TaskState",
     "Wake",
     "advance",
+    "possible",
 ]

@@ -11,12 +11,25 @@ from latchwork.workflows.state.records import DONE, FAILED, InstanceState, Scope
 from latchwork.workflows.state.working import Working
 
 _NEW = frozenset({InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT})
-_ENDED = frozenset({InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED})
+#: The states of an instance that take each command. A recovery from chosen tasks is taken by ``success`` as well.
+TAKEN_IN = {
+    "start": _NEW,
+    "pause": frozenset({InstanceState.RUNNING}),
+    "resume": frozenset({InstanceState.PAUSED, InstanceState.READY_PAUSE}),
+    "stop": frozenset({InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.PAUSED, *_NEW}),
+    "recover": frozenset({InstanceState.FAILURE, InstanceState.STOPPED}),
+    "rerun": frozenset({InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}),
+}
+
+
+def possible(state: InstanceState) -> tuple[str, ...]:
+    """The commands of people that an instance in this state takes."""
+    return tuple(name for name, states in TAKEN_IN.items() if state in states and name != "start")
 
 
 def start(work: Working, event: Start) -> None:
     """Every task waits; those out of scope are skipped."""
-    _need(work, "start", _NEW)
+    _need(work, "start")
     _known(work, event.start_from)
     chosen = _in_scope(work, event)
     work.dry = event.dry
@@ -26,13 +39,13 @@ def start(work: Working, event: Start) -> None:
 
 def pause(work: Working) -> None:
     """Nothing is submitted any more."""
-    _need(work, "pause", {InstanceState.RUNNING})
+    _need(work, "pause")
     work.state = InstanceState.READY_PAUSE
 
 
 def resume(work: Working) -> None:
     """What was taken back from the workers is submitted again, as another attempt."""
-    _need(work, "resume", {InstanceState.PAUSED, InstanceState.READY_PAUSE})
+    _need(work, "resume")
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
             work.put(name, TaskState.READY)
@@ -44,13 +57,13 @@ def resume(work: Working) -> None:
 
 def stop(work: Working) -> None:
     """Everything is taken back, and what runs is ended."""
-    _need(work, "stop", {InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.PAUSED, *_NEW})
+    _need(work, "stop")
     work.state = InstanceState.READY_STOP
 
 
 def recover(work: Working, event: Recover) -> None:
     """What failed or was ended waits again, and all that was chosen with everything behind it."""
-    _need(work, "recover", {InstanceState.FAILURE, InstanceState.STOPPED, *({_SUCCESS} if event.start_from else ())})
+    _need(work, "recover", {_SUCCESS} if event.start_from else ())
     _known(work, event.start_from)
     again = work.plan.reached(event.start_from) if event.start_from else frozenset[str]()
     if not work.tasks:  # stopped before it began
@@ -63,7 +76,7 @@ def recover(work: Working, event: Recover) -> None:
 
 def rerun(work: Working) -> None:
     """A new run: what earlier attempts tell from now on is history."""
-    _need(work, "rerun", _ENDED)
+    _need(work, "rerun")
     work.run += 1
     work.tasks = dict.fromkeys(work.plan.rules, Task())
     work.restart()
@@ -106,7 +119,8 @@ def _in_scope(work: Working, event: Start) -> frozenset[str]:
     return work.plan.reached(event.start_from, upstream=event.scope is Scope.UPSTREAM)
 
 
-def _need(work: Working, command: str, states: Collection[InstanceState]) -> None:
+def _need(work: Working, command: str, more: Collection[InstanceState] = ()) -> None:
+    states = TAKEN_IN[command].union(more)
     if work.state not in states:
         takes = ", ".join(sorted(each.value for each in states))
         raise WrongState(f"the instance is {work.state.value}; {command} needs one that is {takes}")

@@ -1,0 +1,117 @@
+"""Logs in a folder: of this machine, or one that all mount.
+
+Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log that is written
+        <code>/<instance>/<task>/<n>.<claim>.log         one that has ended: renamed, so nothing in it can claim that
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from latchwork.workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+
+_PART = ".part"
+
+
+class FileLogs(LogStore):
+    """Logs below a folder, which is made when it is first written. Safe to share between threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self.url = self._folder.as_uri()
+
+    def __repr__(self) -> str:
+        return f"<FileLogs {self._folder}>"
+
+    def create(self, ref: str) -> LogFile:
+        """Begin a log."""
+        path = self._folder / check_ref(ref)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _File(path)
+
+    def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
+        """A part of a log."""
+        fd, ended = self._open(ref)
+        try:
+            offset = max(0, offset)
+            size = os.fstat(fd).st_size
+            data = os.pread(fd, max(0, min(limit, size - offset)), offset)
+        finally:
+            os.close(fd)
+        return LogPart(data, offset + len(data), ended and offset + len(data) >= size)
+
+    def size(self, ref: str) -> int:
+        """How many bytes it has."""
+        fd, _ = self._open(ref)
+        try:
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _open(self, ref: str) -> tuple[int, bool]:
+        path = self._folder / check_ref(ref)
+        for name, ended in ((path, True), (_part_of(path), False), (path, True)):  # it may end in between
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return os.open(name, os.O_RDONLY | os.O_CLOEXEC), ended
+        raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
+
+    def remove(self, code: int, instance: int) -> None:
+        """Delete all logs of an instance."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._folder / str(int(code)) / str(int(instance)))
+
+    def put_file(self, name: str, data: bytes) -> None:
+        """Keep a file."""
+        path = self._folder / check_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, made = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            Path(made).chmod(0o644)
+            Path(made).replace(path)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+
+    def get_file(self, name: str) -> bytes | None:
+        """A file."""
+        try:
+            return (self._folder / check_file(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def remove_file(self, name: str) -> None:
+        """Delete a file."""
+        (self._folder / check_file(name)).unlink(missing_ok=True)
+
+
+class _File(LogFile):
+    """One log of a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(_part_of(path), flags, 0o640)
+
+    def append(self, data: bytes) -> int:
+        """Add bytes; a full disk may take some of them."""
+        return os.write(self._fd, data)
+
+    def end(self) -> None:
+        """Give it the name of one that has ended."""
+        _part_of(self._path).rename(self._path)
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + _PART)

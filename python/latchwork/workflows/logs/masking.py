@@ -1,0 +1,79 @@
+"""Secrets in a stream of bytes, replaced wherever they stand, also across the borders of what is read at once. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, quote_plus
+
+STARS = b"***"
+#: Lines of a secret of many lines are masked by themselves from so many bytes on: not each brace of a key file.
+_LEAST_LINE = 6
+
+
+class Mask:
+    """Hides some values in a stream, and their forms in URLs, in JSON and line by line. One thread only.
+
+    Not promised: that a value is found which a task has encoded in another way, or cut into pieces.
+
+    Args:
+        secrets: the values; empty ones are none.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        values = sorted({form for each in secrets for form in _forms(each)}, key=len, reverse=True)
+        self._values = values
+        self._longest = len(values[0]) if values else 0
+        self._pattern = re.compile(b"|".join(re.escape(each) for each in values)) if values else None
+        self._firsts = frozenset(each[0] for each in values)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be shown of the stream by now; what may be the beginning of a secret is held back."""
+        if self._pattern is None:
+            return data
+        whole = self._held + data
+        parts, at = [], 0
+        hold = self._beginning(whole, 0)
+        for found in self._pattern.finditer(whole):
+            if found.start() >= hold:
+                break
+            parts += [whole[at : found.start()], STARS]
+            at = found.end()
+            if at > hold:
+                hold = self._beginning(whole, at)
+        self._held = whole[max(at, hold) :]
+        return b"".join([*parts, whole[at : max(at, hold)]])
+
+    def flush(self) -> bytes:
+        """The rest: nothing more comes."""
+        rest, self._held = self._held, b""
+        return self.whole(rest)
+
+    def whole(self, data: bytes) -> bytes:
+        """Bytes by themselves, apart from the stream."""
+        return data if self._pattern is None else self._pattern.sub(STARS, data)
+
+    def text(self, text: str) -> str:
+        """The same for text."""
+        return self.whole(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+
+    def _beginning(self, whole: bytes, least: int) -> int:
+        """Where the longest end of these bytes is that may be the beginning of a secret."""
+        for at in range(max(least, len(whole) - self._longest + 1), len(whole)):
+            if whole[at] in self._firsts:
+                end = whole[at:]
+                if any(len(each) > len(end) and each.startswith(end) for each in self._values):
+                    return at
+        return len(whole)
+
+
+def _forms(secret: str) -> Iterable[bytes]:
+    if not secret:
+        return
+    lines = [each for line in secret.splitlines() if len(each := line.strip()) >= _LEAST_LINE]
+    for text in (secret, secret.rstrip("\r\n"), *(lines if len(lines) > 1 else [])):
+        for form in (text, quote(text, safe=""), quote(text), quote_plus(text), json.dumps(text)[1:-1]):
+            if form:
+                yield form.encode("utf-8", "surrogateescape")
