@@ -156,6 +156,7 @@ instance = Table(
     Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
     Index(None, "code", "id"),
     Index(None, "state", "id"),
+    Index(None, "code", "state", "id"),
 )
 
 task = Table(

@@ -23,6 +23,8 @@ from latchwork.workflows.state.events import (
     Wake,
 )
 from latchwork.workflows.state.records import (
+    DONE,
+    FAILED,
     Fact,
     Instance,
     InstanceState,
@@ -36,6 +38,8 @@ from latchwork.workflows.state.records import (
 )
 
 __all__ = [
+    "DONE",
+    "FAILED",
     "Claimed",
     "Ended",
     "Event",

@@ -16,9 +16,10 @@ _PEOPLE = sa.text("by <> ''")
 
 
 def upgrade() -> None:
-    """Four tables, a column and an index."""
+    """Four tables, a column and two indexes."""
     op.add_column("event", sa.Column("project", sa.String(length=100), server_default=sa.text("''"), nullable=False))
     op.create_index("ix_event_people", "event", ["id"], sqlite_where=_PEOPLE, postgresql_where=_PEOPLE)
+    op.create_index(op.f("ix_instance_code_state_id"), "instance", ["code", "state", "id"])
     op.create_table(
         "account",
         sa.Column("name", sa.String(length=100), nullable=False),

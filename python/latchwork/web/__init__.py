@@ -1,0 +1,44 @@
+"""What any page of ours needs: sign-in, roles, problems, live updates, tables, forms and drawings.
+
+It knows no system: who has an account, what changed and what a page shows is told by whoever makes an app of it. Pages
+work without JavaScript; what is vendored in ``static`` is all that a browser loads.
+"""
+
+from latchwork.web.app import Link, Site, make_app
+from latchwork.web.bars import Bar, Bars
+from latchwork.web.drawings import graph_svg
+from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
+from latchwork.web.identity import Accounts, Identity, Role, SignedIn
+from latchwork.web.live import Hub
+from latchwork.web.pages import Pages
+from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
+from latchwork.web.problems import Problem
+from latchwork.web.server import HttpServer
+from latchwork.web.who import Who, who
+
+__all__ = [
+    "Accounts",
+    "Bar",
+    "Bars",
+    "Field",
+    "FormInvalid",
+    "HttpServer",
+    "Hub",
+    "Identity",
+    "Link",
+    "Pages",
+    "Problem",
+    "Role",
+    "SignedIn",
+    "Site",
+    "Who",
+    "check_password",
+    "digest_of",
+    "fields_of",
+    "graph_svg",
+    "hash_password",
+    "make_app",
+    "new_secret",
+    "values_of",
+    "who",
+]

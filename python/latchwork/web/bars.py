@@ -1,0 +1,120 @@
+"""Bars over time as SVG, one row each: what ran when (a Gantt chart). Scales with the page; no script, no style."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from markupsafe import Markup
+
+from latchwork.web.pages import duration, harmless
+
+_ROW = 26
+_BAR = 16
+_HEAD = 24
+_NAMES = 190
+_WIDTH = 1000
+_TICK = Markup('<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/><text class="tick" x="{0}" y="11">{2}</text>')
+_STEPS_S = (
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+    86_400,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        start: in seconds since the epoch.
+        end: None: it goes on.
+        kind: its class ``state-...``.
+        title: what is shown when one points at it.
+        link: where it leads.
+    """
+
+    start: float
+    end: float | None
+    kind: str
+    title: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Rows of bars, by name, in their order."""
+
+    rows: Sequence[tuple[str, Sequence[Bar]]]
+
+    def svg(self, now: float) -> Markup:
+        """The chart; empty if there is no bar."""
+        bars = [bar for _, row in self.rows for bar in row]
+        if not bars:
+            return Markup("")
+        first = min(bar.start for bar in bars)
+        last = max(first + 0.1, *(bar.end if bar.end is not None else now for bar in bars))
+        height = _HEAD + _ROW * len(self.rows) + 4
+        head = Markup('<svg class="bars" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
+            _WIDTH, height, f"what ran when, {duration(last - first)} in all"
+        )
+        parts = [head, *_ticks(first, last, height)]
+        for number, (name, row) in enumerate(self.rows):
+            top = _HEAD + _ROW * number
+            parts.append(
+                Markup('<text class="name" x="{}" y="{}">{}</text>').format(_NAMES - 8, top + 13, _fitted(name))
+            )
+            parts += [_bar(bar, top, first, last, now) for bar in row]
+        return Markup("").join([*parts, Markup("</svg>")])
+
+
+def _bar(bar: Bar, top: int, first: float, last: float, now: float) -> Markup:
+    end = bar.end if bar.end is not None else now
+    left = _at(bar.start, first, last)
+    width = max(3.0, _at(end, first, last) - left)
+    took = duration(end - bar.start)
+    shape = Markup('<g class="bar state-{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="3"/></g>')
+    made = shape.format(bar.kind, harmless(f"{bar.title}, {took}"), f"{left:.1f}", top + 1, f"{width:.1f}", _BAR)
+    return Markup('<a href="{}">{}</a>').format(bar.link, made) if bar.link else made
+
+
+def _ticks(first: float, last: float, height: int) -> list[Markup]:
+    span = last - first
+    step = next((each for each in _STEPS_S if span / each <= 6), 86_400.0 * max(1, round(span / 86_400 / 6)))
+    form = "%H:%M:%S" if span < 86_400 else "%m-%d %H:%M"
+    found: list[Markup] = []
+    at = (int(first / step) + 1) * step if step >= 1 else first
+    while at <= last and len(found) < 12:
+        x = f"{_at(at, first, last):.1f}"
+        text = f"{datetime.fromtimestamp(at, timezone.utc):{form}}" if step >= 1 else f"+{at - first:.1f} s"
+        found.append(_TICK.format(x, height, text))
+        at += step
+    return found
+
+
+def _at(moment: float, first: float, last: float) -> float:
+    return _NAMES + (moment - first) / (last - first) * (_WIDTH - _NAMES - 6)
+
+
+def _fitted(name: str) -> str:
+    text = str(harmless(name))
+    return text if len(text) <= 25 else f"{text[:12]}…{text[-12:]}"

@@ -1,0 +1,154 @@
+"""Forms from a JSON schema, and values from what a browser sends back. Pure.
+
+Text, numbers, choices and ticks have fields of their own; lists of text are a line each; everything else is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
+
+
+class FormInvalid(ValueError):
+    """A field holds what it does not take.
+
+    Attributes:
+        problems: by the name of the field.
+    """
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in problems.items()))
+        self.problems = dict(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a form.
+
+    Attributes:
+        name: of it.
+        kind: ``text``, ``area``, ``number``, ``whole``, ``tick``, ``choice``, ``lines`` or ``json``.
+        needed: whether it may not be empty.
+        value: what stands in it at first, as text.
+        choices: of a choice.
+        help: a sentence on it.
+        optional: empty means that nothing is given.
+    """
+
+    name: str
+    kind: str
+    needed: bool = False
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    help: str = ""
+    optional: bool = False
+
+
+def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[Field]:
+    """The fields of an object, in the order of the schema.
+
+    Args:
+        schema: of the object.
+        values: what stands in them instead of the defaults.
+    """
+    return list(_fields(schema, values or {}))
+
+
+def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Field]:
+    known = schema.get("$defs", {})
+    needed = set(schema.get("required", ()))
+    for name, given in schema.get("properties", {}).items():
+        part, optional = _plain(given, known)
+        kind = _kind(part, name)
+        value = values.get(name, given.get("default", part.get("default")))
+        yield Field(
+            name,
+            kind,
+            name in needed,
+            _as_text(kind, value),
+            tuple(str(each) for each in part.get("enum", ())),
+            str(
+                given.get("description", part.get("description", ""))
+                if kind != "json"
+                else given.get("description", "")
+            ),
+            optional,
+        )
+
+
+def _plain(given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The one shape besides null, references followed; whether null is taken as well."""
+    optional = False
+    for _ in range(5):
+        if "$ref" in given:
+            given = known.get(str(given["$ref"]).rpartition("/")[2], {})
+        elif "anyOf" in given:
+            shapes = [each for each in given["anyOf"] if each.get("type") != "null"]
+            optional = optional or len(shapes) < len(given["anyOf"])
+            given = shapes[0] if len(shapes) == 1 else {}
+    return given, optional
+
+
+def _kind(part: Mapping[str, Any], name: str) -> str:
+    if "enum" in part:
+        return "choice"
+    kind = part.get("type")
+    if kind == "string":
+        return "area" if name in {"script", "statement", "source", "description"} else "text"
+    if kind == "array" and part.get("items", {}).get("type") == "string":
+        return "lines"
+    return {"integer": "whole", "number": "number", "boolean": "tick"}.get(str(kind), "json")
+
+
+def _as_text(kind: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if kind == "tick":
+        return "yes" if value else ""
+    if kind == "lines" and isinstance(value, (list, tuple)):
+        return "\n".join(map(str, value))
+    return value if isinstance(value, str) and kind != "json" else json.dumps(value, ensure_ascii=False)
+
+
+def values_of(fields: list[Field], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """The values that were sent; those that are empty and need not be given are left out.
+
+    Raises:
+        FormInvalid: with every field that holds what it does not take.
+    """
+    found: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for each in fields:
+        text = sent.get(prefix + each.name, "").replace("\r\n", "\n")
+        if each.kind == "tick":
+            if bool(text) != bool(each.value):
+                found[each.name] = bool(text)
+        elif not text.strip():
+            if each.needed:
+                problems[each.name] = "this has to be given"
+        elif text != each.value or each.needed:
+            try:
+                found[each.name] = _value(each, text)
+            except (ValueError, BadRecord) as error:
+                problems[each.name] = str(error)[:200]
+    if problems:
+        raise FormInvalid(problems)
+    return found
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.kind in {"whole", "number"}:
+        try:
+            return int(text) if field.kind == "whole" else float(text)
+        except ValueError:
+            raise ValueError(f"{text.strip()[:40]!r} is no {'whole ' if field.kind == 'whole' else ''}number") from None
+    if field.kind == "lines":
+        return [line for line in text.split("\n") if line.strip()]
+    if field.kind == "json":
+        return read_json(text.encode("utf-8", "replace"))
+    return text

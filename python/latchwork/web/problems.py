@@ -1,0 +1,87 @@
+"""What went wrong, as a document for programs (RFC 9457) and as a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from latchwork.words import printable
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(Exception):
+    """An answer that says what is wrong. Raised by routes.
+
+    Attributes:
+        status: of HTTP.
+        detail: what is wrong and what to do, in a sentence.
+        errors: the fields, each with ``path`` and ``message``; may be empty.
+        more: further members of the document, such as ``possible``.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        errors: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = list(errors)
+        self.more = {name: value for name, value in more.items() if value is not None}
+        self.headers = dict(headers or {})
+
+    @property
+    def title(self) -> str:
+        """The status in words."""
+        return HTTPStatus(self.status).phrase
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of it."""
+        found: dict[str, Any] = {"type": "about:blank", "title": self.title, "status": self.status}
+        found["detail"] = printable(self.detail)
+        if self.errors:
+            found["errors"] = [{"path": path, "message": message} for path, message in self.errors]
+        return found | self.more
+
+    def response(self) -> JSONResponse:
+        """The answer to a program."""
+        return JSONResponse(self.document(), self.status, self.headers, MEDIA_TYPE)
+
+
+def of_http(error: HTTPException) -> Problem:
+    """What the framework says: no such path, no such method."""
+    details = {
+        404: "there is nothing here; see /api/v1/openapi.json for what there is",
+        405: "this path does not take this method",
+        413: "the request is too large",
+    }
+    detail = details.get(error.status_code, str(error.detail))
+    return Problem(error.status_code, detail, headers=error.headers)
+
+
+def of_validation(error: RequestValidationError) -> Problem:
+    """A request that does not have the form that the route takes."""
+    errors = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
+    first = f"{errors[0][0]}: {errors[0][1]}" if errors else "the request is malformed"
+    more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return Problem(422, f"the request has not the right form: {first}{more}", errors=errors)
+
+
+def _path(parts: Sequence[Any]) -> str:
+    """``body.tasks[3].name`` for what is found there."""
+    text = ""
+    for each in parts:
+        text += f"[{each}]" if isinstance(each, int) else f".{each}" if text else str(each)
+    return printable(text)

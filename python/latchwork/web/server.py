@@ -1,0 +1,81 @@
+"""An app on a port, served by a thread: started, asked for its address, closed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+
+from latchwork.errors import LatchworkError
+
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+class HttpServer:
+    """Serves an app until it is closed. One thread opens and closes it.
+
+    Args:
+        app: what is served.
+        host: name or address to bind.
+        port: 0 takes a free one.
+    Raises:
+        LatchworkError: the address cannot be bound.
+    """
+
+    def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._app = app
+        self._socket = _bound(host, port)
+        self.host, self.port = self._socket.getsockname()[:2]
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off", ws="none"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="latchwork-http", daemon=True)
+        self._failed: BaseException | None = None
+        self._ended = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it is, as a browser on this machine writes it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - only compared
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    def start(self) -> None:
+        """Serve from now on; requests that come earlier wait in the socket."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it: live streams first, then what is on its way, at most some seconds. Twice is fine."""
+        live = getattr(self._app.state.site, "live", None)
+        if live is not None:
+            live.close()
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException as error:
+            self._failed = error
+            raise
+        finally:
+            self._ended.set()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(found[0], socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(found[4])
+        sock.listen(128)
+    except OSError as error:
+        raise LatchworkError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return sock

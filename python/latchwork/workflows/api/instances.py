@@ -1,0 +1,192 @@
+"""Runs, tasks, attempts and their logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import StreamingResponse
+
+from latchwork.web import Problem, Who
+from latchwork.workflows.api import models as m
+from latchwork.workflows.database.commands import Asked
+from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.desk import attempts as logs
+from latchwork.workflows.desk import definitions as workflows
+from latchwork.workflows.desk import instances as desk
+from latchwork.workflows.desk.parts import Parts, parts_of, seen, seen_codes
+from latchwork.workflows.state import InstanceState, Scope, possible
+
+router = APIRouter(prefix="/api/v1", tags=["runs"])
+AttemptId = Annotated[str, Path(pattern=r"^[0-9]{1,19}\.[0-9]{1,9}\.[0-9]{1,19}$", description="task.number.claim")]
+_Offset = Annotated[int, Query(ge=0, le=m.MOST_ID)]
+_State = Literal[
+    "", "submitted", "serial_wait", "running", "ready_pause", "paused", "ready_stop", "stopped", "success", "failure"
+]
+
+
+@router.post("/workflows/{project}/{name}:start", status_code=202)
+def start(
+    *,
+    request: Request,
+    who: Who,
+    project: m.NamePath,
+    name: m.NamePath,
+    given: m.StartRequest | None = None,
+    key: m.UniqueKey = None,
+) -> m.AskedDocument:
+    """Ask for a run of the newest version."""
+    wanted = given or m.StartRequest()
+    fields = {**wanted.model_dump(), "scope": Scope(wanted.scope), "start_from": tuple(wanted.start_from)}
+    return _told(
+        parts_of(request), desk.start(parts_of(request), who, project, name, desk.Start(**fields), unique_key=key)
+    )
+
+
+@router.get("/commands/{command_id}")
+def get_command(*, request: Request, who: Who, command_id: m.Id) -> m.CommandDocument:
+    """What became of a command; a start names its run once there is one."""
+    parts = parts_of(request)
+    with parts.database.read() as connection:
+        row = instances.find_command(connection, command_id)
+        if row is None:
+            raise Problem(404, f"there is no command {command_id}")
+        code = row.args.get("code") if isinstance(row.args, dict) else None
+        if row.instance is not None:
+            seen(who, instances.find(connection, row.instance), f"command {command_id}")
+        else:
+            seen(who, catalog.by_code(connection, code) if isinstance(code, int) else None, f"command {command_id}")
+    return m.CommandDocument(**{each: getattr(row, each) for each in m.CommandDocument.model_fields})
+
+
+@router.get("/instances")
+def list_instances(
+    *,
+    request: Request,
+    who: Who,
+    project: Annotated[str, Query(max_length=100)] = "",
+    workflow: Annotated[str, Query(max_length=100, description="a name; needs project")] = "",
+    state: _State = "",
+    before: m.Before = None,
+    limit: m.Limit = 50,
+) -> list[m.InstanceRow]:
+    """Runs, the newest first."""
+    parts = parts_of(request)
+    if workflow and project:
+        codes: list[int] | None = [workflows.find(parts, who, project, workflow).code]
+    else:
+        with parts.database.read() as connection:
+            codes = seen_codes(connection, who, project)
+    with parts.database.read() as connection:
+        rows = instances.newest(connection, codes=codes, state=state, before=before, most=limit)
+    return [m.InstanceRow(**_fields(row, m.InstanceRow)) for row in rows]
+
+
+@router.get("/instances/{instance_id}")
+def get_instance(*, request: Request, who: Who, instance_id: m.Id) -> m.InstanceDocument:
+    """A run with the tasks of its newest run."""
+    parts = parts_of(request)
+    row = desk.find(parts, who, instance_id)
+    with parts.database.read() as connection:
+        tasks = instances.tasks(connection, row.id, row.run)
+    return m.InstanceDocument(
+        **_fields(row, m.InstanceRow),
+        tasks=[m.TaskRow(**_fields(each, m.TaskRow)) for each in tasks],
+        possible=list(possible(InstanceState(row.state))),
+    )
+
+
+@router.post("/instances/{instance_id}:{action}", status_code=202)
+def act(
+    *,
+    request: Request,
+    who: Who,
+    instance_id: m.Id,
+    action: Annotated[str, Path(pattern="^[a-z-]{1,30}$", description="pause, resume, stop, recover or rerun")],
+    given: m.RecoverRequest | None = None,
+    key: m.UniqueKey = None,
+) -> m.AskedDocument:
+    """Ask something of a run. What its state does not take is a conflict that names what it would."""
+    parts = parts_of(request)
+    chosen = given.start_from if given is not None else ()
+    return _told(parts, desk.act(parts, who, instance_id, action, start_from=chosen, unique_key=key))
+
+
+@router.get("/tasks/{task_id}")
+def get_task(*, request: Request, who: Who, task_id: m.Id) -> m.TaskDocument:
+    """A task, its attempts, and why it is where it is."""
+    parts = parts_of(request)
+    task = desk.find_task(parts, who, task_id)
+    row = desk.find(parts, who, task.instance)
+    shown = workflows.show(parts, who, row.project, row.name, row.version)
+    with parts.database.read() as connection:
+        tried = instances.attempts_of_task(connection, task_id)
+        tasks = instances.tasks(connection, task.instance, task.run)
+    why = desk.reasons(parts, row, shown.definition, tasks, [task.name]).get(task.name, "")
+    return m.TaskDocument(
+        **_fields(task, m.TaskRow),
+        instance=task.instance,
+        workflow=f"{row.project}.{row.name}",
+        why=why,
+        attempts=[m.AttemptRow(**{**_fields(each, m.AttemptRow), "id": logs.name_of(each)}) for each in tried],
+    )
+
+
+@router.post("/tasks/{task_id}:{action}", status_code=202)
+def force(
+    *,
+    request: Request,
+    who: Who,
+    task_id: m.Id,
+    action: Annotated[str, Path(pattern="^[a-z-]{1,30}$", description="force-success or force-start")],
+    key: m.UniqueKey = None,
+) -> m.AskedDocument:
+    """Count a failed task as success, or start a queued one without a slot of its group."""
+    return _told(parts_of(request), desk.force(parts_of(request), who, task_id, action, unique_key=key))
+
+
+@router.get("/attempts/{attempt_id}/log", tags=["logs"])
+def read_log(
+    *,
+    request: Request,
+    who: Who,
+    attempt_id: AttemptId,
+    offset: _Offset = 0,
+    limit: Annotated[int, Query(ge=1, le=1_000_000)] = 65_536,
+) -> m.LogDocument:
+    """A part of a log, made harmless for screens; go on at ``next``."""
+    parts = parts_of(request)
+    part = logs.read(parts, logs.find(parts, who, attempt_id), offset, limit)
+    return m.LogDocument(text=part.text, offset=part.start, next=part.next, ended=part.ended)
+
+
+@router.get("/attempts/{attempt_id}/log/download", tags=["logs"], response_class=StreamingResponse)
+def download_log(*, request: Request, who: Who, attempt_id: AttemptId) -> StreamingResponse:
+    """The log as it was written, in a file."""
+    parts = parts_of(request)
+    found = logs.find(parts, who, attempt_id)
+    headers = {
+        "Content-Disposition": f'attachment; filename="attempt-{attempt_id}.log"',
+        "Content-Security-Policy": "sandbox",
+    }
+    return StreamingResponse(logs.whole(parts, found), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.get("/attempts/{attempt_id}/log/stream", tags=["logs"], response_class=StreamingResponse)
+async def stream_log(*, request: Request, who: Who, attempt_id: AttemptId, offset: _Offset = 0) -> StreamingResponse:
+    """The log as it grows: events with ``text`` and ``next``, and at last one called ``end``."""
+    parts = parts_of(request)
+    found = await logs.find_later(parts, who, attempt_id)
+    chunks: AsyncIterator[bytes] = logs.follow(parts, found, offset, lambda: request.app.state.site.live.closed)
+    return StreamingResponse(chunks, media_type="text/event-stream")
+
+
+def _told(parts: Parts, asked: Asked) -> m.AskedDocument:
+    with parts.database.read() as connection:
+        row = instances.find_command(connection, asked.id)
+    return m.AskedDocument(command=asked.id, is_new=asked.is_new, instance=row.instance if row else None)
+
+
+def _fields(row: Any, model: type[m.Document]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in model.model_fields if hasattr(row, name)}

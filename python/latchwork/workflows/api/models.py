@@ -1,0 +1,353 @@
+"""The documents of the API. Moments are seconds since the epoch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Header, Path, Query
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from latchwork.records import MOST_DEPTH, MOST_MOMENT_S
+from latchwork.workflows.definitions.model import Definition, Name, Priority
+
+MOST_ID = 2**63 - 1
+Id = Annotated[int, Path(ge=1, le=MOST_ID)]
+Before = Annotated[int | None, Query(ge=1, le=MOST_ID, description="only what is older than this id")]
+Limit = Annotated[int, Query(ge=1, le=500, description="how many at most")]
+NamePath = Annotated[Name, Path(description="letters, digits, `_`, `-` and `.`")]
+UniqueKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="the same key with the same command again starts nothing more, also after the run",
+    ),
+]
+RoleWord = Literal["viewer", "operator", "editor", "admin"]
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """JSON that every database and every browser can hold: no halves of characters, not too deep, no NUL."""
+    if depth > MOST_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+    if isinstance(value, str):
+        if "\x00" in value or any("\ud800" <= each <= "\udfff" for each in value):
+            raise ValueError("text holds a NUL, or half of a character")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _plain(key, depth + 1)
+            _plain(each, depth + 1)
+    elif isinstance(value, list):
+        for each in value:
+            _plain(each, depth + 1)
+    elif (isinstance(value, float) and value != value) or value in {float("inf"), float("-inf")}:  # noqa: PLR0124
+        raise ValueError("a number is not finite")
+    return value
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_plain)]
+Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(_plain)]
+
+
+class Document(BaseModel):
+    """What all have in common: rows can be read as they are, a field that nobody knows is a mistake."""
+
+    model_config = ConfigDict(from_attributes=True, extra="forbid")
+
+
+class FieldProblem(Document):
+    """One field that is wrong."""
+
+    path: str
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] = []
+    possible: list[str] | None = None
+
+
+class WorkflowRow(Document):
+    """A workflow."""
+
+    code: int
+    project: str
+    name: str
+    version: int
+    online: bool
+    created_at: float
+    changed_at: float
+
+
+class WorkflowDocument(WorkflowRow):
+    """A workflow with what one of its versions says."""
+
+    shown_version: int
+    definition: Definition
+
+
+class VersionRow(Document):
+    """A version of a workflow."""
+
+    version: int
+    created_at: float
+    author: str
+
+
+class ApplyRequest(Document):
+    """A definition to write, as values or as YAML."""
+
+    definition: Plain | None = None
+    yaml: Annotated[str | None, StringConstraints(max_length=4_000_000)] = None
+    online: bool = True
+    base: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="the version that was edited; 0: none")] = None
+
+
+class Applied(Document):
+    """What was written."""
+
+    project: str
+    name: str
+    code: int
+    version: int
+    is_new: bool
+
+
+class Validated(Document):
+    """Every problem of a definition; none: it can be run."""
+
+    ok: bool
+    errors: list[FieldProblem]
+
+
+class StartRequest(Document):
+    """What a run is to be."""
+
+    params: Plain = {}
+    priority: Priority | None = None
+    start_from: Annotated[list[Name], Field(max_length=5000)] = []
+    scope: Literal["only", "downstream", "upstream"] = "downstream"
+    dry: bool = False
+    schedule_time: Annotated[float | None, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)] = None
+
+
+class RecoverRequest(Document):
+    """Which tasks run again besides those that failed."""
+
+    start_from: Annotated[list[Name], Field(max_length=5000)] = []
+
+
+class AskedDocument(Document):
+    """A command that the master will find; ``instance`` is known once it has."""
+
+    command: int
+    is_new: bool
+    instance: int | None = None
+
+
+class CommandDocument(Document):
+    """A command, and what became of it."""
+
+    id: int
+    type: str
+    instance: int | None
+    by: str
+    created_at: float
+    done_at: float | None
+    error: str | None
+
+
+class InstanceRow(Document):
+    """A run."""
+
+    id: int
+    project: str
+    name: str
+    version: int
+    state: str
+    run: int
+    schedule_time: float
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    by: str
+    dry: bool
+    params: dict[str, Any]
+
+
+class TaskRow(Document):
+    """A task of a run."""
+
+    id: int
+    name: str
+    run: int
+    state: str
+    n: int
+    failures: int
+    wake_at: float | None
+    outputs: Any
+    changed_at: float
+
+
+class AttemptRow(Document):
+    """An attempt of a task; ``id`` is what the addresses of logs have."""
+
+    id: str
+    n: int
+    kind: str
+    worker: str
+    host: str
+    pid: int | None
+    started_at: float
+    ended_at: float | None
+    outcome: str | None
+    exit_code: int | None
+    error: str | None
+
+
+class InstanceDocument(InstanceRow):
+    """A run with its tasks, and what it takes now."""
+
+    tasks: list[TaskRow]
+    possible: list[str]
+
+
+class TaskDocument(TaskRow):
+    """A task with its attempts, and why it is where it is."""
+
+    instance: int
+    workflow: str
+    why: str
+    attempts: list[AttemptRow]
+
+
+class LogDocument(Document):
+    """A part of a log as text; bytes as they were written come from ``log/download``."""
+
+    text: str
+    offset: int
+    next: int
+    ended: bool
+
+
+class ScheduleRow(Document):
+    """A schedule and when it fires next."""
+
+    project: str
+    name: str
+    cron: str
+    tz: str
+    misfire: str
+    enabled: bool
+    online: bool
+    next_at: float | None
+
+
+class ScheduleChange(Document):
+    """Whether a schedule starts its workflow."""
+
+    enabled: bool
+
+
+class Fires(Document):
+    """The next moments at which a schedule fires."""
+
+    fires: list[float]
+
+
+class OnlineChange(Document):
+    """Whether a workflow may be started."""
+
+    online: bool
+
+
+class WorkerRow(Document):
+    """A worker that lives."""
+
+    name: str
+    host: str
+    groups: list[str]
+    slots: int
+    busy: int
+    types: list[str]
+    version: str
+    state: str
+
+
+class EventRow(Document):
+    """What somebody did, or what happened."""
+
+    id: int
+    at: float
+    kind: str
+    by: str
+    project: str
+    instance: int | None
+    task: str
+    details: Any
+
+
+class AccountRow(Document):
+    """An account; roles by project, the empty one stands for all."""
+
+    name: str
+    enabled: bool
+    has_password: bool
+    roles: dict[str, str]
+    created_at: float
+
+
+class NewAccount(Document):
+    """An account to make."""
+
+    name: Name
+    password: Annotated[str, StringConstraints(min_length=10, max_length=200)] | None = None
+
+
+class AccountChange(Document):
+    """What of an account is to change; what is not given stays."""
+
+    enabled: bool | None = None
+    password: Annotated[str, StringConstraints(min_length=10, max_length=200)] | None = None
+
+
+class RoleChange(Document):
+    """What an account may do in a project; the empty one stands for all, no role takes it away."""
+
+    project: Name | Literal[""] = ""
+    role: RoleWord | None
+
+
+class TokenRow(Document):
+    """A token, without its text."""
+
+    id: int
+    account: str
+    name: str
+    role: str | None
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+
+
+class NewToken(Document):
+    """A token to make for oneself; ``role``: no more than this, whatever the account may do."""
+
+    name: Text
+    role: RoleWord | None = None
+    lasts_s: Annotated[float | None, Field(gt=0, le=10 * 366 * 86_400, allow_inf_nan=False)] = None
+
+
+class TokenMade(Document):
+    """A new token; its text is told this once."""
+
+    id: int
+    token: str

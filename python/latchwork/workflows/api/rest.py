@@ -1,0 +1,66 @@
+"""Workers, live events, and how the server itself is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from latchwork.web import Problem, Who
+from latchwork.workflows.api import models as m
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.views import overview
+from latchwork.workflows.desk.instances import find
+from latchwork.workflows.desk.parts import parts_of
+
+router = APIRouter()
+_TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
+
+
+@router.get("/api/v1/workers", tags=["workers"])
+def list_workers(request: Request, who: Who) -> list[m.WorkerRow]:  # noqa: ARG001 - anybody who is in
+    """The workers that live."""
+    found = parts_of(request).workers()
+    if found is None:
+        raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})
+    return [m.WorkerRow(**{**each._asdict(), "groups": list(each.groups), "types": list(each.types)}) for each in found]
+
+
+@router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
+async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern=_TOPIC)] = "all") -> StreamingResponse:
+    """A stream with an event ``change`` whenever something changed: of a run, or anything. What, is asked for then."""
+    if topic != "all":
+        await run_in_threadpool(find, parts_of(request), who, int(topic.partition(":")[2]))
+    return StreamingResponse(request.app.state.site.live.changes(topic), media_type="text/event-stream")
+
+
+@router.get("/healthz", tags=["server"])
+def healthz(request: Request) -> Response:
+    """Whether this server answers, and reaches its database. Needs no account, and tells nothing else."""
+    try:
+        with parts_of(request).database.read() as connection:
+            overview.lag(connection)
+    except DatabaseUnavailable:
+        return JSONResponse({"ok": False, "database": False}, 503)
+    return JSONResponse({"ok": True, "database": True})
+
+
+@router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+def metrics(request: Request, who: Who) -> PlainTextResponse:  # noqa: ARG001 - anybody who is in
+    """What waits and runs, for Prometheus."""
+    parts = parts_of(request)
+    with parts.database.read() as connection:
+        lag, active = overview.lag(connection), overview.active_count(connection)
+    workers = parts.workers()
+    figures = {
+        "latchwork_workflows_active_instances": active,
+        "latchwork_workflows_open_commands": lag.waiting,
+        "latchwork_workflows_shards": lag.shards,
+        "latchwork_workflows_shards_without_owner": lag.unowned,
+        "latchwork_workflows_workers": len(workers) if workers is not None else 0,
+    }
+    lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in figures.items()]
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,10 @@
+"""All routes of the API."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from latchwork.workflows.api import definitions, instances, people, rest
+
+#: In the order in which their paths are tried.
+routers: tuple[APIRouter, ...] = (instances.router, definitions.router, people.router, rest.router)

@@ -1,0 +1,178 @@
+"""Instances, their tasks and attempts, as somebody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import attempt, command, definition, event, instance, task
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+#: Parts of one statement; SQLite takes 500.
+_TOGETHER = 100
+
+_INSTANCE = sa.select(
+    *instance.c,
+    definition.c.project,
+    definition.c.name,
+).join(definition, definition.c.code == instance.c.code)
+
+
+def find(connection: sa.Connection, instance_id: int) -> Row | None:
+    """One instance with the name of its workflow; None if there is none."""
+    return connection.execute(_INSTANCE.where(instance.c.id == instance_id)).first()
+
+
+def newest(
+    connection: sa.Connection,
+    *,
+    codes: Collection[int] | None = None,
+    state: str = "",
+    before: int | None = None,
+    most: int = 50,
+) -> list[Row]:
+    """The newest instances.
+
+    Args:
+        connection: a transaction.
+        codes: of these workflows; None: of all.
+        state: in this state; empty: in any.
+        before: with lower ids than this.
+        most: so many.
+    """
+    if codes is None:
+        ids = [row.id for row in connection.execute(_ids(before, state).limit(most))]
+    else:
+        ids = _of_codes(connection, sorted(codes), before, state, most)
+    return by_id(connection, ids)
+
+
+def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, most: int) -> list[int]:
+    """Each workflow's newest by its own index, then the newest of these: not one scan that leaves most rows out."""
+    found: list[int] = []
+    for start in range(0, len(codes), _TOGETHER):
+        parts = [
+            sa.select(_ids(before, state).where(instance.c.code == code).limit(most).subquery())
+            for code in codes[start : start + _TOGETHER]
+        ]
+        found += connection.execute(sa.union_all(*parts)).scalars()
+    return sorted(found, reverse=True)[:most]
+
+
+def _ids(before: int | None, state: str) -> sa.Select[tuple[int]]:
+    chosen = sa.select(instance.c.id).order_by(instance.c.id.desc())
+    if state:
+        chosen = chosen.where(instance.c.state == state)
+    return chosen if before is None else chosen.where(instance.c.id < before)
+
+
+def by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
+    """These instances, the newest first; those that are not there are missing."""
+    if not ids:
+        return []
+    return list(connection.execute(_INSTANCE.where(instance.c.id.in_(ids)).order_by(instance.c.id.desc())).all())
+
+
+def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[int, list[Row]]:
+    """The newest instances of each of these workflows, by its code."""
+    found: dict[int, list[Row]] = {}
+    columns = (instance.c.id, instance.c.code, instance.c.state, instance.c.schedule_time, instance.c.created_at)
+    parts = [
+        sa.select(
+            sa.select(*columns).where(instance.c.code == code).order_by(instance.c.id.desc()).limit(most).subquery()
+        )
+        for code in codes
+    ]
+    for start in range(0, len(parts), _TOGETHER):
+        for row in connection.execute(sa.union_all(*parts[start : start + _TOGETHER])):
+            found.setdefault(row.code, []).append(row)
+    return {code: sorted(rows, key=lambda row: -row.id) for code, rows in found.items()}
+
+
+def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
+    """The tasks of a run, in the order in which they were made; at most 5,000."""
+    chosen = sa.select(*task.c).where(task.c.instance == instance_id, task.c.run == run)
+    return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
+
+
+def task_states(connection: sa.Connection, ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], Row]:
+    """The tasks of these names in the present runs of these instances, by instance and name."""
+    if not ids or not names:
+        return {}
+    now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
+    chosen = sa.select(task.c.id, task.c.instance, task.c.name, task.c.state, task.c.n).join(instance, now)
+    chosen = chosen.where(task.c.instance.in_(ids), task.c.name.in_(names), task.c.map_index == -1)
+    return {(row.instance, row.name): row for row in connection.execute(chosen)}
+
+
+def find_task(connection: sa.Connection, task_id: int) -> Row | None:
+    """One task with its instance's workflow; None if there is none."""
+    columns = (
+        instance.c.code,
+        instance.c.version,
+        instance.c.shard,
+        definition.c.project,
+        instance.c.run.label("newest_run"),
+    )
+    chosen = sa.select(*task.c, definition.c.name.label("workflow"), *columns)
+    chosen = chosen.join(instance, instance.c.id == task.c.instance).join(
+        definition, definition.c.code == instance.c.code
+    )
+    return connection.execute(chosen.where(task.c.id == task_id)).first()
+
+
+def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = None, most: int = 2000) -> list[Row]:
+    """The attempts of an instance with the names of their tasks, the newest first, by when they started."""
+    chosen = sa.select(*attempt.c, task.c.name, task.c.run).join(task, task.c.id == attempt.c.task)
+    chosen = chosen.where(task.c.instance == instance_id)
+    if run is not None:
+        chosen = chosen.where(task.c.run == run)
+    return list(connection.execute(chosen.order_by(attempt.c.started_at.desc(), attempt.c.task).limit(most)).all())
+
+
+def attempts_of_task(connection: sa.Connection, task_id: int, most: int = 200) -> list[Row]:
+    """The attempts of a task, the newest first."""
+    chosen = sa.select(*attempt.c).where(attempt.c.task == task_id)
+    return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(most)).all())
+
+
+def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
+    """One attempt; None if there is none."""
+    key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
+    return connection.execute(sa.select(*attempt.c).where(key)).first()
+
+
+def find_command(connection: sa.Connection, command_id: int) -> Row | None:
+    """One command; None if there is none."""
+    return connection.execute(sa.select(*command.c).where(command.c.id == command_id)).first()
+
+
+def open_commands(connection: sa.Connection, instance_id: int) -> list[Row]:
+    """What was asked of an instance and is not done yet, or could not be done; the newest first, at most 20."""
+    asked = sa.select(*command.c).where(command.c.instance == instance_id)
+    asked = asked.where(sa.or_(command.c.done_at.is_(None), command.c.error.is_not(None)))
+    return list(connection.execute(asked.order_by(command.c.id.desc()).limit(20)).all())
+
+
+def fingerprint(connection: sa.Connection, instance_id: int) -> tuple[Any, ...]:
+    """What differs once anything of an instance has changed."""
+    row = connection.execute(
+        sa.select(instance.c.state, instance.c.run, instance.c.ended_at, instance.c.wake_at).where(
+            instance.c.id == instance_id
+        )
+    ).first()
+    of_tasks = sa.select(sa.func.max(task.c.changed_at), sa.func.max(task.c.id)).where(task.c.instance == instance_id)
+    running = (
+        sa.select(sa.func.max(attempt.c.started_at), sa.func.max(attempt.c.ended_at))
+        .join(task, task.c.id == attempt.c.task)
+        .where(task.c.instance == instance_id)
+    )
+    newest_event = sa.select(sa.func.max(event.c.id)).where(event.c.instance == instance_id)
+    asked = sa.select(sa.func.max(command.c.id), sa.func.max(command.c.done_at)).where(
+        command.c.instance == instance_id
+    )
+    parts = [connection.execute(each).first() for each in (of_tasks, running, newest_event, asked)]
+    return (tuple(row) if row else None, *(tuple(each) if each else None for each in parts))

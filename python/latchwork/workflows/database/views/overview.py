@@ -1,0 +1,75 @@
+"""How everything goes: what runs, what failed, what waits for masters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import command, instance, shard
+from latchwork.workflows.database.views import instances
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+#: What is counted is counted as far as this.
+MOST = 1000
+
+
+class Lag(NamedTuple):
+    """What waits for masters.
+
+    Attributes:
+        waiting: commands that nobody has taken yet, at most ``MOST``.
+        oldest_at: when the oldest of these was written; None: none waits.
+        unowned: shards that have had no owner yet.
+        shards: how many there are.
+    """
+
+    waiting: int
+    oldest_at: float | None
+    unowned: int
+    shards: int
+
+
+def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
+    """How many instances are not over, at most ``MOST``."""
+    some = sa.select(instance.c.id).where(instance.c.active).limit(MOST)
+    if codes is not None:
+        some = some.where(instance.c.code.in_(codes))
+    return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
+
+
+def active(connection: sa.Connection, codes: Collection[int] | None = None, most: int = 20) -> list[Row]:
+    """Instances that are not over, the newest first."""
+    some = sa.select(instance.c.id).where(instance.c.active).order_by(instance.c.id.desc()).limit(most)
+    if codes is not None:
+        some = some.where(instance.c.code.in_(codes))
+    return instances.by_id(connection, list(connection.execute(some).scalars()))
+
+
+def failed_since(
+    connection: sa.Connection, since: float, codes: Collection[int] | None = None, most: int = 20
+) -> list[Row]:
+    """Instances that failed after this moment, the newest first; looked for among the newest failures."""
+    rows = instances.newest(connection, codes=codes, state="failure", most=most * 5)
+    return [row for row in rows if (row.ended_at or 0.0) >= since][:most]
+
+
+def lag(connection: sa.Connection) -> Lag:
+    """What waits for masters."""
+    some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MOST).subquery()
+    row = connection.execute(sa.select(sa.func.count(), sa.func.min(some.c.created_at)).select_from(some)).one()
+    owners = connection.execute(sa.select(shard.c.owner)).scalars().all()
+    return Lag(int(row[0]), row[1], sum(not owner for owner in owners), len(owners))
+
+
+def shards(connection: sa.Connection) -> list[Row]:
+    """All shards and their owners."""
+    return list(connection.execute(sa.select(*shard.c).order_by(shard.c.id)).all())
+
+
+def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
+    """What differs once any master has written, or anybody asked."""
+    newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
+    return (newest, tuple(connection.execute(sa.select(shard.c.id, shard.c.seq)).tuples()))

@@ -1,0 +1,170 @@
+"""Workflows: what somebody may see of them, and how they change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.schedules import Cron
+from latchwork.web import Identity, Problem, Role
+from latchwork.workflows.database import definitions
+from latchwork.workflows.database.definitions import Version
+from latchwork.workflows.database.history import told
+from latchwork.workflows.database.tables import definition as definition_table
+from latchwork.workflows.database.tables import schedule, shard
+from latchwork.workflows.database.views import catalog
+from latchwork.workflows.definitions.forms import read
+from latchwork.workflows.definitions.model import Definition, ScheduleSpec
+from latchwork.workflows.definitions.validate import Checked, checked
+from latchwork.workflows.desk.parts import Parts, need, seen
+
+Row: TypeAlias = Any
+
+
+class Shown(NamedTuple):
+    """A version of a workflow.
+
+    Attributes:
+        row: of the workflow: ``code``, ``project``, ``name``, ``version``, ``online``, ``created_at``, ``changed_at``.
+        number: of the version that is shown.
+        definition: what it says.
+        schedule: its row, if it has one.
+    """
+
+    row: Row
+    number: int
+    definition: Definition
+    schedule: Row | None
+
+
+def find(parts: Parts, who: Identity, project: str, name: str) -> Row:
+    """A workflow that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        return seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+
+
+def show(parts: Parts, who: Identity, project: str, name: str, version: int | None = None) -> Shown:
+    """A version of a workflow; None: the newest.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        number = version or row.version
+        body = catalog.body(connection, row.code, number)
+        if body is None:
+            raise Problem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
+        return Shown(row, number, body, catalog.find_schedule(connection, row.code))
+
+
+def check(parts: Parts, given: str | Mapping[str, Any]) -> Checked:
+    """A definition as text or as plain values.
+
+    Raises:
+        DefinitionInvalid: with every problem.
+    """
+    return checked(read(given) if isinstance(given, str) else given, parts.types)
+
+
+def apply(
+    parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool = True, base: int | None = None
+) -> tuple[Version, Definition]:
+    """Write a definition, as a new version if it differs.
+
+    Args:
+        parts: of the desk.
+        who: does it; needs to be an editor of its project.
+        given: the definition.
+        online: whether it may be started.
+        base: the version that was edited; None: whatever there is. 0: there is none.
+    Raises:
+        DefinitionInvalid: with every problem.
+        Problem: 403; 409 if somebody else has written a newer version than ``base``.
+    """
+    found = check(parts, given)
+    wanted = found.definition
+    need(who, Role.EDITOR, wanted.project)
+    with parts.database.write() as connection:
+        there = catalog.find(connection, wanted.project, wanted.name)
+        newest = there.version if there is not None else 0
+        if base is not None and base != newest:
+            raise Problem(
+                409,
+                f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
+                version=newest,
+            )
+        shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
+        version = definitions.apply(connection, found, shards=max(1, shards), author=who.name, online=online)
+        if version.is_new or (there is not None and there.online != online):
+            details = {"workflow": wanted.name, "version": version.number, "online": online}
+            told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
+    return version, wanted
+
+
+def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: bool) -> None:
+    """Whether a workflow may be started; runs that are there go on.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    row = find(parts, who, project, name)
+    need(who, Role.EDITOR, project)
+    with parts.database.write() as connection:
+        changed = sa.update(definition_table).where(definition_table.c.code == row.code)
+        connection.execute(changed.values(online=online, changed_at=time.time()))
+        kind = "workflow online" if online else "workflow offline"
+        told(connection, kind, by=who.name, project=project, details={"workflow": name})
+
+
+def set_schedule(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
+    """Whether its schedule starts it. Switched on again, it owes nothing of the time in between.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    row = find(parts, who, project, name)
+    need(who, Role.OPERATOR, project)
+    now = time.time()
+    with parts.database.write() as connection:
+        there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
+        values = {"enabled": enabled, "cursor": sa.case((schedule.c.cursor < now, now), else_=schedule.c.cursor)}
+        connection.execute(sa.update(schedule).where(there).values(values if enabled else {"enabled": False}))
+        if catalog.find_schedule(connection, row.code) is None:
+            raise Problem(404, f"workflow {project}.{name} has no schedule")
+        kind = "schedule on" if enabled else "schedule off"
+        told(connection, kind, by=who.name, project=project, details={"workflow": name})
+
+
+def fires(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None) -> list[float]:
+    """The next moments at which a schedule fires.
+
+    Raises:
+        Problem: 422, the expression or the time zone is wrong, or it never fires.
+    """
+    at = time.time() if after is None else after
+    found = []
+    try:
+        each = Cron(cron, tz=tz)
+        for _ in range(count):
+            at = each.fire_after(at)
+            found.append(at)
+    except (ValueError, OverflowError) as error:
+        path = "tz" if "time zone" in str(error) else "cron"
+        raise Problem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
+    return found
+
+
+def next_fire(spec: ScheduleSpec | Row, now: float) -> float | None:
+    """When a schedule fires next; None: never, or nobody can say."""
+    try:
+        return Cron(spec.cron, tz=spec.tz).fire_after(now)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,282 @@
+"""Runs: what somebody may see of them, and what they ask of the master."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.web import Identity, Problem, Role
+from latchwork.workflows.database import runs
+from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
+from latchwork.workflows.database.definitions import load as load_definition
+from latchwork.workflows.database.history import told
+from latchwork.workflows.database.tables import command, shard
+from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.definitions.graph import in_order
+from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
+from latchwork.workflows.desk.parts import Parts, need, seen
+from latchwork.workflows.errors import UnknownWorkflow, WrongState
+from latchwork.workflows.state import (
+    Event,
+    ForceStart,
+    ForceSuccess,
+    InstanceState,
+    Pause,
+    Recover,
+    Rerun,
+    Resume,
+    Scope,
+    Stop,
+    TaskState,
+    advance,
+    possible,
+)
+from latchwork.workflows.why import Known, why
+
+Row: TypeAlias = Any
+#: What the owner of a shard is asked of an instance, by the word in the address.
+ACTIONS = {
+    "pause": CommandType.PAUSE,
+    "resume": CommandType.RESUME,
+    "stop": CommandType.STOP,
+    "recover": CommandType.RECOVER,
+    "rerun": CommandType.RERUN,
+}
+FORCES = {"force-success": CommandType.FORCE_SUCCESS, "force-start": CommandType.FORCE_START}
+_REFUSED = {each.value.replace("_", "-") for each in INTERNAL}
+
+
+class Start(NamedTuple):
+    """What a start says.
+
+    Attributes:
+        params: instead of the definition's values.
+        priority: instead of the definition's.
+        start_from: tasks to begin with; empty: all.
+        scope: what else runs.
+        dry: every task succeeds without running.
+        schedule_time: that ``${time:...}`` counts from, in seconds since the epoch; None: now.
+    """
+
+    params: Mapping[str, Any] = {}
+    priority: str | None = None
+    start_from: tuple[str, ...] = ()
+    scope: Scope = Scope.DOWNSTREAM
+    dry: bool = False
+    schedule_time: float | None = None
+
+
+def find(parts: Parts, who: Identity, instance_id: int) -> Row:
+    """An instance that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        return seen(who, instances.find(connection, instance_id), f"run {instance_id}")
+
+
+def find_task(parts: Parts, who: Identity, task_id: int) -> Row:
+    """A task that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        return seen(who, instances.find_task(connection, task_id), f"task {task_id}")
+
+
+def start(
+    parts: Parts, who: Identity, project: str, name: str, given: Start, *, unique_key: str | None = None
+) -> Asked:
+    """Ask for a run.
+
+    Raises:
+        Problem: 403, 404, 422 naming the field.
+        WrongState: the workflow is offline.
+        KeyReused: the key was given before, for another command.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        need(who, Role.OPERATOR, project)
+        body = load_definition(connection, row.code, row.version)
+    _check_start(body, given)
+    args = {
+        "code": row.code,
+        "version": row.version,
+        "params": dict(given.params),
+        "priority": given.priority,
+        "start_from": list(given.start_from),
+        "scope": given.scope.value,
+        "dry": given.dry,
+        "schedule_time": given.schedule_time,
+    }
+    with parts.database.write() as connection:
+        if not row.online and not _was_asked(connection, unique_key):
+            raise WrongState(f"{body.key} is offline; set it online to start it")
+        kind = CommandType.START
+        asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
+        if asked.is_new:
+            details = {"workflow": name, "command": asked.id}
+            told(connection, "start", by=who.name, project=project, details=details)
+    parts.poke(asked.shard)
+    return asked
+
+
+def _check_start(body: Definition, given: Start) -> None:
+    problems = [
+        (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
+        for each in given.params
+        if each not in body.params
+    ]
+    known = {each.name for each in body.tasks}
+    problems += [
+        (f"start_from[{place}]", f"{body.key} has no task {each!r}")
+        for place, each in enumerate(given.start_from)
+        if each not in known
+    ]
+    if given.priority is not None and given.priority not in PRIORITIES:
+        problems.append(("priority", f"{given.priority[:40]!r} is none of {', '.join(PRIORITIES)}"))
+    if problems:
+        path, message = problems[0]
+        raise Problem(422, f"{path}: {message}", errors=problems)
+
+
+def act(
+    parts: Parts,
+    who: Identity,
+    instance_id: int,
+    action: str,
+    *,
+    start_from: Sequence[str] = (),
+    unique_key: str | None = None,
+) -> Asked:
+    """Ask something of a run.
+
+    Args:
+        parts: of the desk.
+        who: asks; needs to be an operator of its project.
+        instance_id: of the run.
+        action: one of ``ACTIONS``.
+        start_from: for a recovery: tasks that run again with all behind them.
+        unique_key: the same key and the same command again change nothing.
+    Raises:
+        Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
+        KeyReused: the key was given before, for another command.
+    """
+    row = find(parts, who, instance_id)
+    if action in _REFUSED:
+        raise Problem(403, f"{action} is what masters tell each other; nobody else asks for it")
+    if action not in ACTIONS:
+        raise Problem(404, f"a run cannot be asked to {action[:40]!r}; it takes {', '.join(ACTIONS)}")
+    need(who, Role.OPERATOR, row.project)
+    kind = ACTIONS[action]
+    args = {"start_from": list(start_from)} if kind is CommandType.RECOVER else {}
+    events: Mapping[CommandType, Event] = {
+        CommandType.PAUSE: Pause(),
+        CommandType.RESUME: Resume(),
+        CommandType.STOP: Stop(),
+        CommandType.RECOVER: Recover(tuple(start_from)),
+        CommandType.RERUN: Rerun(),
+    }
+    return _asked(parts, who, row, kind, events[kind], args, unique_key)
+
+
+def force(parts: Parts, who: Identity, task_id: int, action: str, *, unique_key: str | None = None) -> Asked:
+    """Ask something of a task: one of ``FORCES``.
+
+    Raises:
+        Problem: 403, 404, 409.
+    """
+    task = find_task(parts, who, task_id)
+    if action not in FORCES:
+        raise Problem(404, f"a task cannot be asked to {action[:40]!r}; it takes {', '.join(FORCES)}")
+    need(who, Role.OPERATOR, task.project)
+    if task.run != task.newest_run:
+        raise Problem(409, f"task {task_id} is of run {task.run}; the newest is {task.newest_run}", possible=[])
+    row = find(parts, who, task.instance)
+    kind = FORCES[action]
+    event = ForceSuccess(task.name) if kind is CommandType.FORCE_SUCCESS else ForceStart(task.name)
+    return _asked(parts, who, row, kind, event, {"task": task.name}, unique_key)
+
+
+def _asked(  # noqa: PLR0917 - one caller for each kind
+    parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
+) -> Asked:
+    with parts.database.write() as connection:
+        if not _was_asked(connection, unique_key):
+            _check_state(connection, row, event)
+        asked = ask(
+            connection, kind, shard_id=row.shard, instance=row.id, args=args, unique_key=unique_key, by=who.name
+        )
+        if asked.is_new:
+            told(
+                connection,
+                kind.value.replace("_", " "),
+                by=who.name,
+                project=row.project,
+                instance=row.id,
+                task=args.get("task", ""),
+            )
+    parts.poke(asked.shard)
+    return asked
+
+
+def _was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
+    """A repeated question gets the answer of the first, whatever has become of the run since."""
+    if unique_key is None:
+        return False
+    return connection.execute(sa.select(command.c.id).where(command.c.unique_key == unique_key)).first() is not None
+
+
+def _check_state(connection: sa.Connection, row: Row, event: Event) -> None:
+    """What the master would do, tried without writing: the master decides by what it finds then."""
+    stored = runs.load(connection, [row.id]).get(row.id)
+    if stored is None:
+        raise Problem(404, f"there is no run {row.id}")
+    try:
+        advance(_plan(connection, row), stored.known, [event], time.time())
+    except WrongState as error:
+        raise Problem(
+            409, str(error), possible=list(possible(stored.known.state)), state=stored.known.state.value
+        ) from None
+    except UnknownWorkflow as error:
+        raise Problem(422, str(error), errors=[("start_from", str(error))]) from None
+
+
+def _plan(connection: sa.Connection, row: Row) -> Any:
+    body = load_definition(connection, row.code, row.version)
+    return plan_of(body, in_order({each.name: each.after for each in body.tasks}))
+
+
+def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], names: Sequence[str]) -> dict[str, str]:
+    """Why each of these tasks is where it is, by name.
+
+    Args:
+        parts: of the desk.
+        row: of the instance.
+        body: the version that it has.
+        tasks: all of its run.
+        names: which are asked for.
+    """
+    others = {each.name: TaskState(each.state) for each in tasks}
+    with parts.database.read() as connection:
+        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+    groups: dict[str, int] | None = None
+    workers = parts.workers()
+    if workers is not None:
+        groups = {}
+        for worker in workers:
+            for group in worker.groups:
+                groups[group] = groups.get(group, 0) + 1
+    known = {each.name for each in body.tasks}
+    found = {}
+    for task in tasks:
+        if task.name in names and task.name in known:
+            state, instance = TaskState(task.state), InstanceState(row.state)
+            around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
+            found[task.name] = why(task.name, around, body, time.time())
+    return found

@@ -1,0 +1,129 @@
+"""What the desk stands on: the database, and as far as they are there, the logs and the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import sqlalchemy as sa
+from fastapi import Request
+
+from latchwork.errors import LatchworkError
+from latchwork.web import Identity, Problem, Role
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.views import catalog
+from latchwork.workflows.logs import LogStore
+from latchwork.workflows.types import TaskTypes
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerSeen(NamedTuple):
+    """A worker that lives.
+
+    Attributes:
+        name: of it.
+        host: where it runs.
+        groups: whose tasks it takes.
+        slots: how many at a time.
+        busy: how many it has now.
+        types: the task types that it knows.
+        version: of latchwork.
+        state: such as ``running`` or ``draining``.
+    """
+
+    name: str
+    host: str = ""
+    groups: tuple[str, ...] = ()
+    slots: int = 0
+    busy: int = 0
+    types: tuple[str, ...] = ()
+    version: str = ""
+    state: str = "running"
+
+
+class Cluster(Protocol):
+    """What is asked of the store. Safe to share; its methods block, and may raise ``LatchworkError``."""
+
+    def poke(self, shard: int) -> None:
+        """Tell the owner of a shard to look now; a hint that may be lost."""
+        ...
+
+    def workers(self) -> Sequence[WorkerSeen]:
+        """Those that live, by name."""
+        ...
+
+
+@dataclass(eq=False)
+class Parts:
+    """All that routes need. Safe to share.
+
+    Attributes:
+        database: of the workflows.
+        accounts: who may come in.
+        types: the task types that may be applied.
+        logs: where attempts write; None: they cannot be read here.
+        cluster: the store; None: masters find commands within some seconds, workers are not seen.
+    """
+
+    database: Database
+    accounts: DatabaseAccounts
+    types: TaskTypes = field(default_factory=TaskTypes)
+    logs: LogStore | None = None
+    cluster: Cluster | None = None
+
+    def poke(self, shard: int) -> None:
+        """As that of the cluster, but whatever happens the command is written: it is found a little later."""
+        if self.cluster is None:
+            return
+        try:
+            self.cluster.poke(shard)
+        except LatchworkError:
+            _log.debug("shard %s was not poked", shard, exc_info=True)
+
+    def workers(self) -> Sequence[WorkerSeen] | None:
+        """The workers that live; None: the store cannot be asked."""
+        if self.cluster is None:
+            return None
+        try:
+            return self.cluster.workers()
+        except LatchworkError:
+            _log.debug("the workers were not read", exc_info=True)
+            return None
+
+
+def parts_of(request: Request) -> Parts:
+    """The parts of an app."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def need(who: Identity, role: Role, project: str = "") -> None:
+    """Refuse somebody without this role.
+
+    Raises:
+        Problem: 403, which names the role and where it is missing.
+    """
+    if not who.may(role, project):
+        where = f"in project {project!r}" if project else "in all projects"
+        raise Problem(403, f"{who.name} is no {role.word} {where}; ask an administrator for that role", needs=role.word)
+
+
+def seen_codes(connection: sa.Connection, who: Identity, project: str = "") -> list[int] | None:
+    """The workflows that somebody may see, of one project if one is given; None: all."""
+    among = who.projects()
+    return None if among is None and not project else list(catalog.codes(connection, among, project))
+
+
+def seen(who: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
+    """The row, if there is one and they may see its project: what they may not see is not there for them.
+
+    Raises:
+        Problem: 404.
+    """
+    if row is None or not who.may(Role.VIEWER, row.project):
+        raise Problem(404, f"there is no {what}")
+    return row

@@ -1,0 +1,103 @@
+"""Why a task is where it is, in a sentence that says what it waits for and what would change that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from latchwork.words import counted
+from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState
+
+_PLAIN = {
+    TaskState.SUCCESS: "It has succeeded.",
+    TaskState.FORCED_SUCCESS: "It counts as success, because somebody said so.",
+    TaskState.SKIPPED: "It is left out: it is switched off, or was not chosen at the start.",
+    TaskState.KILLED: "It was ended, or taken back, because its run was stopped or failed.",
+    TaskState.PAUSED: "It was taken back for a pause; resume the run.",
+    TaskState.READY: "It is ready; the master queues it as soon as fewer tasks of this run are queued or running.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known around a task.
+
+    Attributes:
+        state: of the task.
+        n: its newest attempt.
+        failures: attempts that failed.
+        wake_at: when it goes on by itself, in seconds since the epoch.
+        instance: state of its run.
+        others: the states of all tasks of the run, by name.
+        owner: who has the shard; empty: nobody yet.
+        groups: how many workers each worker group has; None: the store was not asked.
+    """
+
+    state: TaskState
+    n: int
+    failures: int
+    wake_at: float | None
+    instance: InstanceState
+    others: Mapping[str, TaskState]
+    owner: str = ""
+    groups: Mapping[str, int] | None = None
+
+
+def why(name: str, known: Known, definition: Definition, now: float) -> str:
+    """The answer.
+
+    Args:
+        name: of the task.
+        known: of it.
+        definition: the version that its run has.
+        now: seconds since the epoch.
+    """
+    task = definition.task(name)
+    state = known.state
+    if state is TaskState.FAILURE:
+        tries = counted(known.failures, "attempt")
+        return f"It has failed: {tries} of {task.retries + 1}. Recover the run, or force it to success."
+    if state in _PLAIN:
+        return _PLAIN[state]
+    if state is TaskState.RUNNING:
+        return f"It is running, attempt {known.n}."
+    if not known.owner:
+        return "No master has its shard yet: start one, or see the page of workers."
+    if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and known.wake_at is not None:
+        left = max(0.0, known.wake_at - now)
+        what = (
+            f"Attempt {known.n} failed; the next one starts"
+            if state is TaskState.RETRY_WAIT
+            else "It is delayed; it starts"
+        )
+        return (
+            f"{what} in {left:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
+        )
+    if state is TaskState.SUBMITTED:
+        return _queued(task.worker_group or definition.worker_group, task.task_group, known)
+    return _waits(task.after, known)
+
+
+def _queued(group: str, task_group: str | None, known: Known) -> str:
+    if known.groups is not None and not known.groups.get(group):
+        return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
+    limit = f" and for a free slot of the task group {task_group!r}" if task_group else ""
+    return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
+
+
+def _waits(after: Sequence[str], known: Known) -> str:
+    failed = [each for each in after if known.others.get(each) in FAILED]
+    if failed:
+        return f"It waits for {_named(failed)}, which failed: it will not start unless the run is recovered."
+    left = [each for each in after if known.others.get(each) not in DONE]
+    if left:
+        return f"It waits for {_named(left)}."
+    if known.instance in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
+        return "Its run is paused; resume it."
+    return f"Its run is {known.instance.value.replace('_', ' ')}; the master has not looked at it yet."
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(each) for each in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

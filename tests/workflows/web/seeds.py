@@ -1,0 +1,180 @@
+"""Rows for pages: a site with people, workflows and runs, made by the functions that masters use."""
+
+import threading
+import time
+from itertools import count
+
+import sqlalchemy as sa
+
+from latchwork.web import Role
+from latchwork.workflows.database import definitions, runs
+from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.tables import attempt, shard
+from latchwork.workflows.definitions.model import plan_of
+from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.logs import open_logs
+from latchwork.workflows.state import Claimed, Ended, Outcome, Start, advance
+from latchwork.workflows.types import TaskTypes
+
+TYPES = TaskTypes()
+PASSWORD = "correct horse battery"
+DAY_S = 86_400.0
+
+
+def shell(name, after=(), **fields):
+    return {"name": name, "type": "shell", "params": {"script": f"echo {name}"}, "after": list(after), **fields}
+
+
+NIGHTLY = {
+    "name": "nightly",
+    "description": "Loads the day and reports it.",
+    "schedule": {"cron": "0 3 * * *", "tz": "Europe/Berlin"},
+    "params": {"day": "${business_date}", "region": "eu"},
+    "tasks": [
+        shell("extract-orders", retries=2, retry_interval_s=30),
+        shell("extract-customers"),
+        shell("clean", ["extract-orders", "extract-customers"], timeout_s=600),
+        shell("load", ["clean"], worker_group="warehouse"),
+        shell("report", ["load"]),
+        shell("archive", ["clean"]),
+    ],
+}
+BILLING = {"name": "close", "project": "billing", "tasks": [shell("sum"), shell("send", ["sum"])]}
+
+
+def apply(database, given, **more):
+    with database.write() as connection:
+        return definitions.apply(connection, checked(given, TYPES), shards=4, author="ann", **more)
+
+
+class Seeds:
+    """A database with something in it."""
+
+    def __init__(self, database, folder=None):
+        self.database = database
+        self.claims = count(1)
+        self.logs = open_logs(folder) if folder is not None else None
+        with database.write() as connection:
+            connection.execute(sa.insert(shard), [{"id": each, "owner": "master-1"} for each in range(4)])
+        self.codes = {}
+        for given in (NIGHTLY, BILLING):
+            found = apply(database, given)
+            self.codes[given["name"]] = found.code
+        self.accounts = DatabaseAccounts(database)
+
+    def people(self):
+        """One account for each role in `default`, one for another project, one without any."""
+        self.accounts.ensure("admin", Role.ADMIN)
+        for role in Role:
+            name = f"{role.word}-of-default"
+            self.accounts.create(name, None, by="test")
+            self.accounts.set_role(name, "default", role, by="test")
+        self.accounts.create("nobody", None, by="test")
+        self.accounts.create("stranger", None, by="test")
+        self.accounts.set_role("stranger", "billing", Role.ADMIN, by="test")
+        return {
+            name: self.token(name) for name in ("admin", "nobody", "stranger", *(f"{r.word}-of-default" for r in Role))
+        }
+
+    def token(self, name, **more):
+        return self.accounts.new_token(name, "test", by="test", **more)[1]
+
+    def run(self, story, *, name="nightly", given=NIGHTLY, at=None, by="", version=1):
+        """A run: pairs of (seconds later, events)."""
+        found = checked(given, TYPES)
+        plan, code = plan_of(found.definition, found.order), self.codes[name]
+        now = time.time() if at is None else at
+        with self.database.write() as connection:
+            made = runs.create(
+                connection,
+                code % 4,
+                code,
+                version,
+                params={"day": "2026-11-21"},
+                schedule_time=now,
+                created_at=now,
+                by=by,
+            )
+        for after_s, events in [(0.0, [Start()]), *story]:
+            now += after_s
+            self.tell(made, plan, events, now)
+        return made
+
+    def tell(self, instance, plan, events, now):
+        """Events of a run, with attempts and logs as a master and a worker would write them."""
+        with self.database.write() as connection:
+            before = runs.load(connection, [instance])[instance]
+            after = advance(plan, before.known, events, now)
+            outputs = {each.task: {"rows": 1200} for each in events if isinstance(each, Ended)}
+            ids = runs.save(connection, before, after, now, outputs=outputs)
+            for each in events:
+                self._attempt(connection, instance, ids, each, now)
+
+    def _attempt(self, connection, instance, ids, event, now):
+        if isinstance(event, Claimed):
+            claim = next(self.claims)
+            ref = f"1/{instance}/{ids[event.task]}/{event.n}.{claim}.log"
+            row = {
+                "task": ids[event.task],
+                "n": event.n,
+                "claim": claim,
+                "worker": "worker-1",
+                "host": "host-a",
+                "pid": 4711,
+            }
+            kind = "first" if event.n == 1 else "retry"
+            connection.execute(sa.insert(attempt).values(**row, kind=kind, started_at=now, log_ref=ref))
+            self.write(ref, f"starting {event.task}\nread 1,200 rows\n")
+        elif isinstance(event, Ended):
+            mine = sa.and_(attempt.c.task == ids[event.task], attempt.c.n == event.n)
+            failed = event.outcome is Outcome.FAILURE
+            values = {"ended_at": now, "outcome": event.outcome.value, "exit_code": int(failed)}
+            values["error"] = "exit code 1: no space left on device" if failed else None
+            connection.execute(sa.update(attempt).where(mine).values(values))
+
+    def write(self, ref, text):
+        """A log that has ended."""
+        if self.logs is None:
+            return
+        file = self.logs.create(ref)
+        file.append(text.encode() if isinstance(text, str) else text)
+        file.end()
+        file.close()
+
+
+def works(task, n=1, took_s=4.0, outcome=Outcome.SUCCESS):
+    """A task is claimed and ends."""
+    return [(0.2, [Claimed(task, n)]), (took_s, [Ended(task, n, outcome)])]
+
+
+GOOD = [
+    *works("extract-orders", took_s=12.0),
+    *works("extract-customers", took_s=7.0),
+    *works("clean", took_s=30.0),
+    *works("archive", took_s=3.0),
+    *works("load", took_s=45.0),
+    *works("report", took_s=2.0),
+]
+#: The extraction fails for good; what follows waits.
+BAD = [
+    *works("extract-customers", took_s=7.0),
+    *works("extract-orders", 1, 5.0, Outcome.FAILURE),
+    (31.0, []),
+    *works("extract-orders", 2, 5.0, Outcome.FAILURE),
+    (31.0, []),
+    *works("extract-orders", 3, 5.0, Outcome.FAILURE),
+]
+#: Loading is running, archiving is queued.
+HALF = [
+    *works("extract-orders", took_s=12.0),
+    *works("extract-customers", took_s=7.0),
+    *works("clean", took_s=30.0),
+    (0.5, [Claimed("load", 1)]),
+]
+
+
+def in_thread(fn):
+    """The call, on a thread of its own."""
+    thread = threading.Thread(target=fn, daemon=True)
+    thread.start()
+    return thread
